@@ -1,10 +1,10 @@
-"""MoE expert parallelism for Ascend: dispatch and combine as AscendC kernels, on NPUs and on a CPU twin."""
+"""MoE expert parallelism for Ascend: dispatch and combine as AscendC kernels, on NPUs and on a CPU emulator (twin)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import _autoload  # first: it settles how torch is imported
+from . import _autoload  # first: it decides how torch is imported
 from ._text import installed_version
 
 if TYPE_CHECKING:
@@ -62,9 +62,8 @@ __all__ = [
 ]
 
 
-# `import ascend_moe` registers torch.ops.ascend_moe, as it says: it imports torch and every public name. Only in a
-# process of the command `ascend-moe`, which may print a plan or a help without a tensor, torch is not imported before
-# somebody asks for one of the names (PEP 562); a command that needs tensors imports the modules that it needs.
+# `import ascend_moe` registers torch.ops.ascend_moe, so it imports torch and every public name. Only processes of the
+# command `ascend-moe` defer that until a name is used (PEP 562): printing a plan or help needs no torch.
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""torch loads every installed backend when it is imported; torch_npu's loading needs CANN's libascendcl.so.
+"""Let torch be imported where torch_npu is installed but CANN is not.
 
-Where torch_npu is installed and CANN is not, ``import torch`` would fail: importing this module, before
-torch, then asks torch not to load backends. Nothing is done where CANN or the virtual NPU is, or where the
-user has decided.
+torch loads every installed backend on import, and torch_npu's needs CANN's libascendcl.so. Importing this module before
+torch disables that autoload if the library is missing; it changes nothing if CANN or the virtual NPU is present or the
+user has set the variable.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _PROGRAMS = ("ascend-moe", "ascend_moe")  # as a script, as a module
 
 
 def prepare() -> None:
-    """Sets TORCH_DEVICE_BACKEND_AUTOLOAD=0 when torch could not be imported otherwise. Imports nothing."""
+    """Set TORCH_DEVICE_BACKEND_AUTOLOAD=0 if torch could not be imported otherwise. Imports nothing."""
     if VARIABLE in os.environ or "torch" in sys.modules:
         return
     if _installed("torch_npu") and (command() == "doctor" or not _library_found()):
-        os.environ[VARIABLE] = "0"  # doctor runs just where torch_npu cannot be loaded, and tries that elsewhere
+        os.environ[VARIABLE] = "0"  # doctor must run without torch_npu and tries it in a child process
 
 
 def command() -> str | None:
-    """The word after `ascend-moe` or `python -m ascend_moe`, "" without one; None in another program's process."""
+    """Return the subcommand of `ascend-moe` or `python -m ascend_moe`, "" without one, None in other programs."""
     words = iter(sys.orig_argv[1:])
     for word in words:
         if word == "-m" or not word.startswith("-"):
@@ -38,7 +38,7 @@ def command() -> str | None:
 
 
 def in_command() -> bool:
-    """Whether this process is one of the command `ascend-moe`, before torch is imported."""
+    """Whether this is a process of the command `ascend-moe` that has not imported torch."""
     return command() is not None and "torch" not in sys.modules
 
 
@@ -50,7 +50,7 @@ def _installed(package: str) -> bool:
 
 
 def _library_found() -> bool:
-    """Whether the loader has a libascendcl.so. With ASCEND_HOME_PATH set, a failure is CANN's to explain."""
+    """Whether the loader finds libascendcl.so; with ASCEND_HOME_PATH set it is assumed and CANN reports failures."""
     if os.environ.get("ASCEND_HOME_PATH"):
         return True
     folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")

@@ -1,4 +1,4 @@
-"""The public names of ``ascend_moe``, all at once: importing this registers every operator of torch.ops.ascend_moe."""
+"""The public names of ``ascend_moe``. Importing this module registers every operator of torch.ops.ascend_moe."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What torch does to tensors around a call: casts of ids, autocast, default devices, recomputed forwards, loading.
+"""Tensor helpers around a call: casts of ids, autocast, default devices, recomputed forwards, loading.
 
-A cast of an integer alone keeps its low bits, so 2**32 would be 0. A layer has dtypes of its own: a router in another
-dtype chooses other experts. A forward that a backward runs again takes the place of one that has been: what counts or
-records its tokens does so once.
+- A plain cast to int32 keeps the low bits only, which would turn 2**32 into 0.
+- A layer keeps its dtypes under autocast: a router in another dtype chooses other experts.
+- Activation checkpointing repeats a forward; code that counts or records tokens must run once.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 def narrow(argument: str, values: Tensor) -> Tensor:
-    """Make int32 of int32 or int64 ids, counts or places. No value is read on the host.
+    """Convert int32 or int64 ids, counts or indices to int32 without reading a value on the host.
 
-    A value that int32 does not hold becomes the nearest that it holds: 2**31 - 1, or -2**31. Neither is an expert, a
-    count or a place, nor the -1 of a pair that is not routed, so the rule that looks at them afterwards refuses them.
+    Values outside of int32 saturate to 2**31 - 1 or -2**31. Neither is a valid expert, count or index, nor -1 (not
+    routed), so later checks refuse them.
 
     Raises:
         ArgumentError: ``values`` have another dtype.
@@ -41,15 +41,15 @@ def narrow(argument: str, values: Tensor) -> Tensor:
 
 
 def id_text(expert_id: int) -> str:
-    """An id in an error's text: the last two of int32 may stand for a wider one."""
+    """Return an id as text; the two extremes of int32 may stand for a wider id."""
     return str(expert_id) + {_INT32.max: " or more", _INT32.min: " or less"}.get(expert_id, "")
 
 
 @contextmanager
 def wide_ids_named(ids: Tensor, rank: int) -> Iterator[None]:
-    """Give the id as it was before `narrow` to an InvalidExpertId about ``ids`` of ``rank``, this rank, on the CPU.
+    """Context manager: an InvalidExpertId about this rank's CPU ``ids`` reports the id before `narrow`.
 
-    Other ranks have the narrow one alone, which they call "2147483647 or more".
+    Other ranks know the narrow id only and report "2147483647 or more".
     """
     try:
         yield
@@ -62,13 +62,13 @@ def wide_ids_named(ids: Tensor, rank: int) -> Iterator[None]:
 
 
 def autocasts(tensor: torch.Tensor) -> bool:
-    """Whether torch.autocast changes the dtypes of operators on ``tensor``'s device now."""
+    """Whether torch.autocast currently affects operators on ``tensor``'s device."""
     kind = tensor.device.type
     return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
 def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, which computes in the dtypes of its tensors under torch.autocast too. One is given by position."""
+    """Decorator: disable torch.autocast in ``function``, which takes at least one tensor by position."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -82,7 +82,7 @@ def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def on_the_host(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, whose new tensors are on the CPU, whatever torch's default device is."""
+    """Decorator: create new tensors of ``function`` on the CPU, whatever torch's default device is."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -93,14 +93,14 @@ def on_the_host(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def runs_again() -> bool:
-    """Whether a backward runs this forward, whose tokens an earlier forward has seen, with or without gradients."""
+    """Whether a backward is recomputing this forward, with or without gradients."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def runs_again_with_gradients() -> bool:
-    """`runs_again` for a forward that ran with gradients before too, by ``checkpoint(use_reentrant=False)``.
+    """Like `runs_again`, but only if the first forward ran with gradients: ``checkpoint(use_reentrant=False)``.
 
-    A reentrant checkpoint, torch's or Megatron-LM's, runs it without gradients first.
+    Reentrant checkpoints (torch's, Megatron-LM's) run the first forward without gradients.
     """
     if not runs_again():
         return False
@@ -114,11 +114,11 @@ def runs_again_with_gradients() -> bool:
 
 
 class FittedModule(nn.Module):
-    """A module that keeps its dtypes, and the values of buffers that no state dict has.
+    """A module that keeps its dtypes on loading and restores its non-persistent buffers.
 
-    A state dict's floats become the dtypes that it has. Buffers that are not persistent get the values of a new module
-    where ``to_empty`` or ``load_state_dict(assign=True)`` leaves them none, after ``to_empty`` also those of
-    ``_initial``. A deep copy shares the attributes named in ``_shared``, process groups, and a module that has them
+    Floats of a state dict are cast to the module's dtypes. Where ``to_empty`` or ``load_state_dict(assign=True)``
+    leaves a non-persistent buffer without values, it gets those of a new module; after ``to_empty`` also the buffers in
+    ``_initial``. A deep copy shares the attributes in ``_shared`` (process groups); a module with such attributes
     cannot be pickled.
     """
 
@@ -126,7 +126,7 @@ class FittedModule(nn.Module):
     _initial: tuple[str, ...] = ()
 
     def _new_buffer(self, name: str, like: Tensor) -> Tensor:
-        """The value that a buffer has in a new module, with the shape, dtype and device of ``like``."""
+        """Return the value of a buffer in a new module, with the shape, dtype and device of ``like``."""
         return torch.zeros_like(like)
 
     def _renew(self, names: Iterable[str]) -> None:
@@ -136,7 +136,7 @@ class FittedModule(nn.Module):
                 self._buffers[name] = self._new_buffer(name, buffer)
 
     def _follow(self, name: str, device: torch.device) -> None:
-        """Moves a buffer to the weights, which assign=True may have moved."""
+        """Move a buffer to the device of the weights, which assign=True may have moved."""
         buffer = self._buffers[name]
         if buffer is None or device.type == "meta" or buffer.device == device:
             return
@@ -171,38 +171,36 @@ class FittedModule(nn.Module):
 
 
 def need_unsaved(name: str, live: Any) -> None:
-    """Raise ArgumentError where a module is saved whole whose ``live`` object, a group or a dispatcher, is not None."""
-    rule = "is a {} of this process, which no file can hold: save the layer's state_dict() and load it into a new layer"
+    """Raise ArgumentError if ``live``, a process group or dispatcher of a module that is being pickled, is not None."""
+    rule = "is a {} of this process and cannot be saved: save the layer's state_dict() and load it into a new layer"
     need(live is None, name, rule, type(live).__name__)
 
 
 def need_values(module: nn.Module, x: Tensor) -> None:
-    """Raise ArgumentError where x has values and a tensor of the module, or of a module inside it, has none."""
+    """Raise ArgumentError if x has values but a tensor of the module or its children is on meta."""
     if x.is_meta or torch.compiler.is_compiling():
         return
     with torch._C.DisableTorchFunctionSubclass():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None and tensor.is_meta:
-                    rule = (
-                        "is on meta, without values: load a state dict with assign=True, or call to_empty(device=...) "
-                    )
-                    need(False, name, rule + "and then load or initialize the weights")
+                    rule = "is on meta, without values: load a state dict with assign=True, or call "
+                    need(False, name, rule + "to_empty(device=...) and then load or initialize the weights")
     for child in module._modules.values():
         if child is not None:
             need_values(child, x)
 
 
 def leaves_empty(fn: Callable[[Tensor], Tensor]) -> bool:
-    """Whether a function of ``nn.Module._apply`` makes tensors without the values of those it gets, as to_empty's."""
+    """Whether a function passed to ``nn.Module._apply`` returns uninitialized tensors, as to_empty's does."""
     try:
         return not fn(torch.empty(0, dtype=torch.float32, device="meta")).is_meta
-    except Exception:  # of a function that copies values: meta tensors have none
+    except Exception:  # it copies values, which meta tensors do not have
         return False
 
 
 def without_casts(fn: Callable[[Tensor], Tensor], kept: Iterable[Tensor | None]) -> Callable[[Tensor], Tensor]:
-    """``fn`` of nn.Module._apply, which moves the tensors of ``kept`` and their gradients, and keeps their dtypes."""
+    """Return ``fn`` of nn.Module._apply, which moves the tensors in ``kept`` and their grads but keeps their dtypes."""
     same = {id(tensor) for each in kept if each is not None for tensor in (each, each.grad) if tensor is not None}
 
     def run(tensor: Tensor) -> Tensor:
@@ -213,10 +211,10 @@ def without_casts(fn: Callable[[Tensor], Tensor], kept: Iterable[Tensor | None])
 
 
 def fit_state_dict(module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
-    """Make a state dict's tensors of a module and its children the dtypes that these have, also for assign=True.
+    """Cast a state dict's tensors to the dtypes of the module and its children, also for assign=True.
 
     Raises:
-        ArgumentError: codes (int8, fp8) are given for float weights, or another dtype for codes and integers.
+        ArgumentError: a float weight gets integer or fp8 values, or a non-float tensor another dtype.
     """
     for tensors in (module.named_parameters(), module.named_buffers()):
         for name, own in tensors:
@@ -227,7 +225,7 @@ def fit_state_dict(module: nn.Module, state_dict: dict[str, Any], prefix: str) -
 
 
 def copied_beside(module: Any, memo: dict[int, Any], *shared: Any) -> Any:
-    """For __deepcopy__: a copy of ``module`` with the same ``shared`` objects, process groups and the like."""
+    """Implement __deepcopy__: copy ``module`` but share the objects in ``shared``, such as process groups."""
     memo.update((id(each), each) for each in shared)
     copied = memo[id(module)] = object.__new__(type(module))
     state = copy.deepcopy(module.__dict__, memo)

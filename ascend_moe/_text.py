@@ -1,4 +1,4 @@
-"""Tables of plain text, fit for a terminal and for an issue; files that are written whole; versions of packages."""
+"""Plain-text tables, atomic file writes, package versions, and the choices of command-line options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-# ---- words that options of commands choose from: the help needs neither their modules nor torch
+# ---- choices of command-line options: help needs neither their modules nor torch
 
 # ascend-moe run
 BACKENDS = ("threads", "processes")
@@ -37,7 +37,7 @@ USUAL_CASE = "w2,c2,l1,k2,b2,u2,v1,s0,bf16,none,mask:none,ids:any,unequal,DCDC"
 
 
 def table(rows: Sequence[Sequence[object]], indent: str = "  ") -> list[str]:
-    """Lines of a table: columns two blanks apart, numbers to the right; the last one is never padded."""
+    """Return the lines of a table: columns two blanks apart, numbers right-aligned, the last column unpadded."""
     texts = [[_cell(cell) for cell in row] for row in rows]
     columns = max((len(row) for row in texts), default=0)
     widths = [max((len(row[i]) for row in texts if i < len(row)), default=0) for i in range(columns)]
@@ -53,14 +53,14 @@ def table(rows: Sequence[Sequence[object]], indent: str = "  ") -> list[str]:
 
 
 def filled(words: Sequence[str], head: str = "", between: str = " ", width: int = 80) -> list[str]:
-    """Lines of at most ``width``: the head and the words behind it, each whole, further lines below the first word."""
+    """Wrap words to lines of at most ``width``; continuation lines align with the first word after ``head``."""
     lines = [head]
     for word in words:
-        fresh = lines[-1] == head or not lines[-1].strip()
-        if not fresh and len(lines[-1]) + len(between) + len(word) > width:
+        first = lines[-1] == head or not lines[-1].strip()
+        if not first and len(lines[-1]) + len(between) + len(word) > width:
             lines.append(" " * len(head) + word)
         else:
-            lines[-1] += word if fresh else between + word
+            lines[-1] += word if first else between + word
     return lines
 
 
@@ -69,39 +69,39 @@ def _cell(value: object) -> str:
 
 
 def installed_version(package: str) -> str:
-    """Returns the installed version of a distribution; "" when it is not installed."""
+    """Return the installed version of a distribution, or "" if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
 
 
-def show(values: object, target: str, tell: Callable[[], object]) -> None:
-    """Calls ``tell``, and writes the values as JSON into the file ``target``; "-": prints them instead."""
+def show(values: object, target: str, report: Callable[[], object]) -> None:
+    """Call ``report`` and write the values as JSON to the file ``target``, if any; "-": print JSON instead."""
     if target == "-":
         print(json.dumps(values, indent=2))
         return
-    tell()
+    report()
     if target:
         write_whole(Path(target), json.dumps(values, indent=2) + "\n")
 
 
 def unwritable(path: Path) -> str:
-    """Why `write_whole` cannot write a file there, as far as one can tell before; "" where it can."""
+    """Return why `write_whole` would fail for this path, or "" if no reason is known."""
     if not path.absolute().parent.is_dir():
         return f"there is no folder {path.absolute().parent}"
     return irreplaceable(path)
 
 
 def irreplaceable(path: Path) -> str:
-    """Why a file there is not replaced: a link, or a device; "" where it may be."""
+    """Return why the file must not be replaced (a link or a device), or ""."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return f"{path} is a link or no regular file, and is not replaced"
     return ""
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replaces a file in one step, so that no reader sees half of it; never a link or a device.
+    """Write a file atomically; never replace a link or a device.
 
     Raises:
         OSError: it cannot be written.

@@ -1,4 +1,4 @@
-"""The options of a dispatch and of its combine: the one record that everything that describes a call is made of."""
+"""The options of a dispatch and its combine: the record that every description of a call inherits from."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any, NamedTuple
 
 from ascend_moe.errors import need
 
-# Of rows: name -> torch's own.
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-QUANTS = {"none": 0, "int8": 2}  # rows of dispatch -> quant_mode
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # of rows: short name -> torch's name
+QUANTS = {"none": 0, "int8": 2}  # quant_mode of dispatch's rows
 ALGORITHMS = ("auto", "window", "direct", "hierarchy")  # comm_alg
 
 
 class SpecialExperts(NamedTuple):
-    """Numbers of experts to which no row travels; their ids follow the routed ones in this order.
+    """Numbers of experts that receive no rows. Their ids follow the routed experts' in this order.
 
-    A zero expert adds nothing, a copy expert its input, a const expert a mix of its input and a row of its own.
+    A zero expert adds nothing, a copy expert adds its input, a const expert a mix of its input and a constant row.
     """
 
     zero_expert_num: int = 0
@@ -25,21 +24,21 @@ class SpecialExperts(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The number of special experts."""
         return sum(self)
 
     @property
     def given(self) -> dict[str, Any]:
-        """Numbers that are not 0, as keyword arguments of the operators."""
+        """Non-zero counts as operator keyword arguments."""
         return {name: number for name, number in self._asdict().items() if number}
 
     @property
     def need_rows(self) -> bool:
-        """Whether combine needs the rows that were dispatched."""
+        """Whether combine needs the rows passed to dispatch."""
         return self.copy_expert_num + self.const_expert_num > 0
 
     def kind(self, expert: int, experts: int) -> tuple[str, int]:
-        """Return "zero", "copy" or "const", and which of these, for an id ``expert`` of experts..experts+total-1."""
+        """Return the kind ("zero", "copy" or "const") and the index within it of id ``expert``, E = ``experts``."""
         place = expert - experts
         for name, number in zip(("zero", "copy"), self, strict=False):
             if place < number:
@@ -48,7 +47,7 @@ class SpecialExperts(NamedTuple):
         return "const", place
 
     def check(self) -> SpecialExperts:
-        """Return itself; raise ArgumentError unless all are whole numbers from 0 on."""
+        """Raise ArgumentError unless all numbers are non-negative integers; return self."""
         for name, number in self._asdict().items():
             need(type(number) is int and number >= 0, name, "is {!r}; need a whole number of at least 0", number)
         return self
@@ -56,34 +55,32 @@ class SpecialExperts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WithSpecialExperts:
-    """The fields of `SpecialExperts` in a record that has others too."""
+    """The fields of `SpecialExperts`, for records that have other fields too."""
 
     zero_expert_num: int = field(default=0, metadata={"help": "Experts that add nothing; K counts them too."})
-    copy_expert_num: int = field(default=0, metadata={"help": "Experts that give back their input."})
-    const_expert_num: int = field(default=0, metadata={"help": "Experts that mix it with a row of their own."})
+    copy_expert_num: int = field(default=0, metadata={"help": "Experts that return their input."})
+    const_expert_num: int = field(default=0, metadata={"help": "Experts that mix their input with a constant row."})
 
     @property
     def special(self) -> SpecialExperts:
-        """The experts to which no row travels."""
+        """The experts that receive no rows."""
         return SpecialExperts(self.zero_expert_num, self.copy_expert_num, self.const_expert_num)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallOptions(WithSpecialExperts):
-    """Options of a dispatch and its combine, by the operators' names and with their defaults.
+    """Options of a dispatch and its combine, with the operators' names and defaults.
 
-    A record that describes calls inherits from this one; `dataclasses.replace` copies it. A field is a keyword argument
-    of the operators that have it. With "help" in its metadata it is an option of ``ascend-moe plan``, too; "choices"
-    are its values.
+    Records of calls inherit from this class and are copied with `dataclasses.replace`. A field is a keyword argument of
+    the operators. Metadata: "help" makes it an option of ``ascend-moe plan``; "choices" are its values.
 
     Attributes:
-        comm_alg: how rows travel; "": ASCEND_MOE_COMM_ALG, without it "auto".
-        quant_mode: 2: dispatch's rows travel as int8 with one scale a row.
-        comm_quant_mode: 2: combine's bfloat16 or float16 rows travel as int8, a scale for each 8 elements; without
-            gradients.
-        global_bs: W * the largest batch of a rank; 0: all ranks have the same.
+        comm_alg: the algorithm; "": the value of ASCEND_MOE_COMM_ALG, or "auto" if it is not set.
+        quant_mode: 2: dispatch sends int8 rows with one scale per row.
+        comm_quant_mode: 2: combine sends bfloat16 or float16 rows as int8 with a scale per 8 elements; no gradients.
+        global_bs: W * the largest batch of a rank; 0: all ranks have the same batch size.
         expert_token_nums_type: of dispatch's expert_token_nums: 0 running sums, 1 counts.
-        tp_world_size: 0 or 1, without effect.
+        tp_world_size: 0 or 1, no effect.
     """
 
     comm_alg: str = ""
@@ -95,31 +92,31 @@ class CallOptions(WithSpecialExperts):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options that differ from the operators' defaults, as their keyword arguments."""
+        """Options that differ from the operators' defaults, as keyword arguments."""
         return {name: value for name, default in DEFAULTS.items() if (value := getattr(self, name)) != default}
 
     @property
     def returns_int8(self) -> bool:
-        """Whether combine's rows come back as int8, out of other memory than they were written to."""
+        """Whether combine sends int8 rows, which it stores in a separate buffer."""
         return self.comm_quant_mode != 0
 
     def check_zero_copy(self, contract: str) -> None:
-        """Raise ArgumentError unless combine may send from a window tensor with these options."""
-        rule = "goes with contract 'v2' and comm_alg '', 'auto' or 'direct'; these are {!r} and {!r}"
+        """Raise ArgumentError unless combine can send from a window tensor with these options."""
+        rule = "needs contract 'v2' and comm_alg '', 'auto' or 'direct'; these are {!r} and {!r}"
         may_be_direct = contract == "v2" and self.comm_alg in ("", "auto", "direct")
         need(may_be_direct, "zero_copy", rule, contract, self.comm_alg)
-        rule = "does not go with comm_quant_mode 2: rows become int8 in other memory than the window tensor"
+        rule = "does not work with comm_quant_mode 2, which sends from a buffer of int8 rows; use comm_quant_mode 0"
         need(not self.returns_int8, "zero_copy", rule)
 
     def check(self) -> None:
-        """Raise ArgumentError unless each option is one of its values, whatever the others are."""
+        """Raise ArgumentError unless each option, taken alone, has a valid value."""
         self.special.check()
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             need(value in choices, name, "is {}; need {}", value, " or ".join(map(str, choices)))
 
 
-#: By name: the operators' own.
+#: The operators' defaults by name.
 DEFAULTS: dict[str, Any] = {option.name: option.default for option in fields(CallOptions)}
 _CHOICES: dict[str, tuple[Any, ...]] = {
     option.name: option.metadata["choices"] for option in fields(CallOptions) if "choices" in option.metadata

@@ -1,14 +1,14 @@
-"""Typed errors. A message is one line: what is wrong, for which argument or rank, the rule, the fix.
+"""Typed errors. A message is one line: the operation, the argument and rank, the rule, the fix.
 
 There are three kinds:
 
-* local: ``ArgumentError`` and its children, ``CommBusy`` and ``CommClosed``. One rank alone raises it, before it
+* local: ``ArgumentError`` and its subclasses, ``CommBusy`` and ``CommClosed``. One rank raises it before it
   touches its window. A corrected call works.
-* collective: ``InvalidExpertId``, ``RoutingOverflow`` and ``ConfigMismatch``, and an ``ArgumentError`` about
-  values in ep_send_counts or assist_info_for_combine: every rank raises the same error. ``RoutingMismatch``:
-  the rank that sees it raises it. The communicator stays usable.
-* fatal: ``CommError`` and its children ``PeerLost``, ``CommTimeout``, ``CorruptStatus``. The communicator has
-  failed until it is closed and opened again; on an NPU until its process group is made anew.
+* collective: ``InvalidExpertId``, ``RoutingOverflow`` and ``ConfigMismatch``, and ``ArgumentError`` for values in
+  ep_send_counts or assist_info_for_combine: every rank raises the same error. ``RoutingMismatch`` is raised by
+  the rank that detects it. The communicator stays usable.
+* fatal: ``CommError`` and its subclasses ``PeerLost``, ``CommTimeout``, ``CorruptStatus``. The communicator stays
+  in the failed state until it is closed and opened again; on an NPU, until its process group is recreated.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ C = TypeVar("C")
 
 
 class AscendMoeError(RuntimeError):
-    """Base of every error that this package raises on purpose.
+    """Base class of this package's errors.
 
     Args:
-        message: the one line.
-        details: what becomes the error's attributes, by name.
+        message: one line of text.
+        details: attributes of the error, by name.
     """
 
     def __init__(self, message: str, **details: Any) -> None:
@@ -41,7 +41,7 @@ class AscendMoeError(RuntimeError):
         self.others: dict[int, BaseException] = {}
 
     def __getattr__(self, name: str) -> Any:
-        # Python calls this for a missing attribute: details are attributes (error.rank, error.field).
+        # Called for missing attributes only: error.rank, error.field and so on are details.
         details = self.__dict__.get("details", {})
         if name in details:
             return details[name]
@@ -49,28 +49,28 @@ class AscendMoeError(RuntimeError):
 
 
 class ArgumentError(AscendMoeError, ValueError):
-    """Raised where an argument breaks a rule: shape, dtype, range, a mode that is not supported.
+    """Raised where an argument breaks a rule: shape, dtype, range or an unsupported mode.
 
-    Every rank raises it where combine got an ``ep_send_counts`` or ``assist_info_for_combine`` that dispatch cannot
-    have returned: give combine dispatch's tensors; ``direct`` also needs them in dispatch's order.
+    Every rank raises it where combine received an ``ep_send_counts`` or ``assist_info_for_combine`` that dispatch
+    cannot have returned: pass combine the tensors from dispatch; ``direct`` also needs them in dispatch's order.
 
     Attributes:
         argument: its name.
-        rank: the rank that passed it, where that is known.
+        rank: the rank that passed it, if known.
 
-    What to do: the text has the rule and the value.
+    What to do: the message contains the rule and the value.
     """
 
 
 class WindowTooSmall(ArgumentError):
-    """Raised where the window cannot hold what this call may send.
+    """Raised where the window cannot hold the rows that this call may send.
 
     Attributes:
-        needed_mib: what it needs, in MiB.
-        variable: the variable to export it as.
+        needed_mib: the required size in MiB.
+        variable: the environment variable that sets it.
 
-    What to do: export ``HCCL_BUFFSIZE`` as the text says, on all ranks, before the group's first op;
-    ``ascend-moe plan`` says it beforehand.
+    What to do: export ``HCCL_BUFFSIZE`` with the value in the message, on all ranks, before the group's first op;
+    ``ascend-moe plan`` prints it in advance.
     """
 
 
@@ -79,66 +79,66 @@ class WindowTensorError(ArgumentError):
 
     Attributes:
         generation: the tensor's number.
-        epoch: that of the combine that has consumed it, or 0.
+        epoch: the combine that consumed it, or 0.
 
-    What to do: take a new one for every combine (docs/layers.md).
+    What to do: allocate a new one for every combine (docs/layers.md).
     """
 
 
 class CommBusy(AscendMoeError):
-    """Raised where close waits in vain for an op that another thread runs on the communicator, which stays open.
+    """Raised where close times out on an op that another thread runs on the communicator, which stays open.
 
     Attributes:
-        rank: whose end it is.
+        rank: the rank of this communicator handle.
 
-    What to do: close it once the op has returned or raised.
+    What to do: close it after the op has returned or raised.
     """
 
 
 class CommClosed(AscendMoeError):
-    """Raised where an op's communicator was closed by another thread, or before the finish of what was begun.
+    """Raised where another thread closed an op's communicator, or it was closed before an in-flight op was finished.
 
     Attributes:
-        rank: whose end it is, where that is known.
+        rank: the rank of this communicator handle, if known.
 
-    What to do: finish what was begun before close; the group's next op opens fresh windows.
+    What to do: finish in-flight ops before close; the group's next op opens new windows.
     """
 
 
 class InvalidExpertId(AscendMoeError, ValueError):
-    """Raised where an active id is neither -1 nor in 0..E-1.
+    """Raised where an active expert id is neither -1 nor in 0..E-1.
 
     Attributes:
-        rank, token, k: where it is.
+        rank, token, k: its position.
         expert_id: the id.
 
-    What to do: look at the router of that rank; int64 ids of the adapters: one that int32 does not hold is told as
-    "2147483647 or more" by the other ranks.
+    What to do: check the router of that rank. Other ranks report an int64 id that overflows int32 as
+    "2147483647 or more".
     """
 
 
 class RoutingOverflow(AscendMoeError):
-    """Raised where a rank sends one owner more rows than maxBS · min(K, L): the window has no room for more duplicates.
+    """Raised where a rank sends one owner more rows than maxBS · min(K, L), the capacity of the window.
 
     Attributes:
-        rank, owner: who sends, and to whom.
-        rows, capacity: how many, and the most.
+        rank, owner: the sender and the receiver.
+        rows, capacity: the number of rows and the limit.
 
-    What to do: no duplicate ids, or a larger ``global_bs``.
+    What to do: remove duplicate ids, or raise ``global_bs``.
     """
 
 
 class RoutingMismatch(AscendMoeError):
-    """Raised where combine's ids, mask or counts give an expert other rows than the dispatch's.
+    """Raised where combine's ids, mask or counts do not match the rows of its dispatch.
 
-    The rank that sees it raises it; ids permuted within equal counts are seen with ``ASCEND_MOE_CHECK_PAIRS=1``.
+    The detecting rank raises it; ids permuted within equal counts are detected with ``ASCEND_MOE_CHECK_ROUTING=1``.
 
     Attributes:
-        rank, expert: whose rows.
+        rank, expert: the rank and the expert whose rows differ.
         ours, theirs: the two numbers of rows.
-        token, k: instead of these where the row of a pair has not come at all.
+        token, k: instead of these if the row of a routed token is missing.
 
-    What to do: give combine what dispatch got and returned.
+    What to do: pass combine the arguments and results of its dispatch.
     """
 
 
@@ -146,35 +146,35 @@ class ConfigMismatch(AscendMoeError):
     """Raised where ranks called with different H, K, E, BS, dtype, mode or op, or opened a group with other settings.
 
     Attributes:
-        field: what differs.
+        field: the name of the value that differs.
         rank: the other rank.
         ours, theirs: the two values.
 
-    What to do: the text has both values.
+    What to do: make the two values in the message equal.
     """
 
 
 class CommError(AscendMoeError):
-    """The communicator has failed and must be closed.
+    """Fatal error of a communicator, which must be closed.
 
     Attributes:
-        rank: who caused it.
-        reporter: who found it.
-        phase: in which op, or step of the group.
-        level: with ``comm_alg="hierarchy"`` between servers, where a wait of the op has found it: 1, the reporter
-            awaited what it forwards, or 2, what others forward to it.
+        rank: the rank that caused it.
+        reporter: the rank that detected it.
+        phase: the op, or the step of opening or closing the group.
+        level: only with ``comm_alg="hierarchy"`` between servers: 1 if the reporter was waiting for rows it forwards,
+            2 if it was waiting for rows that others forward to it.
     """
 
 
 class PeerLost(CommError):
-    """Raised where a rank's process has died or closed its end; known within 2 s on a CPU.
+    """Raised where a rank's process has died or closed its communicator; detected within 2 s on a CPU.
 
     Attributes:
-        rank: who is lost.
-        reporter: who found it.
-        phase, level: as of ``CommError``.
+        rank: the lost rank.
+        reporter: the rank that detected it.
+        phase, level: as in ``CommError``.
 
-    What to do: see why that rank ended.
+    What to do: find out why that rank ended.
     """
 
 
@@ -182,60 +182,60 @@ class CommTimeout(CommError):
     """Raised where a rank did not arrive within ``ASCEND_MOE_TIMEOUT_S``.
 
     Attributes:
-        rank: who did not come.
-        reporter: who waited.
-        phase, level: as of ``CommError``.
+        rank: the missing rank.
+        reporter: the rank that waited.
+        phase, level: as in ``CommError``.
 
-    What to do: the text says what that rank was last seen doing, and whether it is in an op or in Python code; did
-    every rank call the same ops in the same order?
+    What to do: the message reports what that rank was last doing, and whether it is in an op or in Python code. Check
+    that every rank calls the same ops in the same order.
     """
 
 
 class CorruptStatus(CommError):
-    """Raised where a status block holds what no rank of this epoch can have written.
+    """Raised where a status block contains a value that no rank can have written in this epoch.
 
     Attributes:
-        rank: whose block.
-        reporter: who read it.
-        phase, level: as of ``CommError``.
+        rank: the rank whose block is corrupt.
+        reporter: the rank that read it.
+        phase, level: as in ``CommError``.
 
-    What to do: something else wrote into the window: another library on the same communicator?
+    What to do: check whether another library writes into the window of the same communicator.
     """
 
 
 class LibraryError(AscendMoeError, ImportError):
     """Raised where a native library is missing, does not load, or was built from other sources.
 
-    What to do: the text has the command that builds it.
+    What to do: run the build command in the message.
     """
 
 
 class KernelFault(AscendMoeError):
-    """Raised where the twin stopped a kernel that broke a rule of the hardware: bounds, alignment, queues, races.
+    """Raised where the twin (AscendC emulator) stopped a kernel that broke a hardware rule: bounds, alignment, races.
 
     Attributes:
-        rank: where, for the kernels of this package.
+        rank: the rank, for kernels of this package.
 
-    What to do: the text names file and line (docs/twin.md).
+    What to do: the message contains file and line (docs/twin.md).
     """
 
 
 # ---- rules of arguments
 
 
-def need(kept: bool, argument: str, rule: str, *values: object) -> None:
-    """Raise ``ArgumentError`` unless the rule is kept. The message is the argument's name, then ``rule``.
+def need(fulfilled: bool, argument: str, rule: str, *values: object) -> None:
+    """Raise ``ArgumentError`` with the message "{argument} {rule}" unless ``fulfilled``.
 
-    ``values`` go into the places ``{}`` of ``rule`` when it is raised: a text made on every call costs time, and under
-    torch.compile it makes a number of each size in it. A tensor is shown by its shape and dtype.
+    ``values`` fill the ``{}`` fields of ``rule``, tensors as shape and dtype. They are formatted only on failure: a
+    text made on every call costs time, and under torch.compile it specializes on each size in it.
     """
-    if not kept:
+    if not fulfilled:
         text = rule.format(*map(_shown, values)) if values else rule
         raise ArgumentError(f"{argument} {text}", argument=argument)
 
 
 def _shown(value: Any) -> object:
-    """Returns what an error says of a value: of a tensor its shape and dtype, of a ``torch.Size`` a tuple."""
+    """Return the form of a value in messages: shape and dtype of a tensor, a tuple for a ``torch.Size``."""
     if isinstance(value, (int, float, str, list, tuple, type(None))):
         return tuple(value) if isinstance(value, tuple) else value
     is_tensor = hasattr(value, "is_floating_point") and hasattr(value, "shape")
@@ -247,14 +247,14 @@ def _name(dtype: object) -> str:
 
 
 def need_unset(**arguments: object) -> None:
-    """Raise for the first of ``arguments`` that is set: only NPUs have the mode that it selects."""
+    """Raise for the first of ``arguments`` that is set: it selects a mode of NPUs only."""
     for name, value in arguments.items():
         empty = value is None or (isinstance(value, (list, tuple)) and len(value) == 0)
         need(empty, name, "is not supported off the NPU; leave it out")
 
 
 def need_only(argument: str, value: int | None, *allowed: int | None) -> None:
-    """Raise unless ``value`` of ``argument`` is one of ``allowed``, the modes that run off the NPU."""
+    """Raise unless ``value`` of ``argument`` is one of ``allowed``, the modes that are supported off the NPU."""
     if value not in allowed:
         need(False, argument, "is {}; off the NPU it must be {}", value, ", ".join(map(str, allowed)))
 
@@ -297,12 +297,12 @@ def need_one_of(argument: str, value: object, names: Iterable[str]) -> None:
 
 
 def unknown_argument(function: Callable[..., object], given: Iterable[str]) -> TypeError | None:
-    """The error for the first name of ``given`` that is no argument of ``function``, with the nearest one that is."""
+    """Return the error for the first name of ``given`` that is no argument of ``function``, with a suggestion."""
     return unknown_name(function.__qualname__, list(inspect.signature(function).parameters), given)
 
 
 def unknown_name(function: str, names: Sequence[str], given: Iterable[str]) -> TypeError | None:
-    """The same of the name of ``function`` and the ``names`` of its arguments, for those ``given``."""
+    """Like `unknown_argument`, for the name of a function and the ``names`` of its arguments."""
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
@@ -312,7 +312,7 @@ def unknown_name(function: str, names: Sequence[str], given: Iterable[str]) -> T
 
 
 def with_right_names(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, where the TypeError that it raises about a misspelt argument has the nearest right name."""
+    """Decorator: a TypeError for a misspelled keyword of ``function`` suggests the nearest right name."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -330,10 +330,11 @@ def with_right_names(function: Callable[P, R]) -> Callable[P, R]:
 def with_signature_of(
     model: Callable[Concatenate[Any, P], object],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
-    """Makes a method take what ``model``, a method too, takes: a signature that several classes share stands once.
+    """Decorator factory: a method takes the signature of the method ``model``, so that subclasses do not repeat it.
 
-    The method names those arguments that it uses, or takes all as ``**keywords``; it gets them by name, with model's
-    defaults, and raises TypeError as model does. Without a docstring it has model's. This decorator is the outermost.
+    The method declares only the arguments it uses, or ``**keywords`` for all; they are passed by name with the model's
+    defaults, and a call that does not fit raises TypeError. Without a docstring it inherits the model's. It must be the
+    outermost decorator.
     """
     signature = inspect.signature(model)
     _, *known = signature.parameters.values()
@@ -348,7 +349,7 @@ def with_signature_of(
 
         @functools.wraps(function)
         def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            # By hand: signature.bind takes ten times as long.
+            # signature.bind takes ten times as long.
             placed = dict(zip(positional, args, strict=False))
             given = {**defaults, **placed, **kwargs}
             if len(args) > len(positional) or given.keys() != names or not placed.keys().isdisjoint(kwargs):
@@ -363,7 +364,7 @@ def with_signature_of(
 
 
 def _unbound(function: Callable[..., object], signature: inspect.Signature, *args: Any, **kwargs: Any) -> TypeError:
-    """The error of a call that does not fit a signature."""
+    """Return the error of a call that does not fit a signature."""
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -372,15 +373,15 @@ def _unbound(function: Callable[..., object], signature: inspect.Signature, *arg
 
 
 def _misfit(error: Exception) -> bool:
-    """True if a wrapper's call did not fit the signature: the function has not begun."""
+    """Whether a call did not fit the wrapped function's signature: the function was not entered."""
     return error.__traceback__ is None or error.__traceback__.tb_next is None
 
 
 def with_typed_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, which raises ArgumentError for what Python or a library says of arguments that no rule looks at.
+    """Decorator: turn exceptions that no rule of ``function`` covers into ArgumentError.
 
-    Our own errors, those classes that torch has made itself, and a call that does not fit the signature stay,
-    a misspelt argument with the nearest right name.
+    Unchanged are this package's errors, torch's own exception classes, and calls that do not fit the signature, where
+    the error suggests the nearest name for a misspelled keyword.
     """
 
     @functools.wraps(function)
@@ -390,7 +391,7 @@ def with_typed_errors(function: Callable[P, R]) -> Callable[P, R]:
         except Exception as error:
             name = function.__qualname__
             if name.startswith("_") and args and hasattr(type(args[0]), function.__name__):
-                # A method of a private base: callers know the class of the object.
+                # A method of a private base class: name the class of the object.
                 name = f"{type(args[0]).__name__}.{function.__name__}"
             if _misfit(error):
                 raise unknown_name(name, list(inspect.signature(function).parameters), kwargs) or error from None
@@ -398,14 +399,14 @@ def with_typed_errors(function: Callable[P, R]) -> Callable[P, R]:
                 raise
             name = name.removesuffix(".__init__")
             said = str(error).strip().partition("\n")[0] or type(error).__name__
-            said = said if len(said) < 200 else said.partition(". ")[0][:200]  # torch explains itself at length
+            said = said if len(said) < 200 else said.partition(". ")[0][:200]  # torch's texts can be long
             raise ArgumentError(f"{name} cannot work with these arguments: {said}") from error
 
     return run
 
 
 def typed_methods(cls: type[C]) -> type[C]:
-    """Gives ``__init__`` and the public methods that a class defines `with_typed_errors`."""
+    """Class decorator: apply `with_typed_errors` to ``__init__`` and the public methods of a class."""
     for name, value in list(vars(cls).items()):
         if inspect.isfunction(value) and (name == "__init__" or not name.startswith("_")):
             setattr(cls, name, with_typed_errors(value))

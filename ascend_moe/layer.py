@@ -33,41 +33,41 @@ def _need_floats(name: str, dtype: torch.dtype) -> None:
 
 
 class MoELayer(RankExperts, FittedModule):
-    """Routes tokens, runs this rank's experts, and sums their weighted rows.
+    """Mixture-of-experts layer: route tokens, run this rank's experts, sum their weighted rows.
 
-    All ranks of the dispatcher's group call ``forward`` together. A new layer has no values in its weights:
-    load them (``ascend_moe.checkpoint``) or call ``init_weights``. They require grad in a trainable layer, but for
-    gate_bias, which only chooses. R is H, or the config's latent_size. E counts special experts too, behind the others,
-    where the router chooses.
+    All ranks of the dispatcher's group call ``forward`` together. The weights of a new layer are uninitialized: load
+    them (``ascend_moe.checkpoint``) or call ``init_weights``. In a trainable layer they require grad, except gate_bias,
+    which only affects the choice. R is H, or the config's latent_size. In gate_weight, gate_bias and logit_bias, E
+    includes the special experts, after the others.
 
-    Parameters (L experts of this rank, from rank * L on):
-        gate_weight (E, H) in ``router_dtype``, gate_bias (E,) fp32 (routers that are ``biased``), logit_bias (E,) in
-        ``router_dtype``, tid2eid (V, K) int32 (router "hash"), if configured,
+    Parameters (L experts of this rank, starting at rank * L):
+        gate_weight (E, H) in ``router_dtype``; if configured gate_bias (E,) fp32 (routers that are ``biased``),
+        logit_bias (E,) in ``router_dtype``, tid2eid (V, K) int32 (router "hash"),
         const_expert_alpha_1, const_expert_alpha_2 (C, R), without const_expert_gate (C,), const_expert_v (C, R) in
-        ``dtype``, of C const experts, the same on all ranks,
+        ``dtype``, for C const experts, equal on all ranks,
         w_gate_up (L, R, 2I), w_down (L, I, R), gate_up_bias (L, 2I), down_bias (L, R) in ``dtype``, the biases if
         configured, w_latent_in (H, R), w_latent_out (R, H) in ``dtype``, with a latent_size,
         shared_gate_up (H, 2S), shared_down (S, H), shared_gate (H,) in ``dtype``, if configured.
-        An activation without a gate has w_gate_up (L, R, I) and shared_gate_up (H, S).
+        For an activation without a gate: w_gate_up (L, R, I) and shared_gate_up (H, S).
 
     Args:
         config: the layer's numbers.
-        dispatcher: carries the rows. It must have the config's num_experts, or the physical experts of ``placement``,
-            and the config's special experts.
-        placement: where the copies of hot experts are (``ascend_moe.placement.balance`` of one layer); L are then
-            physical experts, and every copy must get the weights of its expert. None: no copies.
+        dispatcher: transports the rows. Its num_experts must equal the config's, or the number of physical experts of
+            ``placement``; its special experts must equal the config's.
+        placement: the copies of hot experts (``ascend_moe.placement.balance`` of one layer). L then counts physical
+            experts, and every copy must be given its expert's weights. None: no copies.
         dtype: bf16, fp16 or fp32, of the weights and of x.
-        router_dtype: bf16, fp16 or fp32, of gate_weight and of the product of x with it. The scores are fp32 in any
-            case. Take the model's dtype for the experts that a model chooses whose router computes in it.
-        device: where the weights are.
-        global_bs: default of ``forward``.
+        router_dtype: bf16, fp16 or fp32, of gate_weight and its product with x; scores are always fp32. Use the
+            model's dtype to reproduce the choices of a model whose router computes in it.
+        device: device of the weights.
+        global_bs: default for ``forward``.
         trainable: the weights require grad. Every rank's backward then calls the same ops, also without tokens. Until
-            ``eval()`` router "sparsemixer" draws experts then, and the config's input_jitter multiplies x.
-        replay: records the experts that the router chooses, or gives them, by its action.
-        capture: keeps the logical ids of the last forwards on the device. Both may be set later, as attributes.
+            ``eval()``, router "sparsemixer" samples experts and the config's input_jitter multiplies x.
+        replay: records or replaces the router's choices, depending on its action.
+        capture: stores the logical ids of the last forwards on the device. Both can also be set later as attributes.
 
     Raises:
-        ArgumentError: the dispatcher has another number of experts of any kind, or a dtype is none of the three.
+        ArgumentError: the dispatcher's number of experts of any kind differs, or a dtype is not supported.
     """
 
     _expert_parameters = ("w_gate_up", "w_down", "gate_up_bias", "down_bias")
@@ -100,7 +100,7 @@ class MoELayer(RankExperts, FittedModule):
         self._place_experts(placement, config.num_experts, device)
         rule = "has {} experts, the {} {}; "
         rule += "build it with the config's num_experts" if placement is None else "build it with as many"
-        whose, experts = ("config", config.num_experts) if placement is None else ("placement", len(self._slots))
+        whose, experts = ("config", config.num_experts) if placement is None else ("placement", len(self._physical))
         need(dispatcher.num_experts == experts, "dispatcher", rule, dispatcher.num_experts, whose, experts)
         for name, number in config.special._asdict().items():
             other = getattr(dispatcher.special, name)
@@ -122,7 +122,7 @@ class MoELayer(RankExperts, FittedModule):
             return nn.Parameter(torch.empty(shape, dtype=kind, device=device), requires_grad=trainable)
 
         self.gate_weight = parameter(config.all_experts, hidden, kind=router_dtype)
-        rule = "is {!r}, which MoELayer cannot route by; need one of {}"
+        rule = "is {!r}, which MoELayer does not support; need one of {}"
         need(config.router in ROUTES, "router", rule, config.router, tuple(ROUTES))
         biased = ROUTERS[config.router].biased
         self.gate_bias = parameter(config.all_experts, kind=torch.float32) if biased else None
@@ -152,35 +152,39 @@ class MoELayer(RankExperts, FittedModule):
         self._watch = ScaleWatch(*_EXPERTS)
 
     def _place_experts(self, placement: Balance | None, experts: int, device: torch.device | str | None) -> None:
-        """Takes the copies of each expert, and the expert of each physical one; without a placement one of each."""
+        """Set the copies of each expert, and the expert of each physical one; without a placement one copy each."""
         if placement is not None:
             need_shape("placement", placement.replica_counts, (1, experts))
         self._placement = placement
-        self._slots = list(range(experts)) if placement is None else placement.physical_to_logical[0].tolist()
-        where = torch.empty(0, dtype=torch.int32, device=device)  # the default device, where None is given
+        self._physical = list(range(experts)) if placement is None else placement.physical_to_logical[0].tolist()
+        where = torch.empty(0, dtype=torch.int32, device=device)  # on torch's default device if None
         table = None if placement is None else self._new_buffer("copies", where)
         self.register_buffer("copies", table, persistent=False)
 
     @property
     def held(self) -> str:
-        """Which experts this rank has, as text."""
+        """This rank's experts as text."""
         first, local = self.dispatcher.rank * self.dispatcher.local_experts, self.dispatcher.local_experts
-        return held_text(self._slots[first : first + local], self.config.num_experts)
+        return held_text(self._physical[first : first + local], self.config.num_experts)
 
     def _new_buffer(self, name: str, like: Tensor) -> Tensor:
-        """Of ``copies``, the one buffer that no state dict has."""
+        """Return the value of ``copies``, the only buffer that is not in the state dict."""
         assert self._placement is not None
         return self._placement.logical_to_physical[0].to(device=like.device, dtype=torch.int32)
 
     @with_typed_errors
     def shrink(self, place: Place, alive: Sequence[int]) -> None:
-        """Goes on at a place that ``ascend_moe.shrink`` has made of ``alive``; this rank's weights stay.
+        """Continue with the remaining ranks of the group; this rank's weights are unchanged.
 
-        Pairs of an expert go to the copies that are left of it. Where none is left its term is missing in the sums, and
-        the other weights stay as they are.
+        Tokens go to the remaining copies of their experts. If an expert has no copy left, its addend is missing from
+        the sums; the other weights are not rescaled.
+
+        Args:
+            place: the smaller group, from ``ascend_moe.shrink``.
+            alive: its ranks in the original group, ascending.
 
         Raises:
-            ArgumentError: the dispatcher is no MC2Dispatcher, or ``alive`` are no ranks of its group.
+            ArgumentError: the dispatcher is no MC2Dispatcher, or ``alive`` contains ranks outside of its group.
         """
         old, device = self.dispatcher, self.gate_weight.device
         before = contiguous_balance(old.num_experts) if self._placement is None else self._placement
@@ -191,7 +195,7 @@ class MoELayer(RankExperts, FittedModule):
 
     @torch.no_grad()
     def init_weights(self, seed: int = 0) -> MoELayer:
-        """Fills in random weights of ``seed``, the same for any number of ranks; rows stay near RMS 1. Returns self."""
+        """Fill in random weights from ``seed``, the same for any number of ranks, rows near RMS 1; return self."""
 
         def fill(tensor: Tensor | None, stream: int, fan_in: int) -> None:
             if tensor is not None:
@@ -201,7 +205,7 @@ class MoELayer(RankExperts, FittedModule):
 
         hidden = self.config.hidden_size
         fill(self.gate_weight, 0, hidden)
-        # A softmax over many experts is near 1 / E: a bias that is larger would choose alone.
+        # A softmax over many experts is near 1 / E: a larger bias alone would decide the choice.
         softmax = self.config.router == "softmax_bias"
         fill(self.gate_bias, 1, (10 * self.config.all_experts) ** 2 if softmax else 100)
         fill(self.shared_gate_up, 2, hidden)
@@ -221,7 +225,7 @@ class MoELayer(RankExperts, FittedModule):
         fill(self.const_expert_alpha_2, behind + 1, self.config.row_size if gate else 4)
         fill(self.const_expert_v, behind + 2, 1)
         first = self.dispatcher.rank * self.dispatcher.local_experts
-        for local, expert in enumerate(self._slots[first : first + self.dispatcher.local_experts]):
+        for local, expert in enumerate(self._physical[first : first + self.dispatcher.local_experts]):
             fill(self.w_gate_up[local], 5 + 2 * expert, self.config.row_size)
             fill(self.w_down[local], 6 + 2 * expert, self.config.moe_intermediate_size)
             if self.gate_up_bias is not None and self.down_bias is not None:
@@ -231,28 +235,28 @@ class MoELayer(RankExperts, FittedModule):
 
     @torch.no_grad()
     def quantize_(self, bits: int = 8, groups: tuple[int, int] = (1, 1)) -> MoELayer:
-        """Turns the routed experts' weights into int8, one scale an output channel (W8A8), or int4 (W4A8).
+        """Quantize the routed experts' weights to int8 with one scale per output channel (W8A8), or to int4 (W4A8).
 
-        From then on dispatch sends int8 rows, each with one scale (quant_mode 2). Returns self. A layer that is
-        quantized already stays as it is.
+        From then on dispatch sends int8 rows with one scale each (quant_mode 2). A layer that is already quantized is
+        unchanged. Returns self.
 
         Args:
-            bits: 8 or 4. int4 lie in int32 by eight, with fp32 buffers w_gate_up_correction (L, 2I) and
-                w_down_correction (L, R) beside the scales (L, G, 2I) and (L, G, R): `quantize_weight_int4`.
-            groups: with 4 bits: groups of w_gate_up's and of w_down's rows that share a scale, divisors of R and I.
+            bits: 8 or 4. Eight int4 values are packed per int32, with scales (L, G, 2I) and (L, G, R) and fp32 buffers
+                w_gate_up_correction (L, 2I) and w_down_correction (L, R): `quantize_weight_int4`.
+            groups: with 4 bits: scale groups of the rows of w_gate_up and w_down; divisors of R and I.
 
         Raises:
-            ArgumentError: the layer is trainable or its experts have biases, or a size does not divide.
+            ArgumentError: the layer is trainable, its experts have biases, or groups do not divide the rows.
         """
         need(bits in (4, 8), "bits", "is {}; it must be 8 or 4", bits)
-        need(bits == 4 or tuple(groups) == (1, 1), "groups", "is {}; int8 weights have a scale a channel", groups)
-        rule = "is True; quantized weights have no gradient: make the layer without it"
+        need(bits == 4 or tuple(groups) == (1, 1), "groups", "is {}; int8 weights have one scale per channel", groups)
+        rule = "is True; quantized weights have no gradient: build the layer with trainable=False"
         need(not self.w_gate_up.requires_grad, "trainable", rule)
-        need(self.gate_up_bias is None, "expert_bias", "is True; int8 rows take no bias: leave the experts in float")
+        need(self.gate_up_bias is None, "expert_bias", "is True; int8 rows take no bias: do not quantize this layer")
         if self.quant_mode:
             return self
         sharded = hasattr(self.w_down, "device_mesh")
-        need(not sharded, "w_down", "is sharded by fully_shard: quantize the layer before that")
+        need(not sharded, "w_down", "is sharded by fully_shard: call quantize_() before fully_shard")
         for name, count in zip(_EXPERTS, groups, strict=True):
             weight = getattr(self, name)
             rule = "is {}; it must divide {} rows of {}"
@@ -270,15 +274,15 @@ class MoELayer(RankExperts, FittedModule):
         return self.w_down_correction is not None
 
     def _fit_scales(self) -> None:
-        """Scales are fp32, but the NPU wants the output's type for the second int8 product, int64 for int4's."""
+        """Cast the scales: the NPU needs the output dtype for the second int8 product, int64 for int4; else fp32."""
         if self.w_down_scale is None or self.w_gate_up_scale is None:
             return
         if self._int4:
             for name in _EXPERTS:
                 setattr(self, f"{name}_scale", self._int4_scale(getattr(self, f"{name}_scale")))
         else:
-            half = self.w_down_scale.device.type == "npu" and self.dtype == torch.bfloat16
-            self.w_down_scale = self.w_down_scale.to(torch.bfloat16 if half else torch.float32)
+            narrow = self.w_down_scale.device.type == "npu" and self.dtype == torch.bfloat16
+            self.w_down_scale = self.w_down_scale.to(torch.bfloat16 if narrow else torch.float32)
 
     def _int4_scale(self, scale: Tensor) -> Tensor:
         on_npu = self.w_down.device.type == "npu"
@@ -287,7 +291,7 @@ class MoELayer(RankExperts, FittedModule):
         return bits_of(scale) if on_npu else scale_of_bits(scale)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Floats for quantized weights are quantized; codes come with their scales, and into quantized weights only."""
+        """Quantize floats for quantized weights; codes need their scales and quantized weights."""
         for name in _EXPERTS:
             own = {part: getattr(self, f"{name}{part}") for part in ("", "_scale", "_correction")}
             given = state_dict.get(prefix + name)
@@ -305,7 +309,7 @@ class MoELayer(RankExperts, FittedModule):
             self._watch.renew(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MoELayer:
-        """Moves and casts. The gate keeps its dtype, scales and codes too; ``dtype`` goes with the other weights."""
+        """Move and cast the layer. Gate, scales and codes keep their dtypes; ``dtype`` follows the other weights."""
         dtype = fn(self.gate_weight.new_empty(0, dtype=self.dtype)).dtype
         _need_floats("dtype", dtype)
         kept = [self.gate_weight, self.gate_bias, self.logit_bias, self.w_gate_up_scale, self.w_down_scale]
@@ -332,20 +336,20 @@ class MoELayer(RankExperts, FittedModule):
         global_bs: int | None = None,
         input_ids: Tensor | None = None,
     ) -> Tensor:
-        """Returns the layer's output, with the shape and the dtype of x.
+        """Return the layer's output, with the shape and dtype of x.
 
         Args:
             x: (..., H), in the layer's dtype; the leading dimensions together are BS. Under torch.autocast, which
-                changes no dtype here, bf16, fp16 or fp32: x is cast to the layer's.
-            x_active_mask: bool, (...,) or (..., K); inactive tokens give zeros, and what they hold is not looked at.
-            global_bs: 0: all ranks have the same BS. Else W * (largest BS). None: the layer's own.
-            input_ids: (...,) whole numbers, the tokens' ids: router "hash" needs them, others look at none.
+                has no effect inside the layer, x may be bf16, fp16 or fp32 and is cast.
+            x_active_mask: bool, (...,) or (..., K); inactive tokens produce zeros and their values are not used.
+            global_bs: 0: all ranks have the same BS. Else W * (largest BS). None: the layer's default.
+            input_ids: (...,) integers, the tokens' ids; required by router "hash", else ignored.
 
         Raises:
             ArgumentError: x or the mask has the wrong shape or dtype.
-            Other errors: the dispatcher's.
+            Other errors: those of the dispatcher.
         """
-        if autocasts(x):  # the layer's dtypes are its own: in another a router would choose other experts
+        if autocasts(x):  # in another dtype the router would choose other experts
             with torch.autocast(x.device.type, enabled=False):
                 own = x.to(self.dtype) if x.dtype in ROW_DTYPES else x
                 return MoELayer.forward(self, own, x_active_mask, global_bs=global_bs, input_ids=input_ids).to(x.dtype)
@@ -356,7 +360,7 @@ class MoELayer(RankExperts, FittedModule):
         mask = x_active_mask
         if mask is not None:
             mask, active = self._masks(mask, tokens.size(0))
-            # What inactive tokens hold is in no product: 0 times NaN would be in the gradients of all weights.
+            # Values of inactive tokens must not enter products: 0 * NaN would reach the gradients of all weights.
             tokens = tokens.masked_fill(~active[:, None], 0.0)
             if input_ids is not None and input_ids.numel() == len(active):
                 input_ids = input_ids.reshape(-1).masked_fill(~active, 0)
@@ -375,7 +379,7 @@ class MoELayer(RankExperts, FittedModule):
         sent = self.send(entering, ids, weights, mask, global_bs=largest)
         rows = self.run_experts(sent)
         shared = self.run_shared(tokens)
-        out = self.dispatcher.combine(rows, sent, weights, **self.own_terms(entering, shared))
+        out = self.dispatcher.combine(rows, sent, weights, **self.local_addends(entering, shared))
         if self.leaves_apart:
             out = self.leave(out, shared)
             if mask is not None:
@@ -383,27 +387,27 @@ class MoELayer(RankExperts, FittedModule):
         return out.view_as(x)
 
     def _masks(self, mask: Tensor, bs: int) -> tuple[Tensor, Tensor]:
-        """The mask as (BS,) or (BS, K), and which tokens (BS,) are active."""
+        """Return the mask as (BS,) or (BS, K), and the active tokens (BS,)."""
         topk = self.config.top_k
         pairs = mask.numel() == bs * topk and mask.dim() > 1 and mask.size(-1) == topk
-        rule = "is {}; need one value a token ({}) or a pair ({}, {})"
+        rule = "is {}; need one value per token ({}) or per routed token ({}, {})"
         need(pairs or mask.numel() == bs, "x_active_mask", rule, mask.shape, bs, bs, topk)
         need_dtype("x_active_mask", mask, torch.bool)
         mask = mask.reshape((bs, topk) if pairs else (bs,))
         return mask, mask.any(1) if pairs else mask
 
     def _jittered(self, tokens: Tensor) -> Tensor:
-        """The tokens (BS, H), in training times a random number for each element: input_jitter's."""
+        """Return the tokens (BS, H), in training multiplied by the noise of input_jitter."""
         noise = self.config.input_jitter
         if noise and self.training and self.gate_weight.requires_grad:
-            # Phi-3.5-MoE's block and its router multiply one after the other, and the experts get the router's.
+            # Phi-3.5-MoE's block and its router each multiply, and the experts receive the router's result.
             for _ in range(2 if self.config.router == "sparsemixer" else 1):
                 tokens = tokens * torch.empty_like(tokens).uniform_(1.0 - noise, 1.0 + noise)
         return tokens
 
     @property
     def leaves_apart(self) -> bool:
-        """Whether `leave` makes the output of combine's rows, so that combine does not add the shared expert's."""
+        """Whether `leave` computes the output from combine's result, so that combine does not add the shared expert."""
         if self.shared_gate_up is not None and not self.dispatcher.fuses_shared_expert:
             return True
         return self.w_latent_out is not None or self.config.rows_of_a_token > 1
@@ -412,10 +416,10 @@ class MoELayer(RankExperts, FittedModule):
     def enter(
         self, tokens: Tensor, ids: Tensor, weights: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Returns the rows that are dispatched of tokens (BS, H), with their ids, combine's weights and the mask.
+        """Return the rows to dispatch for tokens (BS, H), their ids, combine's weights and the mask.
 
-        They are (BS, R), (BS, K), (BS, K); of router "llama4", whose weights multiply the rows, a row a pair:
-        (BS * K, R), (BS * K, 1), (BS * K, 1).
+        The shapes are (BS, R), (BS, K), (BS, K). Router "llama4", whose weights multiply the rows, needs a row per
+        routed token: (BS * K, R), (BS * K, 1), (BS * K, 1).
         """
         if self.config.router == "llama4":
             topk = ids.size(1)
@@ -429,15 +433,15 @@ class MoELayer(RankExperts, FittedModule):
     def send(
         self, entering: Tensor, ids: Tensor, weights: Tensor, mask: Tensor | None = None, *, global_bs: int = 0
     ) -> Dispatched:
-        """Dispatches what `enter` returned: int8 rows for quantized experts; the weights where rows are weighed first.
+        """Dispatch the result of `enter`, as int8 rows for quantized experts.
 
         Args:
-            entering, ids, weights, mask: rows (BS, R), their experts (BS, K), combine's weights, and what is active.
-            global_bs: as of ``forward``, in tokens.
+            entering, ids, weights, mask: rows (BS, R), their experts (BS, K), combine's weights, and the active mask.
+            global_bs: as in ``forward``, in tokens.
 
         Raises:
-            ArgumentError: the experts' codes have become floats, or a scale was written without them.
-            Other errors: the dispatcher's.
+            ArgumentError: quantized weights were converted to floats, or a scale was written without its weight.
+            Other errors: those of the dispatcher.
         """
         if self.quant_mode:
             self._watch.check(self)
@@ -450,37 +454,37 @@ class MoELayer(RankExperts, FittedModule):
             global_bs=global_bs * self.config.rows_of_a_token,
         )
 
-    def own_terms(self, entering: Tensor, shared: Tensor | None) -> dict[str, Tensor | None]:
-        """Returns what combine adds of this rank's own, by its names for them.
+    def local_addends(self, entering: Tensor, shared: Tensor | None) -> dict[str, Tensor | None]:
+        """Return combine's keyword arguments for the addends of this rank.
 
-        Of the dispatched rows ``entering`` (BS, R) for copy and const experts, and the ``shared`` expert's, unless
-        `leave` adds these.
+        They are the dispatched rows ``entering`` (BS, R) for copy and const experts, and the output of the ``shared``
+        expert unless `leave` adds it.
         """
-        terms: dict[str, Tensor | None] = {} if self.leaves_apart else {"shared_expert_x": shared}
+        addends: dict[str, Tensor | None] = {} if self.leaves_apart else {"shared_expert_x": shared}
         if self.config.special.need_rows:
             constants = ("const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
-            terms |= {"ori_x": entering} | {name: getattr(self, name) for name in constants}
-        return terms
+            addends |= {"ori_x": entering} | {name: getattr(self, name) for name in constants}
+        return addends
 
     @without_autocast
     def leave(self, out: Tensor, shared: Tensor | None) -> Tensor:
-        """Returns the output (BS, H), of combine's ``out`` and the ``shared`` expert's where combine added none."""
+        """Return the output (BS, H) from combine's ``out``, and ``shared`` unless combine added it."""
         if self.config.rows_of_a_token > 1:
             out = out.view(-1, self.config.rows_of_a_token, out.size(1)).float().sum(1).to(out.dtype)
         out = out if self.w_latent_out is None else out @ self.w_latent_out
-        return out if shared is None else (out.float() + shared.float()).to(out.dtype)  # one more rounding
+        return out if shared is None else (out.float() + shared.float()).to(out.dtype)  # rounds a second time
 
     @without_autocast
     def route(self, tokens: Tensor, input_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Returns weights (BS, K) fp32 and expert ids (BS, K) int32 of tokens (BS, H).
+        """Return weights (BS, K) fp32 and expert ids (BS, K) int32 for tokens (BS, H).
 
-        Only the product with gate_weight is in ``router_dtype``; all arithmetic after it is in fp32. Of equal scores
-        the lower id is chosen; by a softmax or llama4 router in bf16 or fp16, which has many, the one that torch.topk
-        takes, as in transformers. ``replay`` may give the ids, ``capture`` keeps them. Router "hash" needs
-        ``input_ids``, one a token.
+        Only the product with gate_weight is in ``router_dtype``; all later arithmetic is fp32. Among equal scores the
+        lowest id is chosen, except by a softmax or llama4 router in bf16 or fp16, where ties are frequent: there
+        torch.topk decides, as in transformers. ``replay`` may replace the ids, ``capture`` stores them. Router "hash"
+        needs ``input_ids``, one per token.
 
         Raises:
-            ArgumentError: a weight is on meta, a shape does not fit, or what ``replay`` gives.
+            ArgumentError: a weight is on meta, a shape does not fit, or the ids of ``replay`` are invalid.
         """
         need_values(self, tokens)
         logits = functional.linear(tokens.to(self.gate_weight.dtype), self.gate_weight, self.logit_bias).float()
@@ -491,12 +495,12 @@ class MoELayer(RankExperts, FittedModule):
         return weights, ids
 
     def run_experts(self, sent: Dispatched) -> Tensor:
-        """Runs the expert MLP over the rows of ``sent``, dispatch's result; returns (>= n, R) in the layer's dtype."""
+        """Run the expert MLP on the rows of ``sent``, dispatch's result; return (>= n, R) in the layer's dtype."""
         quantized = self.quant_mode != 0
         weights: tuple[Tensor, Tensor] = (self.w_gate_up, self.w_down)
         if quantized:
             weights = (plain(self.w_gate_up), plain(self.w_down))
-        # Rows that autograd follows are not put into memory that is there before them.
+        # With autograd, rows must not be written into preallocated memory.
         leaves = (*weights, sent.expand_x, sent.dynamic_scales)
         followed = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
         out = None if followed else self.dispatcher.empty_expert_out(sent, self.dtype)
@@ -516,7 +520,7 @@ class MoELayer(RankExperts, FittedModule):
 
     @without_autocast
     def run_shared(self, tokens: Tensor) -> Tensor | None:
-        """Runs the dense shared expert over (BS, H) tokens; None when the layer has none."""
+        """Run the dense shared expert on (BS, H) tokens; return None if the layer has none."""
         if self.shared_gate_up is None or self.shared_down is None:
             return None
         count = torch.full((1,), tokens.size(0), dtype=torch.int64, device=tokens.device)
@@ -527,7 +531,7 @@ class MoELayer(RankExperts, FittedModule):
         return out
 
     def extra_repr(self) -> str:
-        """Config, ranks and carrier, for print(layer)."""
-        carrier = self.dispatcher
+        """Config, ranks and dispatcher, for print(layer)."""
         mode = ("W4A8" if self._int4 else "W8A8") if self.quant_mode else str(self.dtype).removeprefix("torch.")
-        return f"{self.config}, {mode}, rank {carrier.rank} of {carrier.world_size}, {type(carrier).__name__}"
+        rank, world = self.dispatcher.rank, self.dispatcher.world_size
+        return f"{self.config}, {mode}, rank {rank} of {world}, {type(self.dispatcher).__name__}"

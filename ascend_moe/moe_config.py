@@ -1,4 +1,4 @@
-"""The numbers of one MoE layer, without torch; published layers by name."""
+"""The numbers of one MoE layer, and presets of published layers. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 from ascend_moe.call import WithSpecialExperts
 from ascend_moe.errors import need, need_one_of
 
-# Of experts: ascend_moe.experts.activations has what they compute.
+# Activations of experts; ascend_moe.experts.activations implements them.
 ACTIVATIONS = (
     "swiglu", "clipped_swiglu", "swiglustep", "situ", "situglu", "geglu", "geglu_tanh", "sigmoid_glu", "relu2",
     "reglu2",
 )  # fmt: skip
-#: Other names: vLLM's and SGLang's of gated ones.
+#: Aliases: names of gated activations in vLLM and SGLang.
 ALIASES = {"silu": "swiglu", "swigluoai": "clipped_swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
 
 
 class Router(NamedTuple):
-    """Holds what a configuration must know of a router.
+    """Properties of a router that a configuration is checked against.
 
-    biased: it has a correction bias, which only chooses. grouped: it may choose by groups of experts. chooses: the only
-    top_k that it has; 0: any. scores: what becomes of the logits, as config.json calls it.
+    biased: a correction bias affects the choice, not the weights. grouped: it can choose by groups of experts. chooses:
+    the only top_k it supports; 0: any. scores: the score function by its name in config.json.
     """
 
     biased: bool = False
@@ -31,7 +31,7 @@ class Router(NamedTuple):
     scores: str = "softmax"
 
 
-#: By name; `ascend_moe.routers.by_name` has the function of each.
+#: By name; `ascend_moe.routers.by_name` implements them.
 ROUTERS = {
     "softmax": Router(grouped=True),
     "deepseek_v3": Router(biased=True, grouped=True, scores="sigmoid"),
@@ -47,38 +47,38 @@ ROUTERS = {
 class MoEConfig(WithSpecialExperts):
     """The numbers of one layer.
 
-    `SpecialExperts` are behind the routed ones; the router chooses them as well, and their input is the row that is
-    dispatched. LongCat's "zero" experts give back their input, so they are copy experts.
+    `SpecialExperts` follow the routed experts. The router chooses them too; their input is the dispatched row.
+    LongCat's "zero" experts return their input, so they are copy experts here.
 
     Attributes:
         hidden_size: H.
         moe_intermediate_size: I, width of one expert.
         num_experts: E, routed experts on all ranks together.
-        top_k: K, experts of a token, special ones among them.
+        top_k: K, experts per token, special ones included.
         router: "softmax" (Mixtral, Qwen2/3-MoE, DeepSeek-V2), "deepseek_v3" (sigmoid scores; a correction
             bias for the choice; a group counts by the sum of its two best experts), "deepseek_v4" (sqrt(softplus)
-            scores; a correction bias), "hash" (these scores; ids by a table of token ids), "softmax_bias"
-            (ERNIE-4.5: softmax and a correction bias), "sparsemixer" (Phi-3.5-MoE) or "llama4" (sigmoids of the
-            largest logits, which multiply the experts' inputs). LongCat-Flash's is "softmax_bias".
-        renormalize: the K weights are divided by their sum.
+            scores; a correction bias), "hash" (the same scores; expert ids from a table of token ids), "softmax_bias"
+            (ERNIE-4.5, LongCat-Flash: softmax and a correction bias), "sparsemixer" (Phi-3.5-MoE) or "llama4"
+            (sigmoids of the largest logits, which multiply the experts' inputs).
+        renormalize: divide the K weights by their sum.
         n_group, topk_group: a token chooses from its best topk_group of n_group groups of experts. With
-            router "softmax" a group counts by its best expert.
-        routed_scaling_factor: multiplies the weights at the end.
-        shared_intermediate_size: width of the dense shared expert; 0: the layer has none.
-        shared_expert_gate: the shared expert's output is multiplied by sigmoid(x . gate), as in Qwen2-MoE.
-        router_bias: the logits have a bias, for the choice and the weights (gpt-oss).
-        jitter_eps: of router "sparsemixer".
-        input_jitter: in a trainable layer, until ``eval()``, each element of x is multiplied by a random number between
-            1 - input_jitter and 1 + input_jitter (Mixtral; of router "sparsemixer" by two).
-        vocab_size: rows of router "hash"'s table.
-        expert_bias: the experts' products have biases (gpt-oss).
-        latent_size: width of the rows that are dispatched, which a matrix makes of x, and another turns the sums
-            back (Nemotron-3, Kimi-K3); the shared expert has x. 0: x itself is dispatched.
-        interleaved: gate and up are in turn in w_gate_up's columns (gpt-oss).
-        const_expert_gate: a const expert's two factors are the softmax of two products with its input (MoE++), else
-            two numbers.
+            router "softmax" the score of a group is that of its best expert.
+        routed_scaling_factor: final factor of the weights.
+        shared_intermediate_size: width of the dense shared expert; 0: none.
+        shared_expert_gate: multiply the shared expert's output by sigmoid(x . gate), as in Qwen2-MoE.
+        router_bias: add a bias to the logits, for choice and weights (gpt-oss).
+        jitter_eps: jitter of router "sparsemixer".
+        input_jitter: in a trainable layer, until ``eval()``, multiply each element of x by a random number in
+            1 - input_jitter..1 + input_jitter (Mixtral; twice with router "sparsemixer").
+        vocab_size: rows of the table of router "hash".
+        expert_bias: the experts' matrix products have biases (gpt-oss).
+        latent_size: width R of the dispatched rows, the projection of x by a matrix; a second matrix projects the sums
+            back (Nemotron-3, Kimi-K3). The shared expert computes on x. 0: x itself is dispatched.
+        interleaved: gate and up columns alternate in w_gate_up (gpt-oss).
+        const_expert_gate: the two factors of a const expert are the softmax of two products with its input (MoE++);
+            False: two numbers.
         activation: of routed and shared experts, a name of `ascend_moe.experts.activations`.
-        activation_numbers: its numbers that are not its defaults: limit, alpha, bias, beta, linear_beta.
+        activation_numbers: its non-default numbers: limit, alpha, bias, beta, linear_beta.
     """
 
     hidden_size: int
@@ -105,17 +105,17 @@ class MoEConfig(WithSpecialExperts):
 
     @property
     def row_size(self) -> int:
-        """Elements of a row that is dispatched."""
+        """R, elements per dispatched row."""
         return self.latent_size or self.hidden_size
 
     @property
     def rows_of_a_token(self) -> int:
-        """Rows that are dispatched of a token: one, but K of router "llama4", whose weights multiply them."""
+        """Rows dispatched per token: K with router "llama4", whose weights multiply the rows, else 1."""
         return self.top_k if self.router == "llama4" else 1
 
     @property
     def all_experts(self) -> int:
-        """Experts that the router chooses from: E and the special ones."""
+        """The number of experts that the router chooses from: E and the special ones."""
         return self.num_experts + self.special.total
 
     def __post_init__(self) -> None:
@@ -130,17 +130,17 @@ class MoEConfig(WithSpecialExperts):
             need(getattr(self, name) >= wanted, name, "is {}; need at least {}", getattr(self, name), wanted)
         need(self.input_jitter >= 0, "input_jitter", "is {}; need at least 0", self.input_jitter)
         special = self.special.check().total
-        rule = "is {} with {} zero, copy and const experts, which are in no group; need 1"
+        rule = "is {} with {} zero, copy and const experts, which belong to no group; it must be 1"
         need(self.n_group == 1 or special == 0, "n_group", rule, self.n_group, special)
         fits = self.n_group == 1 or router.grouped
-        need(fits, "n_group", "is {}; router {!r} has no groups", self.n_group, self.router)
+        need(fits, "n_group", "is {}; router {!r} does not support groups: set it to 1", self.n_group, self.router)
         most = router.chooses or self.top_k
-        need(self.top_k == most, "top_k", "is {}; router {!r} chooses {}", self.top_k, self.router, most)
+        need(self.top_k == most, "top_k", "is {}; router {!r} supports only {}", self.top_k, self.router, most)
         divides = self.num_experts % self.n_group == 0 and self.topk_group <= self.n_group
         rule = "is {} and topk_group {}; n_group must divide the {} experts and topk_group be at most n_group"
         need(divides, "n_group", rule, self.n_group, self.topk_group, self.num_experts)
         choice = self.num_experts // self.n_group * self.topk_group + special
-        rule = "is {}, but a token chooses from {} experts"
+        rule = "is {}, but only {} experts can be chosen; reduce top_k"
         need(self.top_k <= choice, "top_k", rule, self.top_k, choice)
         shared = self.shared_intermediate_size
         rule = "is {}; need at least 0, and more than 0 with shared_expert_gate"
@@ -155,10 +155,9 @@ class Preset:
     """One layer of a published model.
 
     Attributes:
-        about: what layer it is, and which of its numbers are assumed, because no config of it was at hand.
-        published: the layer's numbers; H, K and E, which decide the rows that travel, are never assumed.
-        narrow: width of the routed experts and of the shared expert in ``config()``, at most the published
-            ones. The widths are all that differs: routing and rows are those of the model.
+        about: the layer's description; names the numbers that are assumed because no published config contains them.
+        published: the layer's numbers; H, K and E, which determine the rows, are never assumed.
+        narrow: width limit of routed and shared experts in ``config()``; routing and rows do not depend on it.
     """
 
     about: str
@@ -166,7 +165,7 @@ class Preset:
     narrow: int
 
     def config(self) -> MoEConfig:
-        """The numbers with every expert at most ``narrow`` wide."""
+        """Return the numbers with expert widths limited to ``narrow``."""
         return replace(
             self.published,
             moe_intermediate_size=min(self.published.moe_intermediate_size, self.narrow),
@@ -178,7 +177,7 @@ def _layer(
     model: str, narrow: int, sizes: tuple[int, int, int, int], router: str = "softmax", scaling: float = 1.0,
     shared: int = 0, **others: Any,
 ) -> Preset:  # fmt: skip
-    """``sizes``: H, the experts' width, E and K; ``others``: fields of the layer's `MoEConfig`."""
+    """Return a preset. ``sizes``: H, I, E and K; ``others``: fields of `MoEConfig`."""
     named: dict[str, Any] = dict(
         zip(("hidden_size", "moe_intermediate_size", "num_experts", "top_k"), sizes, strict=True)
     )

@@ -1,12 +1,12 @@
-"""torch_npu's names for the operators of this package, to write NPU code that also runs on a CPU.
+"""torch_npu's names for the operators of this package, for NPU code that also runs on a CPU.
 
     from ascend_moe import npu as torch_npu
 
-Signatures and results are torch_npu's. With CPU tensors, dispatch and combine run as AscendC kernels on the
-twin, the other operators as plain torch. Beside the import, a caller changes only the line that asks for the
-group's name: ``group_ep = ascend_moe.comm_name(process_group)``.
+Signatures and results are torch_npu's. With CPU tensors, dispatch and combine run as AscendC kernels on the twin
+(AscendC emulator), the other operators as plain torch. Apart from the import, only the group name changes:
+``group_ep = ascend_moe.comm_name(process_group)``.
 
-`patch_torch_npu` is for callers that cannot be edited: it puts these functions into the module torch_npu.
+`patch_torch_npu` serves callers that cannot be edited: it replaces these functions in the module torch_npu.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ __all__ = [
 ]
 
 
-# The operators that use the windows of a group. They are swapped together: CANN's operators and ours in one
+# The operators that use a group's windows. They are replaced together: CANN's operators and this package's in one
 # group would overwrite each other's windows.
 WINDOW_OPERATORS = (
     "npu_moe_distribute_dispatch",
@@ -88,7 +88,7 @@ _MISSING: Any = object()
 
 
 class TorchNpuPatch:
-    """The functions that a call of ``patch_torch_npu`` replaced. A context manager: its end undoes them."""
+    """The functions replaced by a call of `patch_torch_npu`; as a context manager, it restores them on exit."""
 
     def __init__(self) -> None:
         self._module: Any = import_torch_npu("patch_torch_npu: torch_npu")
@@ -101,11 +101,11 @@ class TorchNpuPatch:
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """The names of torch_npu that this call has replaced and not put back."""
+        """Names in torch_npu that this patch currently replaces."""
         return tuple(self._originals)
 
     def undo(self) -> None:
-        """Puts torch_npu's own functions back, except where somebody replaced ours since. Idempotent."""
+        """Restore torch_npu's functions, except those that were replaced again since. Idempotent."""
         while self._originals:
             name, before = self._originals.popitem()
             if getattr(self._module, name, _MISSING) is not globals()[name]:
@@ -123,7 +123,7 @@ class TorchNpuPatch:
 
 
 def patch_torch_npu() -> TorchNpuPatch:
-    """Makes ``torch_npu.npu_moe_distribute_{dispatch,combine}{,_v2}`` this package's ops.
+    """Replace ``torch_npu.npu_moe_distribute_{dispatch,combine}{,_v2}`` by this package's ops.
 
     For code that calls ``torch_npu.npu_moe_...`` itself, as vllm-ascend does. The operators that use the same
     windows, ``npu_moe_distribute_combine_add_rms_norm`` and ``_npu_distribute_barrier``, are replaced too.

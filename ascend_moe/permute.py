@@ -1,7 +1,7 @@
-"""Rows by expert: the order of (token, k) pairs, aligned blocks of them, and the sum that brings rows home.
+"""Rows in expert order: sorting of routed tokens, aligned blocks of rows, and the weighted sums back.
 
-What expert-parallel layers of different systems share. Nothing here reads a value on the host, so that all of it
-can be captured into a graph.
+Shared by the expert-parallel layers of several frameworks. Nothing here reads a value on the host unless documented, so
+that it can be captured in a graph. A routed token is a (token, k) copy; its flat index is ``t*K + k``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
 class ExpertOrder(NamedTuple):
-    """The pairs of a call by expert. The flat index of a pair is ``t*K + k``; P is the number of pairs.
+    """The routed tokens of a call in expert order; P is their number.
 
     Attributes:
-        expert_ids: ``(P,)``, the ids in ascending order, typed as given.
-        order: ``(P,)`` int64, the flat index of each sorted pair; equal ids keep their order.
-        places: ``(P,)`` int32, the inverse: where each pair stands among the sorted ones.
-        bounds: ``(E + 1,)`` int64: the pairs of expert e stand at ``bounds[e]`` to ``bounds[e + 1] - 1``.
-            Pairs with negative ids stand before ``bounds[0]``, those with ids from E on behind ``bounds[E]``.
+        expert_ids: ``(P,)``, the ids in ascending order, in the given dtype.
+        order: ``(P,)`` int64, the flat index of each sorted routed token; equal ids keep their order.
+        places: ``(P,)`` int32, the inverse: position of each routed token after sorting.
+        bounds: ``(E + 1,)`` int64: expert e's routed tokens are at ``bounds[e]`` to ``bounds[e + 1] - 1``. Negative
+            ids are before ``bounds[0]``, ids from E on after ``bounds[E]``.
     """
 
     expert_ids: torch.Tensor
@@ -35,14 +35,14 @@ class ExpertOrder(NamedTuple):
 
 @with_typed_errors
 def sort_by_expert(expert_ids: torch.Tensor, num_experts: int) -> ExpertOrder:
-    """Sort the pairs of a call by expert, stably.
+    """Sort the routed tokens of a call by expert, stably.
 
     Args:
         expert_ids: int32 or int64, any shape; any values.
         num_experts: E.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: the dtype is wrong or num_experts below 1.
     """
     need_dtype("expert_ids", expert_ids, *_INDEX_DTYPES)
     need(num_experts >= 1, "num_experts", "is {}; need at least 1", num_experts)
@@ -62,25 +62,25 @@ def moe_align_block_size(
     pad_sorted_ids: bool = False,
     ignore_invalid_experts: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Group the pairs of a call by expert into blocks of one size; every block has rows of one expert only.
+    """Group the routed tokens of a call by expert into blocks of one size; a block contains rows of one expert only.
 
     Args:
-        topk_ids: ``(T, K)`` int32 or int64; pairs with ids outside of 0..num_experts-1 (-1) are in no block.
-        block_size: B, rows of a block.
+        topk_ids: ``(T, K)`` int32 or int64; ids outside of 0..num_experts-1 (-1) are in no block.
+        block_size: B, rows per block.
         num_experts: E, experts of all ranks.
-        expert_map: ``(E,)`` int32 or int64, the local number of each expert, -1 for experts of other ranks.
-        pad_sorted_ids: the length of the first result is rounded up to a multiple of B.
-        ignore_invalid_experts: experts that the map has as -1 get no blocks at all. Blocks are then in the order
-            of local numbers.
+        expert_map: ``(E,)`` int32 or int64, the local index of each expert, -1 for experts of other ranks.
+        pad_sorted_ids: round the length of the first result up to a multiple of B.
+        ignore_invalid_experts: experts that the map has as -1 get no blocks. Blocks are then in the order
+            of local indices.
 
     Returns:
-        The flat index ``t*K + k`` of each row, ``(T*K + E*(B-1),)`` int32, ``T*K`` for padding; a block's rows are
-        in flat order. The expert of each block, ``(ceil(length / B),)`` int32 or of the map's type: its local
-        number with a map (-1: of another rank), and that of expert 0 behind the last block (0 with
-        ignore_invalid_experts). The rows of all blocks, ``(1,)`` int32.
+        The flat index of each row, ``(T*K + E*(B-1),)`` int32, ``T*K`` for padding; a block's rows are in flat order.
+        The expert of each block, ``(ceil(length / B),)`` int32 or of the map's dtype: its local index with a map (-1:
+        of another rank), and that of expert 0 after the last block (0 with ignore_invalid_experts). The rows of all
+        blocks, ``(1,)`` int32.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: vLLM ``moe_align_block_size``.
     """
@@ -99,7 +99,7 @@ def moe_align_block_size(
     padded, ends = _padded(pairs.bounds.diff(), block_size)
     shift = ends - padded - pairs.bounds[:-1]
     place = torch.arange(rows, device=ends.device) + shift[pairs.expert_ids.clamp(min=0).long()]
-    # Pairs without an expert share one place behind the buffer, which is cut off.
+    # Routed tokens without an expert share one place after the end, which is cut off.
     place = torch.where(pairs.expert_ids >= 0, place, length)
     sorted_ids = torch.full((length + 1,), rows, dtype=torch.int32, device=ends.device)
     sorted_ids[place] = pairs.order.to(torch.int32)
@@ -115,20 +115,20 @@ def moe_align_block_size(
 def batched_moe_align_block_size(
     max_tokens_per_batch: int, block_size: int, expert_num_tokens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The blocks of rows that lie as ``(E, max_tokens_per_batch)``, the first of each expert in use.
+    """Return the blocks of rows stored as ``(E, max_tokens_per_batch)``, of which each expert uses the first ones.
 
     Args:
-        max_tokens_per_batch: rows that each expert has a place for.
-        block_size: B, rows of a block.
-        expert_num_tokens: ``(E,)`` int32 or int64, rows in use; cut to 0..max_tokens_per_batch.
+        max_tokens_per_batch: capacity of each expert in rows.
+        block_size: B, rows per block.
+        expert_num_tokens: ``(E,)`` int32 or int64, rows in use; clamped to 0..max_tokens_per_batch.
 
     Returns:
         The flat index of each row, ``(E * max_tokens_per_batch rounded up to a multiple of B,)`` int32,
-        ``E * max_tokens_per_batch`` for padding; the expert of each block, int32, -1 behind the last one; the rows
+        ``E * max_tokens_per_batch`` for padding; the expert of each block, int32, -1 after the last one; the rows
         of all blocks, ``(1,)`` int32.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: vLLM ``batched_moe_align_block_size``.
     """
@@ -138,10 +138,10 @@ def batched_moe_align_block_size(
     experts, counts = expert_num_tokens.numel(), expert_num_tokens.long().clamp(0, max_tokens_per_batch)
     need(experts >= 1, "expert_num_tokens", "has no experts; need at least 1")
     padded, ends = _padded(counts, block_size)
-    slots = torch.arange(experts * _round_up(max_tokens_per_batch, block_size), device=ends.device)
-    expert = torch.searchsorted(ends, slots, right=True)
+    places = torch.arange(experts * _round_up(max_tokens_per_batch, block_size), device=ends.device)
+    expert = torch.searchsorted(ends, places, right=True)
     used, owner = expert < experts, expert.clamp(max=experts - 1)
-    row = slots - (ends - padded)[owner]
+    row = places - (ends - padded)[owner]
     rows = torch.where(used & (row < counts[owner]), owner * max_tokens_per_batch + row, experts * max_tokens_per_batch)
     blocks = expert.masked_fill(~used, -1)[::block_size]
     return rows.to(torch.int32), blocks.to(torch.int32), ends[-1:].to(torch.int32)
@@ -162,7 +162,7 @@ def permute(
     align_size: int = 0,
     return_batch_invariant_inverse_map: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, None, torch.Tensor | None]:
-    """A row for every True of a map, by expert, then by token.
+    """Return a row for every True in a routing map, ordered by expert, then by token.
 
     Args:
         tokens: ``(T, H)``.
@@ -170,9 +170,9 @@ def permute(
         probs: ``(T, E)``, permuted alike.
         num_out_tokens: rows of the result, the number of Trues; None reads it on the host. With drop_and_pad E * C.
         fused: ignored, there is one implementation.
-        drop_and_pad: every expert has C rows, C at most T: those of its first C tokens, and of tokens that are not
-            its own where it has fewer.
-        tokens_per_expert: is returned.
+        drop_and_pad: every expert gets C rows, C at most T: those of its first C tokens, filled up with tokens of
+            other experts.
+        tokens_per_expert: returned unchanged.
         align_size, return_batch_invariant_inverse_map: must be 0 and False.
 
     Returns:
@@ -180,7 +180,7 @@ def permute(
         tokens_per_expert. Rows and probs are differentiable.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: Megatron-LM ``permute``.
     """
@@ -190,8 +190,8 @@ def permute(
     need(whole, "routing_map", "is {}; it must be bool, or integers", routing_map.dtype)
     count, experts = routing_map.shape
     need_shape("tokens", tokens, (count, tokens.shape[1]))
-    need(align_size in (0, 1), "align_size", "is {}; rows of an expert are not padded here: pass 0", align_size)
-    rule = "is True; unpermute adds in one order without it: leave it out"
+    need(align_size in (0, 1), "align_size", "is {}; padding of experts is not supported: pass 0", align_size)
+    rule = "is True; unpermute always adds in one order: pass False"
     need(not return_batch_invariant_inverse_map, "return_batch_invariant_inverse_map", rule)
     by_expert = routing_map.bool().t()
     if drop_and_pad and num_out_tokens is not None:
@@ -215,7 +215,7 @@ def permute(
 
 
 def _trues_first(values: torch.Tensor) -> torch.Tensor:
-    """Indices along the last dimension: those of True, then those of False, each ascending."""
+    """Return indices along the last dimension: those of True, then those of False, each ascending."""
     return torch.sort((~values).to(torch.int8), dim=-1, stable=True).indices
 
 
@@ -231,22 +231,22 @@ def unpermute(
     pad_offsets: torch.Tensor | None = None,
     batch_invariant_inverse_map: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """For every token the sum of its rows, in the order of the rows.
+    """Return for every token the sum of its rows, in the order of the rows.
 
     Args:
         permuted_tokens: ``(N, H)``.
         sorted_indices: ``(N,)`` int64, the token of each row, from `permute`.
         restore_shape: ``(T, H)``.
-        probs: ``(T, E)``: rows are multiplied first, in the wider type of the two. With routing_map ``(T, E)``.
+        probs: ``(T, E)``: factors of the rows, applied in the wider dtype of the two. With routing_map ``(T, E)``.
         fused: ignored, there is one implementation.
-        drop_and_pad: as given to `permute`.
+        drop_and_pad: as passed to `permute`.
         pad_offsets, batch_invariant_inverse_map: must be None.
 
     Returns:
-        ``(T, H)`` of permuted_tokens' type. Differentiable.
+        ``(T, H)`` in permuted_tokens' dtype. Differentiable.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: Megatron-LM ``unpermute``.
     """
@@ -254,10 +254,10 @@ def unpermute(
     need_shape("sorted_indices", sorted_indices, (permuted_tokens.shape[0],), dtypes=(torch.int64,))
     given = {"pad_offsets": pad_offsets, "batch_invariant_inverse_map": batch_invariant_inverse_map}
     for name, value in given.items():
-        need(value is None, name, "is given; rows of an expert are not padded here, and the order is one: leave it out")
+        need(value is None, name, "is not supported: experts are not padded and the order is fixed; pass None")
     rows = permuted_tokens
     if probs is not None:
-        need(routing_map is not None, "routing_map", "is None; with probs it says which of them count")
+        need(routing_map is not None, "routing_map", "is None; probs need it")
         assert routing_map is not None
         count, experts = probs.shape
         need_shape("routing_map", routing_map, (count, experts))
@@ -279,20 +279,20 @@ def sort_chunks_by_idxs(
     probs: torch.Tensor | None = None,
     fused: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Cut rows into chunks and put the chunks into another order. Nothing is read on the host.
+    """Cut rows into chunks and reorder the chunks. Reads nothing on the host.
 
     Args:
         input: ``(N, ...)``.
         split_sizes: ``(C,)`` int32 or int64, rows of each chunk, N together.
-        sorted_idxs: ``(C,)`` int32 or int64, the chunk that comes first, second, ...
-        probs: ``(N, ...)``, sorted alike.
+        sorted_idxs: ``(C,)`` int32 or int64, the new order of the chunks.
+        probs: ``(N, ...)``, reordered alike.
         fused: ignored, there is one implementation.
 
     Returns:
         rows and probs. Differentiable.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: Megatron-LM ``sort_chunks_by_idxs``.
     """
@@ -312,7 +312,7 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 def _padded(counts: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counts rounded up to whole blocks, and their running sums."""
+    """Return counts rounded up to whole blocks, and their running sums."""
     padded = (counts + block_size - 1) // block_size * block_size
     return padded, padded.cumsum(0)
 
@@ -332,32 +332,32 @@ def need_pairs(tokens: int, topk_ids: torch.Tensor, topk_weights: torch.Tensor) 
 
 
 def need_map(expert_map: torch.Tensor, experts: int, local: int) -> None:
-    """Raise ArgumentError unless expert_map is ``(E,)`` int32 or int64 with entries of -1 to L - 1; reads it.
+    """Raise ArgumentError unless expert_map is ``(E,)`` int32 or int64 with entries of -1 to L - 1. Reads its values.
 
     Args:
-        expert_map: the local number of each expert, -1 for experts of other ranks.
-        experts: E. local: L.
+        expert_map: the local index of each expert, -1 for experts of other ranks.
+        experts, local: E and L.
     """
     need_shape("expert_map", expert_map, (experts,), dtypes=_INDEX_DTYPES)
     low, high = (int(end) for end in expert_map.aminmax())
-    rule = "has entries from {} to {}; each must be -1 or the number of one of the {} experts of w1, 0 to {}"
+    rule = "has entries from {} to {}; each must be -1 or an index of one of the {} experts in w1, 0 to {}"
     need(low >= -1 and high < local, "expert_map", rule, low, high, local, local - 1)
 
 
 def segment_of_rows(ends: torch.Tensor, rows: int) -> torch.Tensor:
-    """The segment of each of ``rows`` rows that lie one behind the other, ``(rows,)`` int64.
+    """Return the segment index of each of ``rows`` contiguous rows, ``(rows,)`` int64.
 
     Args:
-        ends: ``(n,)`` int32 or int64, running sums of the rows of each segment; a row behind the last is of segment n.
+        ends: ``(n,)`` int32 or int64, running sums of the segments' sizes; rows after the last get index n.
     """
     return torch.searchsorted(ends, torch.arange(rows, dtype=ends.dtype, device=ends.device), right=True)
 
 
 def padded_places(ends: torch.Tensor, rows: int, width: int) -> torch.Tensor:
-    """Where each of these rows stands when every segment has ``width`` places; ``n * width`` for one behind the last.
+    """Return the position of each row if every segment is padded to ``width`` rows; ``n * width`` after the last.
 
     Args:
-        ends, rows: as of `segment_of_rows`. A row beyond the width of its segment gets a place of the next.
+        ends, rows: as in `segment_of_rows`. A row beyond the width of its segment overlaps the next segment.
     """
     segment = segment_of_rows(ends, rows)
     known = segment.clamp(max=len(ends) - 1)
@@ -367,7 +367,7 @@ def padded_places(ends: torch.Tensor, rows: int, width: int) -> torch.Tensor:
 
 
 def rows_at(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """``rows[places]`` of ``(N, H)`` rows; zeros for a place outside of them."""
+    """Return ``rows[places]`` of ``(N, H)`` rows, with zeros for indices out of range."""
     inside = (places >= 0) & (places < rows.shape[0])
     if rows.shape[0] == 0:
         return rows.new_zeros((len(places), rows.shape[1]))
@@ -377,15 +377,16 @@ def rows_at(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def sum_rows(
     rows: torch.Tensor, places: torch.Tensor, weights: torch.Tensor | None = None, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """For every token the sum over k of ``weights[t, k] * rows[places[t, k]]``.
+    """Return for every token the sum over k of ``weights[t, k] * rows[places[t, k]]``.
 
-    float32 inside, k ascending, multiply then add, one rounding. An inf or NaN with weight 0 adds nothing.
+    Computes in float32, k ascending, product rounded before the addition, and rounds once at the end. An inf or NaN
+    with weight 0 adds nothing.
 
     Args:
         rows: ``(N, H)`` float.
-        places: ``(T, K)`` int64; a place outside of the rows counts nothing, and no row is read for it.
+        places: ``(T, K)`` int64; indices out of range add nothing.
         weights: ``(T, K)`` float; None: all 1.
-        dtype: of the result; None: that of rows.
+        dtype: dtype of the result; None: that of rows.
 
     Returns:
         ``(T, H)``, differentiable.

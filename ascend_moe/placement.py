@@ -1,7 +1,7 @@
-"""Which experts live where: contiguous ranges, copies of hot experts, load counters, the ranks of process groups.
+"""Expert placement: contiguous ranges, copies of hot experts, load counters, the ranks of process groups.
 
-Pure functions and counters. Nothing here moves weights: a caller asks for a placement, loads weights by it, and maps
-the router's ids (logical experts) to copies (physical experts) with `remap` before dispatch.
+Pure functions and counters; nothing here moves weights. A caller computes a placement, loads weights accordingly, and
+maps the router's ids (logical experts) to copies (physical experts) with `remap` before dispatch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INDEX_DTYPES = (torch.int32, torch.int64)
 
 @dataclass(frozen=True)
 class ExpertPlacement:
-    """Expert e of ``num_experts`` lives whole on rank ``e // local_experts``.
+    """Placement of ``num_experts`` experts, with expert e on rank ``e // local_experts``.
 
     Attributes:
         num_experts: E, a multiple of ranks.
@@ -35,7 +35,7 @@ class ExpertPlacement:
 
     @classmethod
     def contiguous(cls, num_experts: int, ranks: int) -> ExpertPlacement:
-        """Returns the placement of num_experts, E, on ranks that own E / ranks of them each, in order.
+        """Return the placement of E = num_experts experts in contiguous ranges of E / ranks.
 
         Raises:
             ArgumentError: ranks do not divide the experts.
@@ -48,18 +48,18 @@ class ExpertPlacement:
 
     @property
     def local_experts(self) -> int:
-        """L, experts of a rank."""
+        """L, experts per rank."""
         return self.num_experts // self.ranks
 
     def range_of(self, rank: int) -> tuple[int, int]:
-        """Returns the first and the last expert of a rank, both inclusive. Raises ArgumentError for an unknown rank."""
+        """Return the first and last expert of a rank, both inclusive. Raises ArgumentError for an unknown rank."""
         need(0 <= rank < self.ranks, "rank", "is {}; need 0..{}", rank, self.ranks - 1)
         return rank * self.local_experts, (rank + 1) * self.local_experts - 1
 
     def expert_map(self, rank: int, device: torch.device | str | None = None) -> torch.Tensor:
-        """Returns ``(E,)`` int32: the local number of each expert on a rank, -1 for experts of other ranks.
+        """Return ``(E,)`` int32: each expert's local index on ``rank``, or -1 for experts of other ranks.
 
-        device: where it lies. Raises ArgumentError where there is no such rank.
+        Raises ArgumentError for an unknown rank.
         """
         first, last = self.range_of(rank)
         experts = torch.arange(self.num_experts, dtype=torch.int32, device=device)
@@ -67,10 +67,10 @@ class ExpertPlacement:
 
 
 class Balance(NamedTuple):
-    """Where the copies of all experts are. Physical expert p lives on rank ``p // (replicas / ranks)``.
+    """Placement of the copies of all experts. Physical expert p is on rank ``p // (replicas / ranks)``.
 
     Attributes:
-        physical_to_logical: ``(layers, replicas)`` int64. The hottest rank comes first.
+        physical_to_logical: ``(layers, replicas)`` int64; ranks in descending order of load.
         logical_to_physical: ``(layers, E, most copies of any expert)`` int64, ascending, padded with -1.
         replica_counts: ``(layers, E)`` int64, copies of each expert.
     """
@@ -83,22 +83,22 @@ class Balance(NamedTuple):
 @on_the_host
 @with_typed_errors
 def balance(load: torch.Tensor, replicas: int, ranks: int, groups: int = 1) -> Balance:
-    """Give hot experts copies, and spread all copies over the ranks so that the ranks' loads are near each other.
+    """Replicate hot experts and distribute all copies so that the ranks' loads are balanced.
 
-    Every further copy goes to the expert with the most load a copy; then the copies, the heaviest first, go to the
-    rank with the least load that has room and no copy of this expert yet; where the last ones find none, copies change
-    places, so that no rank has an expert twice. Equal input gives equal output on every rank. Reads values on the host.
+    Each further copy goes to the expert with the highest load per copy. Then the copies, in descending order of load,
+    go to the least loaded rank that has room and no copy of this expert; if there is none, copies are exchanged so that
+    no rank has an expert twice. Equal input gives equal output on every rank. Reads values on the host.
 
     Args:
-        load: ``(layers, E)``, not negative: rows that each logical expert had.
+        load: ``(layers, E)``, non-negative: rows per logical expert.
         replicas: copies of all experts together; a multiple of ranks, E to ``E * ranks / groups``.
         ranks: W.
-        groups: consecutive experts form so many groups, each of which stays on W / groups neighbouring ranks
-            (servers, for routers that choose groups first). Divides E and W. The group with the hottest rank
-            comes first, and in it the hottest rank.
+        groups: number of groups of consecutive experts; each group stays on W / groups consecutive ranks (servers, for
+            routers that choose groups first). Divides E and W. Groups, and ranks within a group, are in descending
+            order of load.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
     """
     need_dims("load", load, 2)
     layers, experts = load.shape
@@ -108,61 +108,61 @@ def balance(load: torch.Tensor, replicas: int, ranks: int, groups: int = 1) -> B
     fits = ranks >= 1 and replicas % ranks == 0 and experts <= replicas <= most
     need(fits, "replicas", "is {}; need a multiple of the {} ranks from {} to {}", replicas, ranks, experts, most)
     sound = bool((load.double().isfinite() & (load >= 0)).all())
-    need(sound, "load", "has a negative or infinite value; need rows an expert, 0 or more")
+    need(sound, "load", "contains a negative or non-finite value; rows per expert must be at least 0")
     members, places = experts // groups, ranks // groups
     share = load.detach().cpu().double().reshape(layers * groups, members)
     counts = _copies(share, replicas // groups, places)
-    slots, heat = _packed(share / counts, counts, places)
+    places_of, heat = _assigned(share / counts, counts, places)
     order = heat.argsort(dim=1, descending=True, stable=True)
-    slots = slots.gather(1, order[..., None].expand_as(slots)).reshape(layers, groups, -1)
+    places_of = places_of.gather(1, order[..., None].expand_as(places_of)).reshape(layers, groups, -1)
     first = torch.arange(groups)[:, None] * members
     hottest = heat.amax(1).reshape(layers, groups).argsort(dim=1, descending=True, stable=True)
-    physical = (slots + first).gather(1, hottest[..., None].expand_as(slots)).reshape(layers, replicas)
+    physical = (places_of + first).gather(1, hottest[..., None].expand_as(places_of)).reshape(layers, replicas)
     counts = counts.reshape(layers, experts)
     return Balance(*(each.to(load.device) for each in (physical, _inverse(physical, counts), counts)))
 
 
 def _copies(load: torch.Tensor, copies: int, most: int) -> torch.Tensor:
-    """(rows, experts) int64: copies of each expert, 1 to ``most``, ``copies`` a row."""
+    """Return (rows, experts) int64: copies of each expert, 1 to ``most``, ``copies`` per row."""
     counts = torch.ones_like(load, dtype=torch.int64)
     row = torch.arange(load.shape[0])
     for _ in range(copies - load.shape[1]):
         each = (load / counts).masked_fill(counts == most, -1)
-        # Of experts with equal load a copy, the one with the fewest copies.
+        # Tie break: the expert with the fewest copies.
         chosen = counts.masked_fill(each != each.amax(1, keepdim=True), most + 1).argmin(1)
         counts[row, chosen] += 1
     return counts
 
 
-def _packed(load: torch.Tensor, counts: torch.Tensor, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Experts by rank and slot (rows, ranks, slots), and the ranks' loads, from the load of one copy."""
+def _assigned(load: torch.Tensor, counts: torch.Tensor, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the experts by rank and place (rows, ranks, places) and the ranks' loads; ``load``: per copy."""
     rows, experts = load.shape
     heavy = load.argsort(dim=1, descending=True, stable=True)
     items = heavy.reshape(-1).repeat_interleave(counts.gather(1, heavy).reshape(-1)).reshape(rows, -1)
     room = items.shape[1] // ranks
-    slots = torch.empty(rows, ranks, room, dtype=torch.int64)
+    assigned = torch.empty(rows, ranks, room, dtype=torch.int64)
     heat, filled = torch.zeros(rows, ranks, dtype=torch.float64), torch.zeros(rows, ranks, dtype=torch.int64)
     holds = torch.zeros(rows, ranks, experts, dtype=torch.bool)
     row = torch.arange(rows)
     for expert in items.unbind(1):
         free = heat.masked_fill(filled == room, torch.inf)
-        apart = free.masked_fill(holds[row, :, expert], torch.inf)  # of the last ones there may be none
+        apart = free.masked_fill(holds[row, :, expert], torch.inf)  # may leave no rank for the last copies
         rank = torch.where(apart.amin(1, keepdim=True).isfinite(), apart, free).argmin(1)
-        slots[row, rank, filled[row, rank]] = expert
+        assigned[row, rank, filled[row, rank]] = expert
         filled[row, rank] += 1
         heat[row, rank] += load[row, expert]
         holds[row, rank, expert] = True
     for each in (holds.sum((1, 2)) < ranks * room).nonzero().squeeze(1).tolist():
-        slots[each] = torch.tensor(_apart(slots[each].tolist(), load[each].tolist()))
-        heat[each] = load[each][slots[each]].sum(1)
-    return slots, heat
+        assigned[each] = torch.tensor(_apart(assigned[each].tolist(), load[each].tolist()))
+        heat[each] = load[each][assigned[each]].sum(1)
+    return assigned, heat
 
 
 def _apart(ranks: list[list[int]], load: list[float]) -> list[list[int]]:
-    """The experts of each rank, where copies have changed places until no rank has an expert twice.
+    """Exchange copies between ranks until no rank has an expert twice; return the experts of each rank.
 
-    A copy that is one too many goes to a rank without this expert, for a copy that is one too many there or whose
-    expert is not here: of all such changes the one after which the hotter of the two ranks is the coolest.
+    A duplicate copy goes to a rank without this expert, in exchange for a copy that is a duplicate there or missing
+    here. Of all such exchanges the one that minimizes the larger load of the two ranks is taken.
     """
     heat = [sum(load[expert] for expert in experts) for experts in ranks]
     for here, experts in enumerate(ranks):
@@ -183,7 +183,7 @@ def _apart(ranks: list[list[int]], load: list[float]) -> list[list[int]]:
 
 
 def _inverse(physical: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """(layers, E, most copies): the places of each expert in ``physical``, padded with -1."""
+    """Return (layers, E, most copies): the indices of each expert in ``physical``, padded with -1."""
     layers, experts = counts.shape
     logical, places = physical.sort(dim=1, stable=True)
     starts = counts.cumsum(1) - counts
@@ -195,7 +195,7 @@ def _inverse(physical: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 
 @on_the_host
 def contiguous_balance(experts: int, layers: int = 1) -> Balance:
-    """The placement of ``experts`` without a copy, for each of ``layers``: expert e is physical expert e."""
+    """Return the placement of ``experts`` experts without copies: expert e is physical expert e in every layer."""
     order = torch.arange(experts)
     return Balance(
         order.expand(layers, -1), order[:, None].expand(layers, -1, 1), torch.ones(layers, experts, dtype=torch.int64)
@@ -205,19 +205,18 @@ def contiguous_balance(experts: int, layers: int = 1) -> Balance:
 @on_the_host
 @with_typed_errors
 def shrunk(found: Balance, ranks: int, alive: Sequence[int]) -> Balance:
-    """The placement of the ranks that are left of a group: their copies, numbered as the smaller group has them.
+    """Return the placement for the remaining ranks of a group, with physical experts renumbered for the smaller group.
 
-    Rank r of ``alive`` keeps its L physical experts; they are those of the place of r in ``alive``. An expert whose
-    every copy was on a lost rank has none: its row of logical_to_physical is -1, to which `remap` maps its pairs, and
-    no row travels for them.
+    Each rank of ``alive`` keeps its L physical experts. An expert whose copies were all on lost ranks has none: its row
+    of logical_to_physical is -1, `remap` maps its ids to -1, and no row is sent for them.
 
     Args:
-        found: of the group before.
-        ranks: W before.
-        alive: what ``ascend_moe.agree`` has returned: ranks before, ascending.
+        found: the placement of the original group.
+        ranks: W of the original group.
+        alive: the result of ``ascend_moe.agree``: original ranks, ascending.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
     """
     replicas = found.physical_to_logical.shape[1]
     divides = ranks >= 1 and replicas % ranks == 0
@@ -241,32 +240,32 @@ def remap(
     world_size: int = 0,
     replicas: int = 0,
 ) -> torch.Tensor:
-    """Replace logical experts by one of their copies, which depends on these arguments alone.
+    """Replace logical experts by one of their copies, chosen from these arguments alone.
 
-    Ranks that see the same tokens (all-gather, all-reduce layers) choose the same copies if they give the tokens the
-    same numbers. Nothing is read on the host.
+    Ranks that see the same tokens (all-gather, all-reduce layers) choose the same copies if they number the tokens
+    equally. Reads nothing on the host.
 
     Args:
-        ids: ``(T, K)`` int32 or int64, logical experts; a negative id stays. With replicas also ids from E on, of zero,
-            copy and const experts, which have no copies: id E + i becomes replicas + i.
-        table: ``(E, C)`` int32 or int64: copies of each expert, padded with -1; a layer of
+        ids: ``(T, K)`` int32 or int64, logical experts; negative ids are unchanged. With replicas, id E + i of a zero,
+            copy or const expert, which has no copies, becomes replicas + i.
+        table: ``(E, C)`` int32 or int64: copies of each expert, padded with -1; one layer of
             `Balance.logical_to_physical`.
-        token_index: ``(T,)`` int32 or int64, the number of each token: copy ``token_index % copies``
-            (npu_moe_update_expert's balance_mode 1, where it is the place in the batch).
-        source_rank: the rank that each token comes from, one for all or ``(T,)``: copy
-            ``source_rank // ceil(world_size / copies)`` (balance_mode 0). Instead of token_index.
+        token_index: ``(T,)`` int32 or int64, the number of each token: selects copy ``token_index % copies``
+            (balance_mode 1 of npu_moe_update_expert, where it is the position in the batch).
+        source_rank: source rank of all tokens or ``(T,)``: selects copy ``source_rank // ceil(world_size / copies)``
+            (balance_mode 0). Instead of token_index.
         world_size: W, with source_rank.
-        replicas: copies of all experts together, which dispatch takes for its number of experts; 0: no id is E or more.
+        replicas: copies of all experts together, dispatch's number of experts; 0: all ids are below E.
 
     Returns:
-        Physical experts, shaped and typed as ids; -1 for an expert without copies.
+        Physical experts with the shape and dtype of ids; -1 for an expert without copies.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
     """
     need_dims("ids", ids, 2, dtypes=_INDEX_DTYPES)
     need_dims("table", table, 2, dtypes=_INDEX_DTYPES)
-    need((token_index is None) != (source_rank is None), "token_index", "or source_rank must be given, and not both")
+    need((token_index is None) != (source_rank is None), "token_index", "or source_rank must be given, but not both")
     need(replicas >= 0, "replicas", "is {}; need the number of all copies, or 0", replicas)
     logical = ids.clamp(min=0, max=len(table) - 1 if replicas else None).long()
     copies = (table >= 0).sum(1).clamp(min=1)[logical]
@@ -285,10 +284,10 @@ def remap(
 
 @with_typed_errors
 def eplb_table(table: torch.Tensor) -> torch.Tensor:
-    """The table that ``npu_moe_update_expert`` takes: ``(E, C + 1)`` int32, number of copies and copies.
+    """Return the table that ``npu_moe_update_expert`` takes: ``(E, C + 1)`` int32, number of copies, then the copies.
 
     Args:
-        table: ``(E, C)``, as `remap` takes it. -1 is padding, behind the copies.
+        table: ``(E, C)``, as in `remap`; padding with -1 follows the copies.
 
     Raises:
         ArgumentError: table is not 2-D int32 or int64.
@@ -298,15 +297,15 @@ def eplb_table(table: torch.Tensor) -> torch.Tensor:
 
 
 class LoadCounter:
-    """Rows that this rank's experts received, by layer, summed up on their device.
+    """Rows received by this rank's experts, per layer, accumulated on their device.
 
-    ``add`` reads nothing on the host and writes into the same memory each time, so that a captured graph may hold it. A
-    forward that a backward runs again (torch.utils.checkpoint) adds nothing.
+    ``add`` reads nothing on the host and always writes to the same memory, so it can be captured in a graph. A forward
+    that a backward recomputes (torch.utils.checkpoint) adds nothing.
 
     Args:
         layers: MoE layers of the model.
         local_experts: L, physical experts of this rank.
-        device: where dispatch's expert_token_nums are.
+        device: device of dispatch's expert_token_nums.
 
     Attributes:
         counts: ``(layers, L)`` int64.
@@ -321,15 +320,15 @@ class LoadCounter:
         self.counts = torch.zeros(layers, local_experts, dtype=torch.int64, device=device)
 
     def add(self, layer: int, expert_token_nums: torch.Tensor, expert_token_nums_type: int = COUNTS) -> None:
-        """Add what one dispatch of a layer delivered.
+        """Add the rows of one dispatch of a layer.
 
         Args:
             layer: 0..layers-1.
             expert_token_nums: ``(L,)`` int32 or int64, from dispatch.
-            expert_token_nums_type: 1 counts, 0 running sums, as it was given to dispatch.
+            expert_token_nums_type: 1 counts, 0 running sums, as passed to dispatch.
 
         Raises:
-            ArgumentError: a rule above is broken.
+            ArgumentError: an argument breaks one of these rules.
         """
         layers, experts = self.counts.shape
         need(0 <= layer < layers, "layer", "is {}; need 0..{}", layer, layers - 1)
@@ -338,13 +337,13 @@ class LoadCounter:
             self.counts[layer].add_(as_counts(expert_token_nums, expert_token_nums_type))
 
     def reset(self) -> None:
-        """Begin again with zeros."""
+        """Set all counts to zero."""
         self.counts.zero_()
 
 
 @with_typed_errors
 def logical_load(counts: torch.Tensor, physical_to_logical: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """The load that `balance` takes: the counts of all physical experts, summed over the copies of each expert.
+    """Return the load that `balance` takes: counts of physical experts summed per logical expert.
 
     Args:
         counts: ``(layers, replicas)`` int64: the `LoadCounter.counts` of all ranks side by side, in rank order.
@@ -355,7 +354,7 @@ def logical_load(counts: torch.Tensor, physical_to_logical: torch.Tensor, num_ex
         ``(layers, E)`` int64.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: a shape or dtype is wrong.
     """
     need_dims("counts", counts, 2, dtypes=(torch.int64,))
     need_shape("physical_to_logical", physical_to_logical, tuple(counts.shape), dtypes=(torch.int64,))
@@ -365,28 +364,28 @@ def logical_load(counts: torch.Tensor, physical_to_logical: torch.Tensor, num_ex
 @on_the_host
 @with_typed_errors
 def rank_groups(order: str, sizes: Mapping[str, int]) -> dict[str, list[list[int]]]:
-    """The ranks of every process group of a parallel layout.
+    """Return the ranks of every process group of a parallel layout.
 
     Args:
-        order: axes joined by "-", the one whose ranks are neighbours first: "tp-cp-ep-dp-pp".
-        sizes: ranks of each axis; an axis that is left out has 1. The world is their product.
+        order: axes joined by "-", fastest-varying first: "tp-cp-ep-dp-pp".
+        sizes: ranks per axis, 1 for an axis that is left out. The world size is their product.
 
     Returns:
-        the groups by the axes that vary within a group, in the order of ``order``: "tp", "ep", "tp-ep", ...; every
-        list of ranks ascends, and so do the first ranks of the groups.
+        The groups by the axes that vary within a group, in the order of ``order``: "tp", "ep", "tp-ep", ...; the ranks
+        of a group ascend, and so do the first ranks of the groups.
 
     Raises:
-        ArgumentError: an axis comes twice or is unknown, or a size is below 1.
+        ArgumentError: an axis is repeated or unknown, or a size is below 1.
 
     Source: Megatron-LM ``RankGenerator``.
     """
     axes = order.split("-")
     need(len(set(axes)) == len(axes) and "" not in axes, "order", "is {!r}; need different axes joined by '-'", order)
     for name, size in sizes.items():
-        need(name in axes, "sizes", "has {!r}, which is no axis of {!r}", name, order)
-        need(size >= 1, "sizes", "has {} ranks of {!r}; need at least 1", size, name)
+        need(name in axes, "sizes", "contains {!r}, which is not an axis of {!r}", name, order)
+        need(size >= 1, "sizes", "contains {} ranks for {!r}; need at least 1", size, name)
     shape = [sizes.get(axis, 1) for axis in axes]
-    # The first axis is the fastest, so it is the last dimension.
+    # The first axis varies fastest, so it is the last dimension.
     ranks = torch.arange(math.prod(shape)).reshape(shape[::-1])
     groups = {}
     for length in range(1, len(axes) + 1):
@@ -399,41 +398,41 @@ def rank_groups(order: str, sizes: Mapping[str, int]) -> dict[str, list[list[int
 
 
 class RankGenerator:
-    """The ranks of process groups, by the names of Megatron-LM's class: `rank_groups` with an offset.
+    """Megatron-LM's interface to `rank_groups`, with an offset.
 
     Args:
-        tp, ep, dp, pp, cp: ranks of each axis; ep or cp is 1.
-        order: as of `rank_groups`, in letters of any case. An axis that it leaves out has 1 rank.
-        rank_offset: the first rank of the layout.
+        tp, ep, dp, pp, cp: ranks per axis; ep or cp must be 1.
+        order: as in `rank_groups`, in upper or lower case. An axis that is left out has 1 rank.
+        rank_offset: first rank of the layout.
 
     Attributes:
-        world_size: the ranks of the layout.
-        order: with all five axes.
+        world_size: ranks of the layout.
+        order: the order with all five axes.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: Megatron-LM ``RankGenerator``.
     """
 
     @with_typed_errors
     def __init__(self, tp: int, ep: int, dp: int, pp: int, cp: int, order: str, rank_offset: int = 0) -> None:
-        need(ep == 1 or cp == 1, "ep", "is {} and cp {}; one generator has one of them: make two", ep, cp)
+        need(ep == 1 or cp == 1, "ep", "is {} and cp {}; one of them must be 1: use two generators", ep, cp)
         self.tp, self.ep, self.dp, self.pp, self.cp, self.rank_offset = tp, ep, dp, pp, cp, rank_offset
         sizes = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": cp}
         axes = order.lower().split("-")
         for name, size in sizes.items():
             if name not in axes:
-                need(size == 1, "order", "is {!r}, without {} of {} ranks", order, name, size)
+                need(size == 1, "order", "is {!r} without {}, which has {} ranks; add it", order, name, size)
                 axes.append(name)
         self.order, self.world_size = "-".join(axes), math.prod(sizes.values())
         self._groups = rank_groups(self.order, sizes)
 
     @with_typed_errors
     def get_ranks(self, token: str) -> list[list[int]]:
-        """Returns the groups whose ranks differ in the axes of ``token``, such as "tp-dp", and in no other.
+        """Return the groups whose ranks differ exactly in the axes of ``token``, such as "tp-dp".
 
-        Raises ArgumentError for an axis that there is not.
+        Raises ArgumentError for an unknown axis.
         """
         axes, asked = self.order.split("-"), token.split("-")
         need(set(asked) <= set(axes), "token", "is {!r}; need axes of {!r}", token, self.order)
@@ -445,14 +444,11 @@ class RankGenerator:
 def folded_groups(
     order: str, world: int, *, tp: int = 1, cp: int = 1, etp: int = 1, ep: int = 1, pp: int = 1
 ) -> tuple[dict[str, list[list[int]]], dict[str, list[list[int]]]]:
-    """`rank_groups` of attention (tp, cp, dp, pp) and of the experts (etp as "tp", ep, edp as "dp", pp) of one world.
+    """Return `rank_groups` of attention (tp, cp, dp, pp) and of the experts (etp as "tp", ep, edp as "dp", pp).
 
     Args:
-        order: as of `rank_groups`, with "tp", "cp", "ep", "dp" and "pp".
-        world: ranks altogether. tp, cp, etp, ep, pp: ranks of each axis; dp and edp follow.
-
-    Returns:
-        the groups of attention and those of the experts.
+        order: as in `rank_groups`, with "tp", "cp", "ep", "dp" and "pp".
+        world: ranks of both layouts. tp, cp, etp, ep, pp: ranks per axis; dp and edp are derived.
 
     Raises:
         ArgumentError: a product does not divide the world, or the pipeline groups of the two differ: end the order
@@ -463,14 +459,8 @@ def folded_groups(
     made = []
     for name, one, two in (("tp * cp * pp", tp, cp), ("etp * ep * pp", etp, ep)):
         product = one * two * pp
-        need(
-            product >= 1 and world % product == 0,
-            "world",
-            "is {}; it must be a multiple of {} = {}",
-            world,
-            name,
-            product,
-        )
+        rule = "is {}; it must be a multiple of {} = {}"
+        need(product >= 1 and world % product == 0, "world", rule, world, name, product)
         second = {"cp": two} if name.startswith("tp") else {"ep": two}
         made.append(rank_groups(order, {"tp": one, "pp": pp, "dp": world // product, **second}))
     same = sorted(made[0]["pp"]) == sorted(made[1]["pp"])

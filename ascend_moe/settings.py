@@ -1,10 +1,10 @@
 """Every environment variable of this package: name, parser, default, rule and one line of help.
 
-No other module spells the name of one of these variables. A reader writes ``settings.TIMEOUT_S.get()``; an
-error text takes ``settings.TIMEOUT_S.name``. tools/pages_from_code.py writes `TABLE` into docs/debugging.md.
+No other module spells the name of one of these variables: code reads ``settings.TIMEOUT_S.get()``, a message contains
+``settings.TIMEOUT_S.name``. tools/pages_from_code.py writes `TABLE` into docs/debugging.md.
 
-A variable is read when its value is needed, never at import: a change of ``os.environ`` counts from the next
-read on. A value of blanks only counts as not set.
+A variable is read when its value is needed, never at import: a change of ``os.environ`` takes effect at the next
+read. A blank value counts as not set.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ MAX_WINDOW_MIB = 65535
 DEFAULT_WINDOW_MIB = 200  # as in CANN
 DEFAULT_TIMEOUT_S = 60.0
 CONTEXTS = ("table", "a3", "a2")  # by number, as in op_kernel/protocol/tiling.h
-MEETINGS = ("blocks", "syncall")  # by number, as in op_kernel/protocol/tiling.h
+CORE_BARRIERS = ("blocks", "syncall")  # by number, as in op_kernel/protocol/tiling.h
 ENGINES = ("fast", "checked")
 LOG_LEVELS = ("debug", "info", "warning")
-# Probes of the bring-up that a choice rests on (native/probe_results.py).
+# Probes of the bring-up that select an algorithm (native/probe_results.py).
 PROVABLE = ("data before flag", "pull", "writer-side relay")
 
 
@@ -42,11 +42,11 @@ class Setting(Generic[T]):
         name: the variable.
         parse: text to value; raises ValueError when the text breaks the rule.
         default: the value when the variable is not set.
-        rule: ends the sentence "NAME=text must be ...".
+        rule: the end of the sentence "NAME=text must be ...".
         help: one line: what the value does.
         shown: the default in words, for pages.
-        refusal: the sentence for a bad value, where it is not "NAME=text must be RULE".
-        error: the class of the error for a bad value.
+        refusal: the end of the sentence for a bad value, if it is not "must be RULE".
+        error: the error class for a bad value.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Setting(Generic[T]):
     error: type[AscendMoeError] = ArgumentError
 
     def text(self) -> str:
-        """The variable as it is set, without blanks around it; "" when it is not set."""
+        """Return the variable's value without surrounding blanks, or "" if it is not set."""
         return os.environ.get(self.name, "").strip()
 
     def is_set(self) -> bool:
@@ -67,12 +67,12 @@ class Setting(Generic[T]):
         return bool(self.text())
 
     def get(self) -> T:
-        """The value."""
+        """Return the parsed value, or the default if the variable is not set."""
         text = self.text()
         return self.value_of(text) if text else self.default
 
     def value_of(self, text: str, name: str = "") -> T:
-        """The value that ``text`` stands for; ``name`` is an argument that follows the same rule.
+        """Parse ``text``; ``name`` is an argument with the same rule.
 
         Raises:
             ArgumentError, or the class ``error``: the text breaks the rule.
@@ -86,7 +86,7 @@ class Setting(Generic[T]):
 
 
 def _whole_number(low: int, high: int) -> Callable[[str], int]:
-    """A parser of decimal whole numbers in low..high."""
+    """Return a parser of decimal integers in low..high."""
 
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdigit() and low <= int(text) <= high):
@@ -104,7 +104,7 @@ def _seconds(text: str) -> float:
 
 
 def _choice(*names: str) -> Callable[[str], str]:
-    """A parser that takes these names only."""
+    """Return a parser that accepts only these names."""
 
     def parse(text: str) -> str:
         if text not in names:
@@ -115,7 +115,7 @@ def _choice(*names: str) -> Callable[[str], str]:
 
 
 def _names(*known: str) -> Callable[[str], tuple[str, ...]]:
-    """A parser of some of these names, or of "all" or "none"."""
+    """Return a parser of a comma-separated list of these names, "all" or "none"."""
 
     def parse(text: str) -> tuple[str, ...]:
         if text in ("all", "none"):
@@ -129,7 +129,7 @@ def _names(*known: str) -> Callable[[str], tuple[str, ...]]:
 
 
 def _text(name: str, rule: str, help: str, shown: str = "not set", default: str = "") -> Setting[str]:
-    """A setting that any text is fit for; who reads it judges it."""
+    """Return a setting that accepts any text; its reader checks it."""
     return Setting(name, str, default, rule, help, shown)
 
 
@@ -144,7 +144,7 @@ HCCL_BUFFSIZE = Setting(
     _whole_number(1, MAX_WINDOW_MIB),
     DEFAULT_WINDOW_MIB,
     f"a whole number of MiB in 1..{MAX_WINDOW_MIB} (default {DEFAULT_WINDOW_MIB})",
-    "MiB of a rank's window; read when a communicator opens; the same on all ranks",
+    "window size of a rank in MiB; read when a communicator opens; must be equal on all ranks",
     str(DEFAULT_WINDOW_MIB),
 )
 TIMEOUT_S = Setting(
@@ -152,17 +152,17 @@ TIMEOUT_S = Setting(
     _seconds,
     DEFAULT_TIMEOUT_S,
     "a number of seconds above 0, at most 1000000",
-    "seconds that an op waits for another rank; on an NPU a communicator's first op waits twice as long",
+    "seconds that an op waits for another rank; twice as long in a communicator's first op on an NPU",
     "60; 300 on an NPU",
 )
 COMM_ALG = _text(
     "ASCEND_MOE_COMM_ALG",
-    "a name that comm_alg takes",
-    'algorithm of an op whose comm_alg is "": `window`, `direct`, `hierarchy` or `auto`; the same on all ranks',
-    "`auto`, which on an NPU is `window` until `validate --bringup` has passed",
+    "a value of comm_alg",
+    'algorithm of an op whose comm_alg is "": `window`, `direct`, `hierarchy` or `auto`; must be equal on all ranks',
+    "`auto`; on an NPU that is `window` until `validate --bringup` has passed",
 )
-_HIERARCHY = 'with {} and {}: an op of a group of several A2 servers whose comm_alg is "" runs `hierarchy`, as in CANN'
-_BESIDE = "; `ASCEND_MOE_COMM_ALG` overrules it"
+_HIERARCHY = 'with {} and {}, an op whose comm_alg is "" on several A2 servers runs `hierarchy`, as in CANN'
+_BESIDE = "; `ASCEND_MOE_COMM_ALG` takes precedence"
 HCCL_INTRA_PCIE = _text(
     "HCCL_INTRA_PCIE_ENABLE", "0 or 1", _HIERARCHY.format("1", "`HCCL_INTRA_ROCE_ENABLE=0`") + _BESIDE
 )
@@ -172,39 +172,40 @@ HCCL_INTRA_ROCE = _text(
 LOGIC_SUPER_POD = _text(
     "HCCL_LOGIC_SUPERPOD_ID",
     "a number",
-    "HCCL's: which super-pod of A3 this rank counts to; a group of ranks that say different ones is refused",
+    "HCCL's super-pod id of this rank (A3); a group whose ranks have different ids is refused",
 )
 AIV_CORES = Setting[int | None](
     "ASCEND_MOE_AIV_CORES",
     _whole_number(1, MAX_CORES),
     None,
     f"a whole number in 1..{MAX_CORES}",
-    "AIV cores of a launch on the twin; may differ from call to call, changes no result",
+    "AIV cores per launch on the twin; may change between calls; does not change results",
     "1; 8 on the checked engine",
 )
-LENT_MIB = Setting[int | None](
-    "ASCEND_MOE_LENT_MIB",
+REGISTERED_MIB = Setting[int | None](
+    "ASCEND_MOE_REGISTERED_MIB",
     _whole_number(0, MAX_WINDOW_MIB),
     None,
-    f"a whole number of MiB in 0..{MAX_WINDOW_MIB} (default: as much as the window)",
-    "MiB for tensors of `window_empty`: behind a window on a CPU, part of it on an NPU; 0: none; the same on all ranks",
+    f"a whole number of MiB in 0..{MAX_WINDOW_MIB} (default: the window size)",
+    "MiB for tensors of `window_empty`: beside the window on a CPU, part of it on an NPU; 0: none; must be equal on "
+    "all ranks",
     "CPU: as `HCCL_BUFFSIZE`; NPU: 0",
 )
 RANKS_PER_SERVER = Setting(
     "ASCEND_MOE_RANKS_PER_SERVER",
     _whole_number(0, MAX_WORLD),
     0,
-    f"a whole number in 0..{MAX_WORLD} (0: not told)",
-    "ranks of a server. A2: goes before host names, counts ranks of the job. CPU: simulates A2's servers of that many; "
-    "the same on all ranks",
-    "0: A2: host names tell; CPU: one server",
+    f"a whole number in 0..{MAX_WORLD} (0: not set)",
+    "ranks per server. A2: takes precedence over host names, counts ranks of the job. CPU: simulates A2 servers of "
+    "this size; must be equal on all ranks",
+    "0: A2: from host names; CPU: one server",
 )
-NEAR_STORES = Setting(
-    "ASCEND_MOE_NEAR_STORES",
+INTRA_NODE_STORES = Setting(
+    "ASCEND_MOE_INTRA_NODE_STORES",
     _choice("0", "1"),
     "0",
     "0 or 1",
-    "`1`: on several servers of A2 stores reach the ranks of the own server, not BatchWrite; the same on all ranks",
+    "`1`: on several A2 servers, ranks of one server communicate by stores, not BatchWrite; must be equal on all ranks",
     "0, until probe 2 of `validate --bringup` has passed",
 )
 RDMA_FLAGS = Setting(
@@ -212,26 +213,26 @@ RDMA_FLAGS = Setting(
     _choice("0", "1"),
     "0",
     "0 or 1",
-    "`1`: rows between servers of A2 travel in blocks of 480 bytes and a flag of 32, which the receiver checks, so "
-    "that it does not depend on the order within an item; the same on all ranks",
-    "0: set it where probe 11 of `validate --bringup` fails",
+    "`1`: rows between A2 servers travel in blocks of 480 bytes plus a 32-byte flag, which the receiver checks, so "
+    "that the order of writes within an item does not matter; must be equal on all ranks",
+    "0; set it if probe 11 of `validate --bringup` fails",
 )
-MEETING = Setting(
-    "ASCEND_MOE_MEETING",
-    _choice(*MEETINGS),
+CORE_BARRIER = Setting(
+    "ASCEND_MOE_CORE_BARRIER",
+    _choice(*CORE_BARRIERS),
     "blocks",
-    f"one of {', '.join(MEETINGS)}",
-    "how the cores of a rank wait for each other: for blocks of every core, or by `syncall`; goes before what probe 8 "
-    "of `validate --bringup` has timed; may differ between ranks, changes no result",
-    "NPU: the faster by the verdict of bring-up; else `blocks`",
+    f"one of {', '.join(CORE_BARRIERS)}",
+    "core barrier of a rank: `blocks` (one status block per core) or `syncall`; takes precedence over the timing of "
+    "probe 8 of `validate --bringup`; may differ between ranks; does not change results",
+    "NPU: the faster one in the bring-up results; else `blocks`",
 )
-STAMPS = Setting(
-    "ASCEND_MOE_STAMPS",
+TIMESTAMPS = Setting(
+    "ASCEND_MOE_TIMESTAMPS",
     _choice("0", "1"),
     "0",
     "0 or 1",
-    "`1`: every core of an op leaves the cycle at which it began each phase, as `validate --bringup --times` prints "
-    "them; may differ between ranks, changes no result",
+    "`1`: every core of an op records the cycle at which each phase began; `validate --bringup --times` prints them; "
+    "may differ between ranks; does not change results",
     "0",
 )
 CONTEXT = Setting(
@@ -246,25 +247,25 @@ PROVEN = Setting[tuple[str, ...]](
     "ASCEND_MOE_PROVEN",
     _names(*PROVABLE),
     (),
-    f"none, all, or probes of `validate --bringup` with commas between them: {', '.join(PROVABLE)}",
-    "NPU: the bring-up probes that count as passed, in the place of the verdict that `ascend-moe validate --bringup` "
-    "has written; `none`, `all`, or names with commas between them; the same on all ranks",
-    "the verdict's file in `ASCEND_MOE_CACHE`",
+    f"none, all, or a comma-separated list of probes of `validate --bringup`: {', '.join(PROVABLE)}",
+    "NPU: bring-up probes that count as passed instead of the results stored by `ascend-moe validate --bringup`: "
+    "`none`, `all`, or a comma-separated list; must be equal on all ranks",
+    "the results in `ASCEND_MOE_CACHE`",
 )
 PATCH = Setting(
     "ASCEND_MOE_PATCH",
     _choice("0", "1"),
     "0",
     "0 or 1",
-    "`1`: in every process of vLLM and SGLang, their plug-in loaders put this package's operators in torch_npu's place",
+    "`1`: the plug-in loaders of vLLM and SGLang replace torch_npu's operators by this package's in every process",
     "0",
 )
-CHECK_PAIRS = Setting(
-    "ASCEND_MOE_CHECK_PAIRS",
+CHECK_ROUTING = Setting(
+    "ASCEND_MOE_CHECK_ROUTING",
     _choice("0", "1"),
     "0",
     "0 or 1",
-    "`1`: every combine compares its ids with those of the dispatch whose tensors it is given; each dispatch reads it",
+    "`1`: every combine compares its ids with those of its dispatch; read by each dispatch",
     "0",
 )
 ENGINE = Setting(
@@ -283,19 +284,19 @@ LOG = Setting(
     _choice(*LOG_LEVELS),
     "warning",
     f"one of {', '.join(LOG_LEVELS)}",
-    "records of the logger `ascend_moe` that go to stderr; `info`: windows, algorithms, builds; `debug`: every op; "
+    "level of the logger `ascend_moe` on stderr: `info`: windows, algorithms, builds; `debug`: every op; "
     "read when windows open",
     "not set: Python's `logging` decides",
 )
 
-# ---- the C++ of the twin reads these
+# ---- read by the C++ code of the twin
 
 ISA = Setting(
     "ASCEND_MOE_ISA",
     _choice("baseline", "avx2"),
     "",
     "baseline or avx2",
-    "`baseline` or `avx2`: vector loops leave out the wider instructions of the machine",
+    "`baseline` or `avx2`: restricts vector loops to these instructions",
     "the widest",
 )
 FORWARD = Setting(
@@ -303,7 +304,7 @@ FORWARD = Setting(
     _choice("0", "1"),
     "1",
     "0 or 1",
-    "`0`: every copy into UB happens at once, even where the row only passes through UB",
+    "`0`: copy rows into UB at once, even if they only pass through it",
     "1",
 )
 SEED = Setting[int | None](
@@ -335,39 +336,40 @@ VNPU_LIBRARIES = _path(
 CACHE = _path(
     "ASCEND_MOE_CACHE",
     "folder",
-    "folder for what is compiled at run time, and for the verdicts of `validate --bringup`",
+    "folder for code compiled at run time and for the results of `validate --bringup`",
     "`$XDG_CACHE_HOME/ascend_moe`, else `~/.cache/ascend_moe`",
 )
 
 CALLS = _path(
     "ASCEND_MOE_CALLS",
     "folder",
-    "folder for a rank's last calls, which are written beside PeerLost and CommTimeout",
+    "folder for the log of a rank's last calls, written on PeerLost and CommTimeout",
     "the temporary folder",
 )
 
-# ---- set by this package for the processes that it starts
+# ---- set by this package for its child processes
 
-VNPU = _text("ASCEND_MOE_VNPU", "a folder", "set by `ascend-moe vnpu`: the virtual NPU's libraries")
+VNPU = _text("ASCEND_MOE_VNPU", "a folder", "set by `ascend-moe vnpu`: folder of the virtual NPU's libraries")
 VNPU_SOC = _text(
-    "ASCEND_MOE_VNPU_SOC", "the name of a SoC", "set by `ascend-moe vnpu`: the SoC that virtual devices report"
+    "ASCEND_MOE_VNPU_SOC", "the name of a SoC", "set by `ascend-moe vnpu`: SoC name reported by virtual devices"
 )
-VNPU_DEVICES = _text("ASCEND_MOE_VNPU_DEVICES", "a number", "set by `ascend-moe vnpu`: the number of virtual devices")
+VNPU_DEVICES = _text("ASCEND_MOE_VNPU_DEVICES", "a number", "set by `ascend-moe vnpu`: number of virtual devices")
 VNPU_REPORT = _text(
-    "ASCEND_MOE_VNPU_REPORT", "a file", "file to which the virtual NPU appends every launch of an op, for tests"
+    "ASCEND_MOE_VNPU_REPORT", "a file", "file to which the virtual NPU appends every launched op, for tests"
 )
 VALIDATE_OUTCOME = _path(
     "ASCEND_MOE_VALIDATE_OUTCOME",
     "file",
-    "set by `ascend-moe validate`: the file into which rank 0 writes the result",
+    "set by `ascend-moe validate`: result file of rank 0",
     "not set",
 )
 
 # By heading of the page.
 TABLE: dict[str, tuple[Setting[Any], ...]] = {
     "How the ops run": (
-        HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, HCCL_INTRA_PCIE, HCCL_INTRA_ROCE, LOGIC_SUPER_POD, AIV_CORES, LENT_MIB,
-        RANKS_PER_SERVER, NEAR_STORES, RDMA_FLAGS, MEETING, STAMPS, CONTEXT, PROVEN, PATCH, CHECK_PAIRS, ENGINE, LOG,
+        HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, HCCL_INTRA_PCIE, HCCL_INTRA_ROCE, LOGIC_SUPER_POD, AIV_CORES,
+        REGISTERED_MIB, RANKS_PER_SERVER, INTRA_NODE_STORES, RDMA_FLAGS, CORE_BARRIER, TIMESTAMPS, CONTEXT, PROVEN,
+        PATCH, CHECK_ROUTING, ENGINE, LOG,
     ),
     "How the twin runs": (ISA, FORWARD, SEED),
     "Files and folders": (LIBRARY, CHECKED_LIBRARY, NPU_LIBRARY, VNPU_LIBRARIES, CACHE, CALLS),
@@ -380,11 +382,11 @@ NAMES = frozenset(setting.name for group in TABLE.values() for setting in group)
 
 
 def setting_of(problem: BaseException) -> Setting[Any] | None:
-    """The variable whose value the error ``problem`` is about; None: none's."""
+    """Return the variable that the error ``problem`` is about, or None."""
     argument = getattr(problem, "details", {}).get("argument")
     return next((setting for group in TABLE.values() for setting in group if setting.name == argument), None)
 
 
 def own_variables() -> dict[str, str]:
-    """Every variable of the environment whose name begins with `PREFIX`, known here or not, by name."""
+    """Return all environment variables whose name begins with `PREFIX`, known or not, by name."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIX)}

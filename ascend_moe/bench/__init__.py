@@ -104,7 +104,7 @@ def run_ranks(job: Job, advance: Advance | None = None) -> list[list[CaseMarks]]
                 **os.environ,
                 **SETTINGS,
                 settings.HCCL_BUFFSIZE.name: str(max(window_mib(case) for case in job.cases)),
-                settings.LENT_MIB.name: str(max(lent_mib(case) for case in job.cases)),
+                settings.REGISTERED_MIB.name: str(max(lent_mib(case) for case in job.cases)),
                 "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
                 "PYTHONFAULTHANDLER": "1",
             },
@@ -193,7 +193,7 @@ def window_mib(case: Case) -> int:
 
 
 def lent_mib(case: Case) -> int:
-    """ASCEND_MOE_LENT_MIB for three tensors of the most rows that may come: in use, spent, taken beside."""
+    """ASCEND_MOE_REGISTERED_MIB for three tensors of the most rows that may come: in use, spent, taken beside."""
     return max(DEFAULT_WINDOW_MIB, 3 * case.most_rows * case.hidden * case.torch_dtype.itemsize // MIB + 1)
 
 

@@ -1,8 +1,8 @@
 """Communicators by name: group_ep of a process group or of a LocalCluster.
 
-``comm_name`` gives the name, the ops look it up, ``close`` closes it. On an HCCL group the name is
-HCCL's own; on any other group the windows lie in shared memory of one machine, are opened
-collectively on first use, and the c10d group name is the key.
+``comm_name`` returns the name, the ops look it up, ``close`` closes it. For an HCCL group the name is HCCL's own. For
+any other group it is the c10d group name; the windows are in shared memory of one machine and are opened collectively
+on first use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ascend_moe.comm.rendezvous import Opening
 from ascend_moe.comm.threads import LocalCluster
 from ascend_moe.errors import ArgumentError, AscendMoeError, need, with_typed_errors
 from ascend_moe.native import library
-from ascend_moe.native.windows import timeout_s, window_data_bytes, window_lent_bytes
+from ascend_moe.native.windows import timeout_s, window_data_bytes, window_registered_bytes
 from ascend_moe.settings import MAX_WORLD
 
 if TYPE_CHECKING:
@@ -45,50 +45,50 @@ MAX_NAME = 127  # characters of group_ep, as in CANN
 
 @dataclass(frozen=True)
 class Device:
-    """Ends whose windows are in a device's memory: how ``register_device`` reaches them."""
+    """Access of ``register_device`` to communicators whose windows are in device memory."""
 
-    known: Callable[[str], Any]  # the end of a group_ep that an op has opened, None without one
-    find: Callable[[str, int, int, torch.device], Any]  # the end of a group_ep, made when there is none
-    close: Callable[[str], None]  # forgets an end; idempotent
-    vote: Callable[[str, ProcessGroup], StoreVote | None]  # of a group; None before its first op
+    known: Callable[[str], Any]  # the communicator of a group_ep that an op has opened, or None
+    find: Callable[[str, int, int, torch.device], Any]  # the communicator of a group_ep, opened if there is none
+    close: Callable[[str], None]  # forgets a communicator; idempotent
+    vote: Callable[[str, ProcessGroup], StoreVote | None]  # votes of a group; None before its first op
 
 
 _devices: dict[str, Device] = {}  # by torch's name of the device type
 # By group_ep and rank: the group, and its communicator.
 _entries: dict[tuple[str, int], tuple[weakref.ref[ProcessGroup], Communicator]] = {}
-_subgroups: dict[str, Communicator] = {}  # by group_ep: made by shrink, unknown to torch.distributed
-_gates: dict[tuple[str, int], threading.Lock] = {}  # one opening of a name at a time
-_handed_out: dict[str, weakref.ref[ProcessGroup]] = {}  # names that c10d does not know: HCCL's
+_subgroups: dict[str, Communicator] = {}  # by group_ep: created by shrink, unknown to torch.distributed
+_gates: dict[tuple[str, int], threading.Lock] = {}  # serialize the opening of a name
+_handed_out: dict[str, weakref.ref[ProcessGroup]] = {}  # HCCL's names, unknown to c10d
 
 
 def register_device(kind: str, device: Device) -> None:
-    """Makes lookups and ``close`` reach the ends on one kind of device; called where they are implemented."""
+    """Make lookups and ``close`` include the communicators on one kind of device; called by its implementation."""
     _devices[kind] = device
 
 
 def npu_vote(group_ep: str, group: ProcessGroup) -> StoreVote | None:
-    """Return the votes of an HCCL group, or None if no op has run on it here."""
+    """Return the votes of an HCCL group, or None if no op has run on it in this process."""
     return _devices["npu"].vote(group_ep, group) if "npu" in _devices else None
 
 
 def _known_on_device(group_ep: str) -> Any:
-    """The end of this name that an op on a device has opened, if any."""
-    return next((end for device in _devices.values() if (end := device.known(group_ep)) is not None), None)
+    """Return the communicator of this name that an op on a device has opened, or None."""
+    return next((found for device in _devices.values() if (found := device.known(group_ep)) is not None), None)
 
 
 def comm_name(process_group: ProcessGroup | None = None) -> str:
-    """The ``group_ep`` of a process group, for the dispatch and combine ops.
+    """Return the ``group_ep`` of a process group, for the dispatch and combine ops.
+
+    HCCL groups have HCCL's communicator name. For any other backend it is the group's name in c10d, and the first call
+    on a group opens its windows, which is collective; so is the first call after ``close``. Windows have HCCL_BUFFSIZE
+    MiB (default 200) per rank and are shared memory: all ranks must be on one machine.
 
     Args:
-        process_group: None for the default group; or as `group_of`. HCCL: HCCL's communicator name. Any other
-            backend: the group's name in c10d; the first call on a group opens its windows, which is collective,
-            and so is the first after ``close``.
-
-    Windows hold HCCL_BUFFSIZE MiB (default 200) a rank and are shared memory: all ranks on one machine.
+        process_group: a group as in `group_of`; None: the default group.
 
     Raises:
-        ArgumentError: no such group, or not a member of it.
-        CommTimeout, PeerLost: a rank did not come within ASCEND_MOE_TIMEOUT_S, or died.
+        ArgumentError: there is no such group, or this rank is not a member.
+        CommTimeout, PeerLost: a rank did not arrive within ASCEND_MOE_TIMEOUT_S, or died.
         ConfigMismatch: HCCL_BUFFSIZE or the machine differs between the ranks.
     """
     group = group_of("process_group", process_group)
@@ -100,25 +100,25 @@ def comm_name(process_group: ProcessGroup | None = None) -> str:
         _handed_out[name] = weakref.ref(group)
         return name
     name = str(group.group_name)
-    _end(name, group)
+    _communicator(name, group)
     return name
 
 
 def group_of(argument: str, given: object = None) -> ProcessGroup:
-    """The live process group that a caller means by ``given``. Opens nothing.
+    """Return the live process group denoted by ``given``. Opens nothing.
 
     Args:
-        argument: its name in errors.
-        given: a process group with this rank in it; its name; a DeviceMesh of one dimension; an object with such a
+        argument: name of the argument in errors.
+        given: a process group that includes this rank; its name; a DeviceMesh of one dimension; an object with such a
             group as ``device_group`` (vLLM's and SGLang's GroupCoordinator). None: the default group.
 
     Raises:
-        ArgumentError: it is none of these, the group was destroyed, or this rank is not in it.
+        ArgumentError: it is none of these, the group was destroyed, or this rank is not a member.
     """
     if isinstance(given, str):
         cluster, found = find(given)
         if subgroup(given) is not None:
-            raise _no_group(argument, f"{given!r} was made by shrink and has no process group; ")
+            raise _no_group(argument, f"{given!r} was created by shrink and has no process group; ")
         if cluster is not None:
             raise _no_group(argument, f"{given!r} is a LocalCluster's name, which has no process group; ")
         if found is None:
@@ -130,7 +130,7 @@ def group_of(argument: str, given: object = None) -> ProcessGroup:
     if hasattr(group, "get_group") and hasattr(group, "mesh_dim_names"):  # a DeviceMesh
         if group.ndim != 1:
             names = group.mesh_dim_names or range(group.ndim)
-            raise _no_group(argument, f"is a DeviceMesh of dimensions {', '.join(map(str, names))}; ")
+            raise _no_group(argument, f"is a DeviceMesh with the dimensions {', '.join(map(str, names))}; ")
         group = group.get_group()
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
         if given is None and not _initialized():
@@ -146,7 +146,7 @@ def group_of(argument: str, given: object = None) -> ProcessGroup:
 
 
 def _has_name(group: ProcessGroup) -> bool:
-    """Whether c10d has made the group. One made by hand has none, but its collectives work."""
+    """Whether c10d created the group; the collectives of other groups work too."""
     try:
         return bool(group.group_name)
     except RuntimeError:
@@ -154,18 +154,18 @@ def _has_name(group: ProcessGroup) -> bool:
 
 
 def name_of(argument: str, given: object = None) -> str:
-    """The ``group_ep`` of ``given``: a name stays, known or not; of all else that `group_of` takes, `comm_name`.
+    """Return the ``group_ep`` for ``given``: a name unchanged, known or not; else `comm_name` of `group_of`.
 
     Raises:
-        ArgumentError: as `group_of`. Other errors: as `comm_name`, which opens the windows of a group, collectively.
+        ArgumentError: as `group_of`. Other errors: as `comm_name`, which may open windows collectively.
     """
     if given == "":
-        raise _no_group(argument, "is an empty name; ")
+        raise _no_group(argument, "is an empty string; ")
     return given if isinstance(given, str) else comm_name(group_of(argument, given))
 
 
 def need_name(argument: str, given: object) -> None:
-    """Raise unless ``given`` may be the name of a group: torch's operators take no group itself."""
+    """Raise ArgumentError unless ``given`` is a string: torch's operators take names, not groups."""
     kind = type(given).__name__
     need(isinstance(given, str), argument, "is a {}; it must be a str: use ascend_moe.comm_name(process_group)", kind)
 
@@ -176,7 +176,7 @@ def _no_group(argument: str, why: str) -> ArgumentError:
 
 
 def find(group_ep: object) -> tuple[LocalCluster | None, ProcessGroup | None]:
-    """The cluster or the live process group of this name; neither for an unknown one or a subgroup's."""
+    """Return the cluster or the live process group of this name; neither for an unknown name or a subgroup."""
     if not isinstance(group_ep, str):
         return None, None
     cluster = threads.find(group_ep)
@@ -184,14 +184,14 @@ def find(group_ep: object) -> tuple[LocalCluster | None, ProcessGroup | None]:
 
 
 def process_group(group_ep: str) -> ProcessGroup | None:
-    """The live process group of this name; None where it is a LocalCluster's, or nobody's."""
+    """Return the live process group of this name, or None."""
     return find(group_ep)[1]
 
 
 def size_and_rank(group_ep: str) -> tuple[int, int | None] | None:
-    """World size and rank of a known group, without opening anything; None for an unknown name.
+    """Return world size and rank of a known group without opening anything, or None for an unknown name.
 
-    The rank is None where the calling thread could be any rank.
+    The rank is None if the calling thread could be any rank.
     """
     if (made := subgroup(group_ep)) is not None:
         return made.world, made.rank
@@ -201,13 +201,13 @@ def size_and_rank(group_ep: str) -> tuple[int, int | None] | None:
     return None if group is None else (group.size(), group.rank())
 
 
-# torch.compile cannot trace the lookup. torch.compiler.assume_constant_result is this line, but imports torch._dynamo:
-# a second for every process.
+# torch.compile cannot trace the lookup. The decorator torch.compiler.assume_constant_result does the same but imports
+# torch._dynamo, which takes a second in every process.
 size_and_rank._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def device_of(group_ep: str) -> torch.device:
-    """Where the group's windows are: the current NPU for an HCCL group, else the CPU."""
+    """Return the device of the group's windows: the current NPU for an HCCL group, else the CPU."""
     _, group = find(group_ep)
     if group is None or not _names_hccl(group_ep, group):
         return torch.device("cpu")
@@ -219,7 +219,7 @@ def _current_npu() -> torch.device:
 
 
 def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
-    """This rank's open communicator. For a process group the first lookup opens it, collectively.
+    """Return this rank's open communicator. For a process group the first lookup opens it, collectively.
 
     Raises:
         ArgumentError: ``.argument`` is group_ep, ep_world_size or ep_rank_id.
@@ -232,7 +232,7 @@ def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
     cluster, group = find(group_ep)
     if cluster is not None:
         _check_place(group_ep, cluster.world_size, cluster.rank_here(), ep_world_size, ep_rank_id)
-        return cluster.end(ep_rank_id)
+        return cluster.communicator(ep_rank_id)
     if group is None:
         raise unknown(group_ep)
     _check_place(group_ep, group.size(), group.rank(), ep_world_size, ep_rank_id)
@@ -241,70 +241,71 @@ def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
             f"group_ep={group_ep!r} is an HCCL communicator, whose windows are on NPUs, but the tensors are "
             "on cpu: move them to the NPU, or use the name of a gloo group"
         )
-    return _end(group_ep, group)
+    return _communicator(group_ep, group)
 
 
 def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
-    """Ranks that share a server, 0 or W for one server: ranks of other servers are reached by RDMA, as on an A2.
+    """Return the ranks per server, 0 or W for one server; ranks of other servers are reached by RDMA, as on an A2.
 
-    On an A2 the host names of the group's ranks tell it (docs/cluster.md), on other NPUs it is 0. When it is above 0
-    and below ep_world_size, assist_info_for_combine begins with the BS*K words of expand_idx and has no triples.
+    On an A2 it follows from the host names of the group's ranks (docs/cluster.md), on other NPUs it is 0. If it is
+    above 0 and below ep_world_size, assist_info_for_combine begins with the BS*K words of expand_idx and contains no
+    source indices.
 
     Raises:
-        As ``lookup``, which opens a communicator that is not open yet.
+        As ``lookup``, which opens the communicator if necessary.
     """
     _check_name(group_ep)
-    end = _known_on_device(group_ep)
-    if end is None:
+    found = _known_on_device(group_ep)
+    if found is None:
         _, group = find(group_ep)
         if "npu" in _devices and group is not None and has_hccl(group):
-            end = _devices["npu"].find(group_ep, ep_world_size, ep_rank_id, _current_npu())
+            found = _devices["npu"].find(group_ep, ep_world_size, ep_rank_id, _current_npu())
         else:
-            end = lookup(group_ep, ep_world_size, ep_rank_id)
-    return int(end.ranks_per_server)
+            found = lookup(group_ep, ep_world_size, ep_rank_id)
+    return int(found.ranks_per_server)
 
 
 def algorithm_of(group_ep: str) -> str:
-    """Returns what this rank's last op on the group ran: "window", "direct", "hierarchy", or "" before any.
+    """Return the algorithm of this rank's last op on the group: "window", "direct", "hierarchy", or "" before any.
 
     Args:
-        group_ep: name of the group, as the ops take it.
+        group_ep: name of the group, as for the ops.
 
     Raises:
-        ArgumentError: the name is no group's.
+        ArgumentError: the name is unknown.
     """
     _check_name(group_ep)
     return algorithm_on(group_ep, None)
 
 
 def algorithm_on(group_ep: str, rank: int | None) -> str:
-    """`algorithm_of` for a rank; None: the calling thread's. It waits while that rank is in an op."""
+    """Like `algorithm_of`, for a rank (None: the calling thread's). Waits while that rank is in an op."""
     on_device = _known_on_device(group_ep)
     if on_device is not None:
         return str(on_device.algorithm)
-    end = communicator_here(group_ep, rank)
-    return "" if end is None else end.algorithm
+    found = communicator_here(group_ep, rank)
+    return "" if found is None else found.algorithm
 
 
 def epoch_on(group_ep: str, rank: int) -> int:
-    """The number on the wire of a rank's last op on the group; 0: unknown, as on an NPU, which counts by itself."""
+    """Return the epoch of a rank's last op on the group; 0: unknown, as on an NPU."""
     if _known_on_device(group_ep) is not None:
         return 0
-    end = communicator_here(group_ep, rank, opens=False)
-    return 0 if end is None else end.epoch
+    found = communicator_here(group_ep, rank, opens=False)
+    return 0 if found is None else found.epoch
 
 
 def communicator_here(group_ep: str, rank: int | None = None, opens: bool = True) -> Communicator | None:
-    """Return a rank's communicator in this process, or None if it is not open; ``opens``: a LocalCluster's is opened.
+    """Return a rank's communicator in this process (``rank`` None: the calling thread's), or None if it is not open.
 
-    ``rank``: None for the calling thread's.
+    ``opens``: open that of a LocalCluster.
     """
     if (made := subgroup(group_ep)) is not None:
         return made
     cluster, group = find(group_ep)
     if cluster is not None:
         rank = (cluster.rank_here() or 0) if rank is None else rank
-        return cluster.end(rank) if opens else cluster.open_end(rank)
+        return cluster.communicator(rank) if opens else cluster.open_communicator(rank)
     if group is None:
         raise unknown(group_ep)
     return _if_open(group_ep, group)
@@ -314,55 +315,56 @@ def communicator_here(group_ep: str, rank: int | None = None, opens: bool = True
 def window_empty(
     shape: Sequence[int] | int, *, dtype: torch.dtype, group_ep: str, ep_world_size: int, ep_rank_id: int
 ) -> torch.Tensor:
-    """A tensor in this rank's window, for the rows that one combine with ``comm_alg="direct"`` shall send.
+    """Return a tensor in this rank's window, a zero-copy input of one combine with ``comm_alg="direct"``.
 
-    That combine publishes the rows where they lie, copies nothing, and so consumes the tensor: other ranks may
-    read it until this rank's next op has returned. A consumed tensor must not be written, and passing it to a
-    direct combine again raises. Take a new tensor for every combine and drop the old one: its memory is free
-    one op later. To every other op it is a tensor like any other; a combine of another algorithm
-    copies it and leaves it as it was. ``grouped_mlp(..., out=)`` writes into it.
+    That combine publishes the rows in place and thereby consumes the tensor: other ranks may read it until this rank's
+    next op has returned. A consumed tensor must not be written, and passing it to a direct combine again raises
+    WindowTensorError. Allocate a new tensor for every combine and drop the old one: its memory is free one op later.
+    All other ops treat it as an ordinary tensor; a combine with another algorithm copies it and leaves it unchanged.
+    ``grouped_mlp(..., out=)`` writes into it.
 
-    Memory is touched where rows are written, so a shape for the most rows that may arrive costs no more than
-    those that do. All tensors that live, and the last consumed one, share ASCEND_MOE_LENT_MIB MiB a rank: on CPUs
-    memory behind the window (default: HCCL_BUFFSIZE more), on NPUs a part of HCCL_BUFFSIZE (default: none). On NPUs
-    a tensor must not outlive its process group.
+    Only pages that are written use memory, so a shape for the maximum number of rows costs nothing extra. All live
+    tensors and the last consumed one share ASCEND_MOE_REGISTERED_MIB MiB per rank: on CPUs beside the window (default:
+    another HCCL_BUFFSIZE), on NPUs part of HCCL_BUFFSIZE (default: none). On NPUs a tensor must not outlive its process
+    group.
 
     Args:
         shape: sizes, e.g. those of dispatch's expand_x: ``(A, H)``.
-        dtype: bf16, fp16 or fp32, as combine takes expand_x.
+        dtype: bf16, fp16 or fp32, as for combine's expand_x.
         group_ep, ep_world_size, ep_rank_id: as for dispatch and combine. Before a group's first op this
             opens its windows, which is collective.
 
     Returns:
-        A contiguous tensor on the CPU, or on the current NPU for the name of an HCCL group, its values undefined.
-        On the CPU it stays valid, as memory, after ``close``.
+        A contiguous uninitialized tensor on the CPU, or on the current NPU for the name of an HCCL group. On the CPU
+        its memory stays valid after ``close``.
 
     Raises:
-        ArgumentError: shape or dtype, or the group, as the ops say it.
-        WindowTooSmall: no room. ``.needed_mib`` for ``.variable``; ``.held`` tensors hold space.
-        CommTimeout, PeerLost, ConfigMismatch: of the opening.
-        Other errors: the communicator has failed before.
+        ArgumentError: shape, dtype or group is invalid.
+        WindowTooSmall: there is no room; ``.needed_mib`` is the size for ``.variable``, ``.held`` the number of tensors
+            that use the space.
+        CommTimeout, PeerLost, ConfigMismatch: opening the windows failed.
+        Other errors: the communicator is in the failed state.
     """
     sizes, size = registered.byte_size(shape, dtype)
     _, group = find(group_ep)
     if group is not None and _names_hccl(group_ep, group):
-        end = _devices["npu"].find(group_ep, ep_world_size, ep_rank_id, _current_npu())
-        with end.end:
-            made: torch.Tensor = end.lend(sizes, size, dtype)
+        on_npu = _devices["npu"].find(group_ep, ep_world_size, ep_rank_id, _current_npu())
+        with on_npu.ops_handle:
+            made: torch.Tensor = on_npu.register(sizes, size, dtype)
             return made
-    end = lookup(group_ep, ep_world_size, ep_rank_id)
-    end.raise_if_failed()
+    found = lookup(group_ep, ep_world_size, ep_rank_id)
+    found.raise_if_failed()
     if size == 0:
         return torch.empty(sizes, dtype=dtype, device="cpu")
-    return registered.tensor_of(end.lend(size), sizes, dtype)
+    return registered.tensor_of(found.register(size), sizes, dtype)
 
 
 def hccl_group(group_ep: str, ep_world_size: int, ep_rank_id: int) -> ProcessGroup:
-    """The process group of an HCCL communicator's name, for ops on an NPU. Opens nothing.
+    """Return the process group of an HCCL communicator's name, for ops on an NPU. Opens nothing.
 
     Raises:
-        ArgumentError: no communicator of HCCL has that name (one of another backend may), or
-            ep_world_size or ep_rank_id is not this rank's.
+        ArgumentError: no HCCL communicator has that name (one of another backend may), or ep_world_size or ep_rank_id
+            is not this rank's.
     """
     _check_name(group_ep)
     cluster, group = find(group_ep)
@@ -375,7 +377,7 @@ def hccl_group(group_ep: str, ep_world_size: int, ep_rank_id: int) -> ProcessGro
         raise unknown(group_ep, hccl=True)
     if not _names_hccl(group_ep, group):
         raise _wrong_group(
-            f"group_ep={group_ep!r} is c10d's name of an HCCL group, ops on an NPU need HCCL's own: "
+            f"group_ep={group_ep!r} is c10d's name of an HCCL group, but ops on an NPU need HCCL's own name: "
             "use ascend_moe.comm_name(process_group)"
         )
     _check_place(group_ep, group.size(), group.rank(), ep_world_size, ep_rank_id)
@@ -383,17 +385,17 @@ def hccl_group(group_ep: str, ep_world_size: int, ep_rank_id: int) -> ProcessGro
 
 
 def close(group_ep: str) -> None:
-    """Closes this rank's end. Local and idempotent; the next use opens fresh windows, collectively.
+    """Close this rank's communicator. Local and idempotent; the next use opens new windows, collectively.
 
-    A LocalCluster's name: in a rank's function that rank's end, outside of ``run`` the ends of all ranks.
-    Peers that still use the communicator see this rank as lost. A name of HCCL: what this process knows of
-    it; the windows belong to HCCL, so after a fatal error ops on that group fail until the process group is
-    destroyed and made anew. The traceback of a fatal error loses the variables of the calls that it has ended, so that
-    an error which is kept does not keep tensors of `window_empty`, and with them the window.
+    For a LocalCluster's name: within a rank's function that rank's communicator, outside of ``run`` those of all ranks.
+    Peers that still use the communicator see this rank as lost. For HCCL's name only this process's state is released:
+    the windows belong to HCCL, so after a fatal error ops on that group fail until the process group is recreated. The
+    frames in a fatal error's traceback are cleared, so that a stored error does not keep tensors of `window_empty`, and
+    with them the window, alive.
 
     Raises:
-        CommBusy: an op of another thread still runs on it, two seconds after its deadline.
-        ArgumentError: group_ep is no name at all.
+        CommBusy: an op of another thread is still running two seconds after its deadline.
+        ArgumentError: group_ep is not a valid name.
     """
     _check_name(group_ep)
     cluster = threads.find(group_ep)
@@ -431,7 +433,7 @@ def _wrong_group(text: str) -> ArgumentError:
 
 
 def _check_place(name: str, world: int, rank: int | None, ep_world_size: int, ep_rank_id: int) -> None:
-    """Compares the op's arguments with the group; ``rank`` is None where this thread could be any rank."""
+    """Compare the op's arguments with the group; ``rank`` is None if this thread could be any rank."""
     if ep_world_size != world:
         text = f"ep_world_size={ep_world_size} but group {name!r} has {world} ranks"
         raise ArgumentError(text, argument="ep_world_size")
@@ -444,7 +446,7 @@ def _check_place(name: str, world: int, rank: int | None, ep_world_size: int, ep
 
 
 def _c10d() -> Any:
-    return dist.distributed_c10d  # absent where torch was built without it
+    return dist.distributed_c10d  # absent if torch was built without it
 
 
 def _initialized() -> bool:
@@ -457,18 +459,18 @@ def has_hccl(group: ProcessGroup) -> bool:
 
 
 def _names_hccl(name: str, group: ProcessGroup) -> bool:
-    """Whether the name is HCCL's own, of an HCCL group, and not c10d's."""
+    """Whether ``name`` is HCCL's name of an HCCL group, not c10d's."""
     return has_hccl(group) and name != group.group_name
 
 
 def is_alive(reference: weakref.ref[ProcessGroup]) -> bool:
-    """Whether the process group was not destroyed; another one may have its name since."""
+    """Whether the process group still exists; its name may have been reused."""
     group = reference()
     return group is not None and group in _c10d()._world.pg_map
 
 
 def _hccl_named(name: str) -> ProcessGroup | None:
-    """The group whose HCCL communicator has this name, when HCCL was asked for the name directly."""
+    """Return the group whose HCCL communicator has this name, if the user obtained the name from HCCL."""
     for group in list(_c10d()._world.pg_map):
         if has_hccl(group):
             hccl: Any = group._get_backend(torch.device("npu"))
@@ -480,7 +482,7 @@ def _hccl_named(name: str) -> ProcessGroup | None:
 
 
 def _resolve(name: str) -> ProcessGroup | None:
-    """The live process group of this name."""
+    """Return the live process group of this name, or None."""
     if not _initialized():
         return None
     handed = _handed_out.get(name)
@@ -496,7 +498,7 @@ def _resolve(name: str) -> ProcessGroup | None:
 
 
 def unknown(name: str, hccl: bool = False) -> ArgumentError:
-    """The error for a name that no group has; ``hccl``: only names of HCCL communicators would do."""
+    """Return the error for an unknown name; ``hccl``: only names of HCCL communicators are valid."""
     known = [handed for handed in sorted(_handed_out) if not hccl or _resolve(handed) is not None]
     if not hccl:
         known += threads.names() + sorted(_subgroups)
@@ -510,7 +512,7 @@ def unknown(name: str, hccl: bool = False) -> ArgumentError:
     )
 
 
-# ---- process groups, and the subgroups that shrink makes of them
+# ---- process groups, and the subgroups that shrink creates
 
 
 def subgroup(name: object) -> Communicator | None:
@@ -519,18 +521,18 @@ def subgroup(name: object) -> Communicator | None:
 
 
 def add_subgroup(made: Communicator) -> None:
-    """Make a subgroup known by its name."""
+    """Register a subgroup under its name."""
     _subgroups[made.name] = made
 
 
 def _if_open(name: str, group: ProcessGroup) -> Communicator | None:
-    """Return this rank's communicator of a process group, if it is open and not one of an earlier group of the name."""
+    """Return this rank's open communicator of a process group, or None; never that of an earlier group of the name."""
     entry = _entries.get((name, group.rank()))
     return entry[1] if entry is not None and entry[0]() is group and not entry[1].closed else None
 
 
-def _end(name: str, group: ProcessGroup) -> Communicator:
-    """Return this rank's communicator, opened when there is none."""
+def _communicator(name: str, group: ProcessGroup) -> Communicator:
+    """Return this rank's communicator; open it if there is none."""
     key = (name, group.rank())
     with _gates.setdefault(key, threading.Lock()):
         communicator = _if_open(name, group)
@@ -545,23 +547,21 @@ def _end(name: str, group: ProcessGroup) -> Communicator:
 def _open(name: str, group: ProcessGroup) -> Communicator:
     world = group.size()
     if world > MAX_WORLD:
-        text = f"group {name!r} has {world} ranks, windows on CPU serve at most {MAX_WORLD}: "
+        text = f"group {name!r} has {world} ranks, windows on the CPU support at most {MAX_WORLD}: "
         raise ArgumentError(text + "use ascend_moe.dispatchers", argument="ep_world_size")
-    if world > 1 and library.lib().am_engine_is_checked():  # its scheduler runs the ranks of one process
-        text = (
-            f"group {name!r} has {world} ranks, each a process of its own, and the checked engine runs ranks that are "
-        )
+    if world > 1 and library.lib().am_engine_is_checked():  # it schedules the ranks of one process
+        text = f"group {name!r} has {world} ranks in separate processes, but the checked engine needs ranks that are "
         fix = f"threads: use ascend_moe.LocalCluster, or unset {settings.ENGINE.name}"
         raise ArgumentError(text + fix, argument=settings.ENGINE.name)
     data_bytes = window_data_bytes()
-    lent_bytes = window_lent_bytes(data_bytes)
+    registered_bytes = window_registered_bytes(data_bytes)
     reference = weakref.ref(group)
     try:
         records = functools.partial(Records, *store_of(group), "windows", group.rank())
-        opening = Opening(name, group.rank(), world, data_bytes, lent_bytes, timeout_s(), records)
+        opening = Opening(name, group.rank(), world, data_bytes, registered_bytes, timeout_s(), records)
         opening.run()
         return opening.communicator(alive=functools.partial(is_alive, reference))
-    except OSError as error:  # this rank's own trouble, which the others see as a rank that gave up
+    except OSError as error:  # a local problem; the other ranks see that this rank gave up
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         fix = f": raise the limit of {limit} open files (ulimit -n)" if out_of_descriptors(error) else ""
         text = f"rank {group.rank()}: opening the windows of group {name!r} failed here: {error.strerror or error}{fix}"
@@ -569,7 +569,7 @@ def _open(name: str, group: ProcessGroup) -> Communicator:
 
 
 def _abandon(key: tuple[str, int]) -> None:
-    """The process group is gone. Runs wherever Python frees it, so it never waits for an op."""
+    """Close the communicator of a destroyed process group. Runs wherever Python frees it, so it never waits."""
     entry = _entries.get(key)
     if entry is not None and entry[0]() is None:
         with contextlib.suppress(AscendMoeError):
@@ -578,7 +578,7 @@ def _abandon(key: tuple[str, int]) -> None:
 
 
 def _forget() -> None:
-    """In a forked child: the parent's ends are not ours, not even to close."""
+    """Drop the parent's communicators in a forked child, without closing them."""
     _entries.clear()
     _subgroups.clear()
     _gates.clear()

@@ -1,4 +1,4 @@
-"""Whether a process is alive, stopped or gone, from /proc and pidfds."""
+"""State of processes (running, stopped, ended), from /proc and pidfds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def out_of_descriptors(error: OSError) -> bool:
 
 @dataclass(frozen=True)
 class ProcessStat:
-    """One letter of state, and the start in clock ticks since boot, which tells reused ids apart.
+    """State letter and start of a process, in clock ticks since boot; the start distinguishes reused ids.
 
     ``ending``: it has been killed or is exiting, and its memory and descriptors are being released.
     """
@@ -47,7 +47,7 @@ def process_stat(pid: int) -> ProcessStat | None:
         if out_of_descriptors(error):
             raise
         return None
-    fields = text.rpartition(")")[2].split()  # the command in parentheses may hold anything
+    fields = text.rpartition(")")[2].split()  # the command in parentheses may contain anything
     return ProcessStat(state=fields[0], born=int(fields[19]), ending=bool(int(fields[6]) & PF_EXITING))
 
 
@@ -80,7 +80,7 @@ def describe_process(pid: int) -> str:
     try:
         stat = process_stat(pid)
     except OSError as error:
-        return f"process {pid} cannot be looked at ({error.strerror})"
+        return f"process {pid} cannot be inspected ({error.strerror})"
     if stat is None or stat.state in GONE:
         return f"process {pid} has ended"
     if stat.ending:
@@ -90,7 +90,7 @@ def describe_process(pid: int) -> str:
 
 @cache
 def machine_id() -> str:
-    """Return the id of this boot, which no two running kernels have in common."""
+    """Return the id of this boot, unique among running kernels."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError as error:
@@ -101,7 +101,7 @@ def machine_id() -> str:
 
 @cache
 def pid_namespace() -> str:
-    """Return the name of this process's PID namespace: its ids and /proc mean nothing in another one."""
+    """Return the name of this process's PID namespace, in which its ids and /proc are valid."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -109,7 +109,7 @@ def pid_namespace() -> str:
 
 
 def file_owner(fd: int) -> int:
-    """Return the user id of the process that has created an open memfd."""
+    """Return the user id of the process that created an open memfd."""
     return os.fstat(fd).st_uid
 
 
@@ -117,7 +117,7 @@ class ProcessWatch:
     """A pidfd, which becomes readable when the process ends, whoever inherits its memory or descriptors."""
 
     def __init__(self, pid: int) -> None:
-        """Raises OSError: there is no such process, or no pidfd (Linux before 5.3, or a seccomp profile)."""
+        """Raise OSError if there is no such process, or no pidfd (Linux before 5.3, or a seccomp profile)."""
         self.pid = pid
         self.fd: int = _libc.syscall(_PIDFD_OPEN, pid, 0)  # close-on-exec
         if self.fd < 0:

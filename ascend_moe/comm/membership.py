@@ -1,4 +1,4 @@
-"""Lets the ranks of a group go on when one of them is lost: ``agree`` who is left, ``shrink`` to a group of these."""
+"""Continue with the remaining ranks of a group after a loss: ``agree`` on them, then ``shrink`` to a smaller group."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _SUBGROUP = "~"  # between the name of a process group and the number of its sub
 
 
 def _open_communicator(group_ep: str) -> Communicator:
-    """Return this rank's communicator of a group whose windows are open, failed or not.
+    """Return this rank's open communicator of a group, failed or not.
 
     Raises:
-        ArgumentError: no such group, or it is not open here.
+        ArgumentError: there is no such group, or it is not open here.
     """
     cluster = threads.find(group_ep)
     if cluster is not None:
         rule = "of {!r} is a LocalCluster's: call it in the thread of a rank"
         need(cluster.rank_here() is not None, "group_ep", rule, group_ep)
-    end = comm.communicator_here(group_ep)
-    if end is None:
+    found = comm.communicator_here(group_ep)
+    if found is None:
         rule = "of {!r} has no open windows here: call it before close, and on a group that ops have used"
         raise ArgumentError("group_ep " + rule.format(group_ep), argument="group_ep")
-    return end
+    return found
 
 
 def _seconds(timeout: float | None) -> float:
-    """Return the timeout, or ASCEND_MOE_TIMEOUT_S for None."""
+    """Return the timeout in seconds, ASCEND_MOE_TIMEOUT_S for None."""
     rule = "is {}; it must be seconds above 0, or None for ASCEND_MOE_TIMEOUT_S"
     whole = isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0
     need(timeout is None or whole, "timeout", rule, timeout)
@@ -49,28 +49,28 @@ def _seconds(timeout: float | None) -> float:
 
 @with_typed_errors
 def agree(group_ep: str, timeout: float | None = None) -> list[int]:
-    """Return the ranks of a group that are left, the same list on each of them. Collective among them.
+    """Return the remaining ranks of a group, the same list on each of them. Collective among them.
 
-    Call it after PeerLost or CommTimeout, or when the ranks decide so. It returns as soon as every rank has called it
-    whose process lives and has its communicator open, and at the latest after ``timeout``: a rank that has not called
-    by then, stopped or busy with something else, is left out, and is told so when it calls. Whatever dies meanwhile,
-    the ranks that return have one list; a rank that died in the last moment may be in it, and ``shrink`` reports that.
-    Needs no store and no rank in particular; on NPUs it needs the process group's store, which dies with rank 0 unless
-    torchrun's agent keeps it, and sees only of ranks on this machine that they have ended. May be called again.
+    Call it after PeerLost or CommTimeout, or whenever the ranks decide to. It returns as soon as every rank has called
+    it whose process is alive with an open communicator, at the latest after ``timeout``. A rank that has not called by
+    then, stopped or busy, is left out, and its own later call raises CommTimeout. All ranks that return have the same
+    list, whatever fails meanwhile; a rank that died at the last moment may be in it, which ``shrink`` reports. On CPUs
+    it needs neither a store nor a particular rank. On NPUs it needs the process group's store, which dies with rank 0
+    unless torchrun's agent hosts it, and detects the end of processes on this machine only. May be called again.
 
     Args:
-        group_ep: name of a group whose windows are open: of a process group, of a LocalCluster in the function of a
-            rank, or one that `shrink` has made; on NPUs the HCCL communicator's, once an op has run on it. Ops may have
+        group_ep: name of a group with open windows: of a process group, of a LocalCluster (in the function of a rank),
+            or of a group made by `shrink`; on NPUs HCCL's communicator name, once an op has run on it. Ops may have
             failed on it.
-        timeout: seconds to wait for ranks that live; None: ASCEND_MOE_TIMEOUT_S.
+        timeout: seconds to wait for live ranks; None: ASCEND_MOE_TIMEOUT_S.
 
     Returns:
-        ranks of this group, ascending.
+        Ranks of this group, ascending.
 
     Raises:
-        CommTimeout: the others have gone on without this rank; ``.ranks`` are they. Or, on NPUs, the store does not
-            answer. PeerLost: on NPUs, the store has gone.
-        ArgumentError: no such group, or no open windows.
+        CommTimeout: the others have continued without this rank (``.ranks``); or, on NPUs, the store does not respond.
+        PeerLost: on NPUs, the store has failed.
+        ArgumentError: there is no such group, or it has no open windows.
     """
     seconds = _seconds(timeout)
     comm.need_name("group_ep", group_ep)
@@ -83,13 +83,13 @@ def agree(group_ep: str, timeout: float | None = None) -> list[int]:
 
 @with_typed_errors
 def ended(group_ep: str) -> list[int]:
-    """Return the ranks of a group whose process, or function in a LocalCluster, has ended, as this rank sees it now.
+    """Return the ranks of a group whose process (or function in a LocalCluster) has ended, as seen by this rank now.
 
-    Local, and waits for no other rank. A rank that is stopped or late has not ended, nor has one that has closed its
-    communicator. On NPUs only processes of this machine are seen.
+    Local; waits for no other rank. Stopped or late ranks, and ranks that have closed their communicator, have not
+    ended. On NPUs only processes of this machine are visible.
 
     Raises:
-        ArgumentError: no such group, or no open windows.
+        ArgumentError: there is no such group, or it has no open windows.
     """
     comm.need_name("group_ep", group_ep)
     if (on_npus := npu_group(group_ep)) is not None:
@@ -100,10 +100,10 @@ def ended(group_ep: str) -> list[int]:
 
 
 def closed(group_ep: str) -> list[int]:
-    """Return the ranks of a group on CPUs that have ended or closed their communicator, as this rank sees it now.
+    """Return the ranks of a CPU group that have ended or closed their communicator, as seen by this rank now.
 
     Raises:
-        ArgumentError: no such group, or no open windows.
+        ArgumentError: there is no such group, or it has no open windows.
     """
     here = _open_communicator(group_ep)
     with here.held():
@@ -112,28 +112,28 @@ def closed(group_ep: str) -> list[int]:
 
 @with_typed_errors
 def shrink(group_ep: str, alive: Sequence[int], timeout: float | None = None) -> Place:
-    """Make a group of the ranks that are left, with windows and epochs of its own, and close the old one.
+    """Create a group of the remaining ranks, with its own windows and epochs, and close the old one.
 
-    Collective among ``alive``. The ranks are numbered anew in their order; L, the experts of a rank, stays, so that
-    moe_expert_num is L times the new number of ranks (`placement.shrunk` has the tables). Windows of the lost ranks are
-    not used. Either all ranks of ``alive`` get their place, or all of them an error and keep the old group, to agree
-    again. torch.distributed knows nothing of the new group: its process groups stay as they are, and their collectives
-    still wait for the lost rank. On NPUs the new group is a process group of torch.distributed, with an HCCL
-    communicator of its own, that only these ranks have; how long they wait for each other in it HCCL_CONNECT_TIMEOUT
-    and the store's timeout say. The old one stays until the caller destroys it.
+    Collective among ``alive``. The ranks are renumbered in their order; L, the experts per rank, is unchanged, so
+    moe_expert_num is L times the new number of ranks (`placement.shrunk` computes the tables). Windows of lost ranks
+    are not used. Either all ranks of ``alive`` get their place, or all raise an error and keep the old group, to
+    agree again. torch.distributed does not know the new group: its process groups are unchanged, and their
+    collectives still wait for the lost rank. On NPUs the new group is a process group of torch.distributed with its
+    own HCCL communicator, created on these ranks only; HCCL_CONNECT_TIMEOUT and the store's timeout bound their
+    waits, and the caller destroys the old one.
 
     Args:
-        group_ep: as of `agree`.
-        alive: ranks of this group, as `agree` has returned them; this rank is one of them.
-        timeout: seconds to wait for ranks that live; None: ASCEND_MOE_TIMEOUT_S.
+        group_ep: as in `agree`.
+        alive: ranks of this group as returned by `agree`, including this rank.
+        timeout: seconds to wait for live ranks; None: ASCEND_MOE_TIMEOUT_S.
 
     Returns:
-        the place in the new group: ``group_ep``, ``world`` and ``rank``, as ops and dispatchers take them.
+        The place in the new group: ``group_ep``, ``world`` and ``rank``, for ops and dispatchers.
 
     Raises:
-        PeerLost: another of these ranks has died or failed meanwhile. CommTimeout: it did not come. Agree again.
+        PeerLost: another of these ranks has died or failed meanwhile. CommTimeout: it did not arrive. Call agree again.
         ConfigMismatch: ranks pass different lists, or their settings differ.
-        ArgumentError: ``alive`` is no such list.
+        ArgumentError: ``alive`` is not a valid list.
     """
     seconds = _seconds(timeout)
     comm.need_name("group_ep", group_ep)
@@ -146,13 +146,13 @@ def shrink(group_ep: str, alive: Sequence[int], timeout: float | None = None) ->
     cluster = threads.find(group_ep)
     if cluster is not None:
         part, rank = cluster.shrink(here.rank, ranks, here.vote.round, seconds)
-        part.end(rank)
+        part.communicator(rank)
         cluster.close()
         return Place(part.name, part.world_size, rank)
     first, _, number = group_ep.partition(_SUBGROUP)
     name = f"{first}{_SUBGROUP}{int(number or 0) + 1}"
     records = functools.partial(PeerRecords, here, f"shrink {here.vote.round}", ranks)
-    sizes = (here.data_bytes, here.lent_bytes)
+    sizes = (here.data_bytes, here.registered_bytes)
     opening = Opening(name, ranks.index(here.rank), len(ranks), *sizes, seconds, records)
     made = _open_together(here, ranks, opening, seconds)
     comm.add_subgroup(made)
@@ -164,7 +164,7 @@ def _open_together(here: Communicator, ranks: Sequence[int], opening: Opening, s
     """Open the windows of a new group on all of ``ranks`` of the old one, or on none of them.
 
     Raises:
-        What the opening raised here; PeerLost: another rank of ``ranks`` has not opened them.
+        The error of the opening on this rank; PeerLost: another rank of ``ranks`` has not opened them.
     """
     made: Communicator | None = None
     failure: Exception | None = None
@@ -188,19 +188,19 @@ def _open_together(here: Communicator, ranks: Sequence[int], opening: Opening, s
     if failure is not None:
         raise AscendMoeError(f"{opening.prefix} failed here: {failure}", rank=here.rank) from failure
     who = "another rank" if lost is None else f"rank {lost}"
-    text = f"{opening.prefix}: {who} of group {here.name!r} has failed meanwhile: agree again"
+    text = f"{opening.prefix}: {who} of group {here.name!r} has failed meanwhile: call agree again"
     raise PeerLost(text, rank=lost, phase="open")
 
 
 def _checked(world: int, rank: int, left: Sequence[int], alive: Sequence[int]) -> list[int]:
-    """Return ``alive`` as a list. ``left``: the ranks that were agreed on last."""
+    """Return ``alive`` as a list. ``left``: the ranks of the last agreement."""
     ranks = list(alive) if isinstance(alive, (list, tuple, range)) else []
     numbers = all(isinstance(each, int) and not isinstance(each, bool) for each in ranks)
     fits = bool(ranks) and numbers and ranks == sorted(set(ranks)) and ranks[0] >= 0 and ranks[-1] < world
-    rule = "is {!r}; it must be the list of ranks that ascend_moe.agree has returned, ascending, of 0..{}"
+    rule = "is {!r}; it must be the list of ranks returned by ascend_moe.agree, ascending, of 0..{}"
     need(fits, "alive", rule, alive, world - 1)
     need(rank in ranks, "alive", "is {}; it must contain this rank, which is {}", ranks, rank)
-    rule = "is {}; ascend_moe.agree has returned {}, and no other rank can come back to this group"
+    rule = "is {}; ascend_moe.agree returned {}, and no other rank can rejoin this group"
     need(set(ranks) <= set(left), "alive", rule, ranks, left)
     return ranks
 
@@ -209,7 +209,7 @@ def _checked(world: int, rank: int, left: Sequence[int], alive: Sequence[int]) -
 
 
 def npu_group(group_ep: str) -> Any:
-    """Return the process group of an HCCL communicator's name, or None if the name is no such."""
+    """Return the process group of an HCCL communicator's name, or None for other names."""
     cluster, group = comm.find(group_ep)
     return group if cluster is None and group is not None and comm.has_hccl(group) else None
 
@@ -221,16 +221,16 @@ def _npu_vote(group_ep: str, group: Any) -> StoreVote:
         ArgumentError: no op has run on the group, so its ranks do not know each other.
     """
     vote = comm.npu_vote(group_ep, group)
-    need(vote is not None, "group_ep", "of {!r}: no op has run on it here, so there is nothing to agree by", group_ep)
+    need(vote is not None, "group_ep", "of {!r}: no op has run on it here: run one before agree and shrink", group_ep)
     assert vote is not None
     return vote
 
 
 def _shrink_on_npus(group_ep: str, group: Any, ranks: Sequence[int], seconds: float) -> Place:
-    """Make a process group of ``ranks`` with an HCCL communicator of its own, on all of them or on none.
+    """Create a process group of ``ranks`` with its own HCCL communicator, on all of them or on none.
 
     Raises:
-        PeerLost: another of these ranks has not made it. What the making raised here.
+        PeerLost: another of these ranks has not created it. Other errors: creating it failed here.
     """
     made, failure = None, None
     try:
@@ -246,18 +246,18 @@ def _shrink_on_npus(group_ep: str, group: Any, ranks: Sequence[int], seconds: fl
     prefix = f"rank {group.rank()}: shrink of group {group_ep!r}"
     if failure is not None:
         raise AscendMoeError(f"{prefix} failed here: {failure}", rank=group.rank()) from failure
-    raise PeerLost(f"{prefix}: another rank has failed meanwhile: agree again", phase="open")
+    raise PeerLost(f"{prefix}: another rank has failed meanwhile: call agree again", phase="open")
 
 
 def _new_group(group: Any, ranks: Sequence[int]) -> Any:
-    """Only these ranks call it: the lost one cannot. HCCL_CONNECT_TIMEOUT bounds it, and the store's own timeout."""
+    """Create the process group on these ranks only. HCCL_CONNECT_TIMEOUT and the store's timeout bound the wait."""
     backend = dist.distributed_c10d._world.pg_map[group][0]
     options: Any = getattr(group._get_backend(torch.device("npu")), "options", None)
     size = (getattr(options, "hccl_config", None) or {}).get("hccl_buffer_size")
     own: Any = None
-    if size:  # windows of the same size; what else is there torch_npu has put in
+    if size:  # keep the window size; torch_npu sets the other options
         own = type(options)()
         own.hccl_config = {"hccl_buffer_size": int(size)}
     world_ranks = [dist.get_global_rank(group, rank) for rank in ranks]
-    limit = getattr(options, "_timeout", None)  # of the caller's collectives
+    limit = getattr(options, "_timeout", None)  # timeout of the caller's collectives
     return dist.new_group(world_ranks, limit, backend, own, use_local_synchronization=True)

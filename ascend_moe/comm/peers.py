@@ -22,11 +22,11 @@ from ascend_moe.native import library
 from ascend_moe.native.windows import context_kind, near_stores, ranks_per_server, rdma_flags
 from ascend_moe.settings import CONTEXTS
 
-OPEN, READY, DONE, LEFT = "open", "ready", "done", "left"  # LEFT is never written: the closed word tells it
+OPEN, READY, DONE, LEFT = "open", "ready", "done", "left"  # LEFT is never written: it follows from the closed word
 MEMFD = "ascend_moe-window"
 
-# A window's first page behind the words of csrc/abi/window.h: this rank's state in the opening, and its record for a
-# group that is made of this one. Only its own rank writes them.
+# A window's first page after the words of csrc/abi/window.h: this rank's state in the opening, and its record for a
+# subgroup of this group. Only its own rank writes them.
 PAGE_BYTES = 4096
 _CLOSED_WORD = 63  # csrc/abi/window.h
 _STATE_AT, _STATE_BYTES = 2304, 256
@@ -44,18 +44,18 @@ def _read(base: int, at: int, room: int) -> str:
 
 
 def write_state(base: int, token: str, word: str, digest: str) -> None:
-    """Write this rank's state in the opening of a token."""
-    # Columns: a reader that sees half of a new state reads no word, or a digest, that nobody wrote.
+    """Write this rank's state in the opening with this token."""
+    # Fixed columns: a reader that sees a partly written state reads an invalid word or digest.
     _write(base, _STATE_AT, _STATE_BYTES, f"{token:32}{word:8}{digest}")
 
 
 def mark_closed(base: int) -> None:
-    """Tell the other ranks that the rank of this window uses it no more: it has closed, or given up opening."""
+    """Mark the window as unused by its rank, which has closed it or given up opening."""
     library.lib().am_window_ballot(base, _CLOSED_WORD, 0, 1)
 
 
 def create_window(total: int) -> int:
-    """A memfd of ``total`` bytes, sealed at that size so that no peer can make our reads fault."""
+    """Create a memfd of ``total`` bytes, sealed at that size so that no peer can make reads fault."""
     fd = os.memfd_create(MEMFD, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, total)
@@ -72,20 +72,20 @@ def boot_time() -> int:
 
 @dataclass(frozen=True)
 class Record:
-    """One opening of one rank, as the other ranks read it; by default of this process, now.
+    """One opening of one rank, as read by the other ranks; the defaults describe this process.
 
     Attributes:
-        data_bytes, lent_bytes, total: sizes of the window's areas, and of the window.
-        fd: the window's descriptor in process ``pid``; -1 before it is made.
-        token: of this opening alone.
+        data_bytes, registered_bytes, total: sizes of the window's areas, and of the window.
+        fd: the window's descriptor in process ``pid``; -1 before it exists.
+        token: unique to this opening.
         started: when it began, in ns since boot.
         born: the start of the process in clock ticks since boot.
         user: effective user id.
-        left: when the rank gave up, as ``started``; 0 before that. ``why``: with which error.
+        left: when the rank gave up, as ``started``; 0 if it has not. ``why``: the error's class.
     """
 
     data_bytes: int
-    lent_bytes: int
+    registered_bytes: int
     total: int
     fd: int = -1
     host: str = field(default_factory=lambda: socket.gethostname())
@@ -104,9 +104,9 @@ class Record:
     why: str = ""
 
     def died_since(self, born: int) -> bool:
-        """Return whether its process has ended while opening, and began that after ``born`` (clock ticks since boot).
+        """Return whether its process ended while opening, and the opening began after ``born`` (ticks since boot).
 
-        An older record is a leftover of a former run of the job.
+        An older record is a leftover of an earlier run of the job.
         """
         began = self.started * os.sysconf("SC_CLK_TCK") // 10**9
         return not self.left and began >= born and process_gone(self.pid, self.born)
@@ -116,9 +116,9 @@ class Peer:
     """Another rank's window and process.
 
     Attributes:
-        record: of the opening in which the window was mapped.
-        base: address of the window here; of its first page alone where its size is another than this rank's.
-        word, digest: what the rank has last written into its first page.
+        record: the opening in which the window was mapped.
+        base: address of the window here; only its first page is mapped if its size differs from this rank's.
+        word, digest: the state last read from its first page.
     """
 
     def __init__(self, record: Record, watch: ProcessWatch, base: int, size: int) -> None:
@@ -128,20 +128,20 @@ class Peer:
 
     @property
     def over(self) -> bool:
-        """Whether its opening has completed, or has been given up: it never writes READY again."""
+        """Whether its opening has completed or was given up: it never becomes READY again."""
         return self.word in (DONE, LEFT)
 
     @property
     def closed(self) -> bool:
-        """Whether the rank has closed its communicator, or given up opening."""
+        """Whether the rank has closed its communicator or given up opening."""
         return bool(library.lib().am_window_ballot(self.base, _CLOSED_WORD, 0, 0))
 
     def read(self) -> bool:
-        """Read what the rank has written; return whether that is new."""
+        """Read the rank's state; return whether it has changed."""
         before = self.word, self.digest
         state = _read(self.base, _STATE_AT, _STATE_BYTES)
         token, self.word, self.digest = state[:32], state[32:40].strip(), state[40:]
-        if token != self.record.token or (self.word != DONE and self.closed):  # the descriptor may be another's now
+        if token != self.record.token or (self.word != DONE and self.closed):  # the descriptor may have been reused
             self.word = LEFT
         return before != (self.word, self.digest)
 
@@ -171,11 +171,11 @@ class Processes:
         return closed + self._peers[rank].watch.describe()
 
     def write(self, text: str) -> None:
-        """Let the other ranks read a text of this one, in the place of the last."""
+        """Publish a text of this rank, replacing the last one."""
         _write(self._base, _RECORD_AT, _RECORD_BYTES, f"{zlib.crc32(text.encode()):08x} {text}")
 
     def texts(self) -> dict[int, str]:
-        """Return the other ranks' texts; one that is just being written is left out."""
+        """Return the other ranks' texts; one that is being written is left out."""
         found = {}
         for rank, peer in self._peers.items():
             checksum, _, text = _read(peer.base, _RECORD_AT, _RECORD_BYTES).partition(" ")
@@ -184,7 +184,7 @@ class Processes:
         return found
 
     def close(self) -> None:
-        """Tell the other ranks that this one has closed its communicator, and unmap their windows."""
+        """Mark this rank's communicator as closed, and unmap the other ranks' windows."""
         if os.getpid() == self._owner:  # a forked child leaves the peers alone
             mark_closed(self._base)
         for peer in self._peers.values():
@@ -192,25 +192,25 @@ class Processes:
 
 
 class PeerRecords(Records[Record]):
-    """The records of a new group's ranks, in the windows of the group that it is made from.
+    """The records of a subgroup's ranks, stored in the windows of the group it is made from.
 
-    Needs no store: that of the process group dies with the rank that serves it.
+    Needs no store: the process group's dies with the rank that hosts it.
     """
 
     def __init__(self, group: Communicator, topic: str, members: Sequence[int], mine: Record, prefix: str) -> None:
-        """``topic``: of this attempt. ``members``, equal on all ranks: each new rank's number in ``group``."""
+        """``topic``: names this attempt. ``members``, equal on all ranks: each new rank's number in ``group``."""
         assert isinstance(group.peers, Processes)
         self.rank, self.mine, self.prefix = members.index(group.rank), mine, prefix
-        self.found, self.answers = {}, True
+        self.found, self.responds = {}, True
         self._group, self._peers = group, group.peers
         self._topic, self._members = topic, list(members)
 
     def exchange(self, ranks: list[int], seconds: float) -> None:
-        """Write ``mine``, and read the records of the others.
+        """Publish ``mine``, and read the records of the others.
 
         Raises:
-            PeerLost: a rank of ``ranks`` has gone without a record.
-            ConfigMismatch: another rank makes the group of other ranks.
+            PeerLost: a rank of ``ranks`` has ended without a record.
+            ConfigMismatch: another rank passes other members.
         """
         mask = sum(1 << member for member in self._members)
         with self._group.held():
@@ -231,8 +231,8 @@ class PeerRecords(Records[Record]):
         theirs = [member for member in range(self._group.world) if mask >> member & 1]
         if theirs != self._members:
             raise ConfigMismatch(
-                f"{self.prefix}: rank {rank} makes it of ranks {theirs}, this one of {self._members}: "
-                "pass what ascend_moe.agree has returned, on every rank",
+                f"{self.prefix}: rank {rank} shrinks to ranks {theirs}, this one to {self._members}: "
+                "pass the list returned by ascend_moe.agree on every rank",
                 field="alive",
                 rank=rank,
                 ours=self._members,

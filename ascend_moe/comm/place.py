@@ -1,4 +1,4 @@
-"""Says which rank of which group calls: the one description of it that everything above the ops passes on."""
+"""Place: the group and rank of a caller, passed on by everything above the ops."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ class Place:
     """A rank's place in a group: ``group_ep`` as the ops take it, W = ``world``, and ``rank`` of 0..W-1.
 
     Raises:
-        ArgumentError: the three are no str and two ints, or there is no such rank. Whether the group exists is not
-            looked at.
+        ArgumentError: a field has the wrong type, or rank is not in 0..W-1. Whether the group exists is not checked.
     """
 
     group_ep: str
@@ -33,16 +32,16 @@ class Place:
 
     @classmethod
     def of(cls: type[AnyPlace], group: object = None, argument: str = "group", **more: Any) -> AnyPlace:
-        """Makes the place of this rank in a group. Collective on a process group's first use, as `comm.comm_name` is.
+        """Return the place of this rank in a group. Collective on a process group's first use, as `comm.comm_name` is.
 
         Args:
-            group: a Place; the tuple (name, W, rank); the name of a live group, a LocalCluster's in the thread of a
-                rank; or a group as `comm.group_of`, None for the default one.
-            argument: its name in errors.
+            group: a Place; the tuple (name, W, rank); the name of a live group (of a LocalCluster in the thread of a
+                rank); or a group as in `comm.group_of`, None for the default one.
+            argument: name of the argument in errors.
             more: fields that a subclass adds.
 
         Raises:
-            ArgumentError: it is none of these. Other errors: of opening the group's windows.
+            ArgumentError: it is none of these. Other errors: opening the group's windows failed.
         """
         if isinstance(group, Place):
             return cls(group.group_ep, group.world, group.rank, **more)
@@ -62,5 +61,5 @@ class Place:
         return cls(name, world, rank, **more)
 
     def arguments(self, **more: Any) -> dict[str, Any]:
-        """Returns the three keywords by which an op knows who calls, and ``more``."""
+        """Return the keyword arguments of the ops that describe the caller, and ``more``."""
         return {"group_ep": self.group_ep, "ep_world_size": self.world, "ep_rank_id": self.rank, **more}

@@ -1,4 +1,4 @@
-"""Records that the ranks of a process group read of each other, in the group's store."""
+"""Records that the ranks of a process group exchange through the group's store."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ R = TypeVar("R", bound=_Dataclass)
 T = TypeVar("T")
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.02  # between two reads of the store
-STORE_TIMEOUT_S = 1.0  # minimum time for an answer of the store
+STORE_TIMEOUT_S = 1.0  # minimum time for a response of the store
 
 
 def store_of(group: ProcessGroup) -> tuple[Store, int | None]:
-    """Return the group's store, and the rank whose process serves it: None if that is no rank or not known."""
+    """Return the group's store and the rank that hosts it, None if it is no rank or unknown."""
     from torch._C._distributed_c10d import TCPStore
     from torch.distributed import distributed_c10d
 
@@ -39,10 +39,10 @@ def store_of(group: ProcessGroup) -> tuple[Store, int | None]:
 
 
 def answered(ask: Callable[[], T], seconds: float, prefix: str, host: int | None) -> T:
-    """Return what ``ask`` reads from a store. It runs on a thread: a store blocks as long as its host is stopped.
+    """Return the result of ``ask``, run on a thread: a store blocks as long as its host is stopped.
 
     Raises:
-        PeerLost, CommTimeout: the store has failed, or has not answered within ``seconds``.
+        PeerLost, CommTimeout: the store has failed, or has not responded within ``seconds``.
     """
     results: list[T] = []
     failures: list[Exception] = []
@@ -59,29 +59,29 @@ def answered(ask: Callable[[], T], seconds: float, prefix: str, host: int | None
     if results:
         return results[0]
     reason = str(failures[0]).partition("\n")[0] if failures else ""
-    seen = f"has failed ({reason})" if failures else f"has not answered for {seconds:.1f} s"
-    named = "its host is not known" if host is None else f"rank {host} normally hosts it"
+    seen = f"has failed ({reason})" if failures else f"has not responded for {seconds:.1f} s"
+    named = "its host is unknown" if host is None else f"rank {host} normally hosts it"
     text = f"{prefix}: the store of the process group {seen}; {named}; see the host's log for why"
     raise (PeerLost if failures else CommTimeout)(text, rank=host, phase="open")
 
 
 class Records(Generic[R]):
-    """The records of all ranks in the group's store, each a dataclass of the type of ``mine``.
+    """The records of all ranks in the group's store, dataclasses of the type of ``mine``.
 
     Attributes:
-        rank: this rank. ``prefix``: how errors begin.
+        rank: this rank. ``prefix``: start of error messages.
         mine: this rank's record, stored by the next ``exchange``.
         found: the other ranks' records, by rank.
-        answers: whether the store has answered the last ``exchange``.
+        responds: whether the store responded to the last ``exchange``.
     """
 
     def __init__(self, store: Store, host: int | None, key: str, rank: int, mine: R, prefix: str) -> None:
-        """``host``: as ``store_of``. ``key``: the place in the store. ``prefix``: how errors begin."""
+        """``host``: as `store_of`. ``key``: prefix in the store. ``prefix``: start of error messages."""
         from torch._C._distributed_c10d import PrefixStore
 
         self.rank, self.mine, self.prefix = rank, mine, prefix
         self.found: dict[int, R] = {}
-        self.answers = True
+        self.responds = True
         self._store: Any = PrefixStore(f"ascend_moe/{key}", store)
         self._host = host
 
@@ -90,14 +90,14 @@ class Records(Generic[R]):
         mine = self.mine
 
         def ask() -> dict[int, R | None]:
-            # Every time: the thread of an earlier opening, held up by a stopped host, may write late.
+            # Every time: the thread of an earlier opening, delayed by a stopped host, may write late.
             if self._read(self.rank) != mine:
                 self._store.set(f"rank/{self.rank}", json.dumps(asdict(mine)))
             return {rank: self._read(rank) for rank in ranks}
 
-        self.answers = False
+        self.responds = False
         records = answered(ask, seconds, self.prefix, self._host)
-        self.answers = True
+        self.responds = True
         self.found |= {rank: record for rank, record in records.items() if record is not None}
 
     def _read(self, rank: int) -> R | None:
@@ -107,4 +107,4 @@ class Records(Generic[R]):
         try:
             return type(self.mine)(**json.loads(self._store.get(key)))
         except (TypeError, ValueError):
-            return None  # of another version
+            return None  # written by another version

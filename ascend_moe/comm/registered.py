@@ -15,15 +15,15 @@ from ascend_moe.errors import ArgumentError, WindowTooSmall
 from ascend_moe.native import library
 
 _MIB = 1 << 20
-VARIABLE = settings.LENT_MIB.name
+VARIABLE = settings.REGISTERED_MIB.name
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}  # of expand_x
 
 
 class RegisteredMemory:
-    """The registered buffers of one communicator's own window, from the first tensor to the death of the last.
+    """The registered buffers of one communicator's own window, from the first tensor to the end of the last.
 
-    A tensor keeps its window mapped, also when the communicator has been closed. Finalizers run wherever
-    Python frees a tensor, so they take no lock of Python's.
+    A tensor keeps its window mapped, also after the communicator was closed. Finalizers run wherever Python frees a
+    tensor, so they must not take locks of Python.
     """
 
     def __init__(self, handle: int) -> None:
@@ -31,19 +31,19 @@ class RegisteredMemory:
         self.handle = handle
         self._unmap: Callable[[], None] = lambda: None
 
-    def take(self, size: int, lent_bytes: int) -> ctypes.Array[ctypes.c_char]:
-        """A block of ``size`` bytes; it is held until the returned object dies."""
-        address, generation = self.grant(size, lent_bytes)
+    def take(self, size: int, registered_bytes: int) -> ctypes.Array[ctypes.c_char]:
+        """Return a block of ``size`` bytes, which lives as long as the returned object."""
+        address, generation = self.grant(size, registered_bytes)
         block = (ctypes.c_char * size).from_address(address)
         end = weakref.finalize(block, self._give, generation, os.getpid())
         end.atexit = False  # at exit a tensor may still be in use
         return block
 
-    def grant(self, size: int, lent_bytes: int) -> tuple[int, int]:
-        """Address and generation of a block of ``size`` bytes, to be released by its generation."""
+    def grant(self, size: int, registered_bytes: int) -> tuple[int, int]:
+        """Return address and generation of a block of ``size`` bytes; it is released by its generation."""
         out = (ctypes.c_uint64 * 4)()
         if library.lib().am_lent_take(self.handle, min(size, 1 << 62), out):
-            raise no_room(size, lent_bytes, held=out[2], needed=out[3])
+            raise no_room(size, registered_bytes, held=out[2], needed=out[3])
         return out[0], out[1]
 
     def _give(self, generation: int, owner: int) -> None:
@@ -53,20 +53,20 @@ class RegisteredMemory:
             self._unmap()
 
     def retire(self, unmap: Callable[[], None]) -> None:
-        """The communicator is gone. Calls ``unmap`` once no tensor lives: now, or from the last one's end."""
+        """Call ``unmap`` once no tensor is alive, now or later; the communicator is destroyed."""
         self._unmap = unmap
         if library.lib().am_lent_close(self.handle):
             unmap()
 
 
-def no_room(size: int, lent_bytes: int, held: int, needed: int) -> WindowTooSmall:
-    """For ``size`` bytes beside ``held`` tensors: an area of ``needed`` bytes would do."""
+def no_room(size: int, registered_bytes: int, held: int, needed: int) -> WindowTooSmall:
+    """Return the error for ``size`` bytes beside ``held`` tensors; ``needed`` bytes would suffice."""
     mib = -(-needed // _MIB)
     why = f"{VARIABLE}=0 leaves no room for registered buffers: unset it, or export {VARIABLE}={mib}, on all ranks"
-    if lent_bytes:
+    if registered_bytes:
         tensors = "1 window tensor holds" if held == 1 else f"{held} window tensors hold"
         why = (
-            f"{size / _MIB:.1f} MiB do not fit in the {lent_bytes // _MIB} MiB for registered buffers, of which "
+            f"{size / _MIB:.1f} MiB do not fit in the {registered_bytes // _MIB} MiB for registered buffers, of which "
             f"{tensors} space: drop tensors that combine has consumed (their space is free one op later), "
             f"or export {VARIABLE}={mib} on all ranks"
         )
@@ -75,10 +75,10 @@ def no_room(size: int, lent_bytes: int, held: int, needed: int) -> WindowTooSmal
 
 
 def byte_size(shape: Sequence[int] | int, dtype: torch.dtype) -> tuple[tuple[int, ...], int]:
-    """The shape as a tuple, and the bytes of such a tensor."""
+    """Return the shape as a tuple, and the tensor's size in bytes."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in sizes):
-        text = f"window_empty: shape is {sizes}, it must be sizes of at least 0"
+        text = f"window_empty: shape is {sizes}, sizes must be integers of at least 0"
         raise ArgumentError(text, argument="shape")
     if dtype not in DTYPES.values():
         text = f"window_empty: dtype is {dtype}, it must be one of {', '.join(map(str, DTYPES.values()))}"
@@ -87,5 +87,5 @@ def byte_size(shape: Sequence[int] | int, dtype: torch.dtype) -> tuple[tuple[int
 
 
 def tensor_of(block: ctypes.Array[ctypes.c_char], sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor over a block, which lives as long as the tensor's storage."""
+    """Return a tensor over a block, which lives as long as the tensor's storage."""
     return torch.frombuffer(block, dtype=dtype).view(sizes)

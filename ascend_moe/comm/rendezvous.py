@@ -1,15 +1,15 @@
-"""Opens the windows of a process group: ranks meet in the group's store and map each other's memory.
+"""Opening the windows of a process group: ranks exchange records in the group's store and map each other's memory.
 
 1. Every rank creates its window (a memfd) and stores a record under its rank: its process and descriptor, its machine
    and settings, and a token of this opening alone, which its window's first page contains too.
 2. Every rank opens the windows of the others through /proc/<pid>/fd/<fd>, which Linux allows to processes of the same
-   user, and maps them. A pidfd tells when such a process ends.
+   user, and maps them. A pidfd reports the end of such a process.
 3. A rank that has mapped all windows writes READY into its own first page, with a digest of all tokens.
 4. A rank that reads the same digest in all first pages writes DONE and has opened the windows.
 
-Two ranks with the same digest have mapped the same windows, whatever either has tried before. DONE completes a rank
-whose peers are so quick that they have closed already. A rank that gives up sets the word that says it has closed: the
-others drop its window and wait for its next record.
+Two ranks with the same digest have mapped the same windows, whatever either tried before. DONE completes ranks whose
+peers have already closed again. A rank that gives up marks its window as closed: the others drop it and wait for the
+rank's next record.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from ascend_moe.native.windows import MIB
 
 LEAVING_TIMEOUT_S = 0.2  # for the store, when a rank gives up
 
-# What windows of one group have in common: name, attribute of a record, its unit (of bytes, or of nothing), how to mend
-# it. What decides about the others comes first.
+# Properties that must be equal in a group: name, attribute of a record, its unit (of bytes, or none), the fix. Those
+# that determine others come first.
 _EXPORT = "export one value on every rank"
 _ALIKE = (
     (settings.RANKS_PER_SERVER.name, "ranks_per_server", "", _EXPORT),
     (settings.CONTEXT.name, "context", "", _EXPORT),
-    (settings.NEAR_STORES.name, "near_stores", "", _EXPORT),
+    (settings.INTRA_NODE_STORES.name, "near_stores", "", _EXPORT),
     (settings.RDMA_FLAGS.name, "rdma_flags", "", _EXPORT),
     (settings.HCCL_BUFFSIZE.name, "data_bytes", "MiB", _EXPORT),
-    (settings.LENT_MIB.name, "lent_bytes", "MiB", _EXPORT),
+    (settings.REGISTERED_MIB.name, "registered_bytes", "MiB", _EXPORT),
     ("window layout", "total", "bytes", "install one version of ascend_moe on every rank"),
 )
 
 
 def _need_one_machine(name: str, rank: int, mine: Record, other: int, record: Record) -> None:
-    """Raise ConfigMismatch where the ranks cannot open each other's windows through /proc."""
+    """Raise ConfigMismatch if the ranks cannot open each other's windows through /proc."""
     if record.machine != mine.machine:
         ours, theirs = mine.host, record.host
         text = (
@@ -80,7 +80,7 @@ def _need_one_machine(name: str, rank: int, mine: Record, other: int, record: Re
 
 
 def _compare(name: str, rank: int, mine: Record, known: Mapping[int, Record]) -> None:
-    """Raise ConfigMismatch where the record of a rank differs from this rank's in what must be alike."""
+    """Raise ConfigMismatch if a rank's record differs from this rank's in a property of `_ALIKE`."""
     for other, record in sorted(known.items()):
         for what, attribute, unit, fix in _ALIKE:
             ours, theirs = (
@@ -100,33 +100,40 @@ class Opening:
     """One attempt of this rank to open the windows: ``run``, then ``communicator``."""
 
     def __init__(
-        self, name: str, rank: int, world: int, data_bytes: int, lent_bytes: int, timeout: float, records: RecordsMaker
+        self,
+        name: str,
+        rank: int,
+        world: int,
+        data_bytes: int,
+        registered_bytes: int,
+        timeout: float,
+        records: RecordsMaker,
     ) -> None:
-        """``records``: makes what ranks read each other's records from, of the own one and a prefix."""
+        """``records``: makes the exchange of records from this rank's record and the prefix of error messages."""
         self.name = name
         self.rank = rank
         self.world = world
         self.timeout = timeout
         self.prefix = f"rank {rank}: opening the windows of group {name!r}"
-        total = library.lib().am_window_total_bytes(data_bytes, lent_bytes)
-        self.mine = Record(data_bytes, lent_bytes, total)
+        total = library.lib().am_window_total_bytes(data_bytes, registered_bytes)
+        self.mine = Record(data_bytes, registered_bytes, total)
         self.records = records(self.mine, self.prefix)
         self.peers: dict[int, Peer] = {}
         self.digest = ""  # of the tokens of all openings, once every window is mapped
-        self.base = 0  # of this rank's own window
+        self.base = 0  # address of this rank's own window
         self._deadline = time.monotonic() + timeout
         self._pause = FIRST_PAUSE_S
         self._window = -1
-        self._over: dict[int, str] = {}  # rank -> token of an opening of it that is over
+        self._over: dict[int, str] = {}  # rank -> token of its opening that is over
 
     def run(self) -> None:
-        """Open the windows, or leave nothing behind.
+        """Open the windows, or release everything.
 
         Raises:
-            CommTimeout: a rank did not arrive by the deadline; ``.rank`` is the first, ``.ranks`` all.
-            PeerLost: a rank's process ended meanwhile, or the store did.
-            ConfigMismatch: ranks differ in a setting that must be the same on all (`_ALIKE`), the package's
-                version, the machine, the PID namespace or the user.
+            CommTimeout: a rank did not arrive by the deadline; ``.rank`` is the first, ``.ranks`` are all.
+            PeerLost: a rank's process ended meanwhile, or the store failed.
+            ConfigMismatch: ranks differ in a property of `_ALIKE`, the package's version, the machine, the PID
+                namespace or the user.
         """
         try:
             self._start()
@@ -157,7 +164,7 @@ class Opening:
         self._write(OPEN)
 
     def _look(self) -> bool:
-        """One round of everything; True when the windows are open."""
+        """Run one iteration of all steps; return whether the windows are open."""
         for peer in self.peers.values():
             if peer.read():
                 self._pause = FIRST_PAUSE_S
@@ -173,14 +180,14 @@ class Opening:
         if not self.digest:
             known = self._known()
             if len(known) == self.world - 1:
-                # Not before all ranks are known: every rank then sees the difference, and none waits any more.
+                # Only when all ranks are known: then every rank sees the difference and none keeps waiting.
                 _compare(self.name, self.rank, self.mine, known)
                 if all(rank in self.peers for rank in known):
-                    self._meet()
+                    self._announce()
         return self._agreed()
 
     def _wait(self) -> None:
-        """Until a process ends, or until it is time for the next look."""
+        """Wait until a process ends, or until the next iteration is due."""
         poll = select.poll()
         for peer in self.peers.values():
             poll.register(peer.watch.fd, select.POLLIN)
@@ -188,11 +195,11 @@ class Opening:
         self._pause = min(2 * self._pause, LAST_PAUSE_S)
 
     def _take(self, rank: int) -> None:
-        """Map the window of a rank whose record is of an opening that may go on.
+        """Map the window of a rank whose opening is not over.
 
         Raises:
-            ConfigMismatch: the window is another user's, and is not mapped.
-            AscendMoeError: the process does not let this one open it, or there is no room to map it.
+            ConfigMismatch: the window belongs to another user.
+            AscendMoeError: the process does not permit opening it, or there is no room to map it.
         """
         record = self.records.found.get(rank)
         if record is None or record.left or record.token == self._over.get(rank):
@@ -218,7 +225,7 @@ class Opening:
             self._pause = FIRST_PAUSE_S
 
     def _map(self, rank: int, record: Record) -> Peer | None:
-        """Map the window of a record; None if its opening is over. Raises OSError: the kernel refuses it."""
+        """Map the window of a record; return None if its opening is over. Raises OSError if the kernel refuses."""
         path, total = f"/proc/{record.pid}/fd/{record.fd}", self.mine.total
         with contextlib.ExitStack() as undo:
             try:
@@ -232,7 +239,7 @@ class Opening:
             try:
                 if (user := file_owner(fd)) != os.geteuid():
                     raise self._of_another_user(rank, user)
-                if os.fstat(fd).st_size != record.total:  # reading beyond its end would be a bus error
+                if os.fstat(fd).st_size != record.total:  # reading beyond its end would raise SIGBUS
                     return None
                 size = total if record.total == total else PAGE_BYTES
                 base = library.lib().am_window_map(fd, size)
@@ -248,15 +255,15 @@ class Opening:
         peer.close()
         return None
 
-    def _meet(self) -> None:
-        """All windows are mapped: tell the other ranks which."""
+    def _announce(self) -> None:
+        """Publish the digest of the mapped windows."""
         openings = {rank: peer.record for rank, peer in self.peers.items()} | {self.rank: self.mine}
         tokens = " ".join(openings[rank].token for rank in range(self.world))
         self.digest = hashlib.sha256(tokens.encode()).hexdigest()
         self._write(READY)
 
     def _agreed(self) -> bool:
-        """Whether all ranks have mapped the windows of the same openings as this one."""
+        """Whether all ranks have mapped the windows of the same openings as this rank."""
         if not self.digest:
             return False
         same = [peer.word for peer in self.peers.values() if peer.digest == self.digest]
@@ -279,11 +286,11 @@ class Opening:
                 raise self._lost(rank, peer.watch.describe())
 
     def _give_up(self, error: BaseException) -> None:
-        """Tell the others that this opening is over, and why; unmap everything.
+        """Publish that this opening is over, and why; unmap everything.
 
-        First in the store: who sees that it has left then finds the reason there.
+        The store comes first: a rank that sees the closed window then finds the reason there.
         """
-        if self.world > 1 and self.records.answers:
+        if self.world > 1 and self.records.responds:
             culprit = getattr(error, "rank", None) if isinstance(error, CommError) else None
             why = type(error).__name__ + ("" if culprit is None else f" about rank {culprit}")
             self.records.mine = replace(self.mine, left=boot_time(), why=why)
@@ -300,7 +307,7 @@ class Opening:
             library.lib().am_window_unmap(self.base, self.mine.total)
         self.base = 0
 
-    # ---- what goes wrong
+    # ---- errors
 
     def _lost(self, rank: int, seen: str) -> PeerLost:
         text = f"{self.prefix}: rank {rank} is lost: {seen}; see its log for why"
@@ -318,7 +325,7 @@ class Opening:
         return ConfigMismatch(text, field="user", rank=rank, ours=os.geteuid(), theirs=user)
 
     def _judge(self, rank: int) -> None:
-        """Raise what the record of a rank tells that is not mapped yet."""
+        """Raise the error that follows from the record of a rank that is not mapped yet, if any."""
         record, mine = self.records.found.get(rank), self.mine
         if record is None:
             return
@@ -329,14 +336,14 @@ class Opening:
             raise self._lost(rank, f"process {record.pid} has ended")
 
     def _known(self) -> dict[int, Record]:
-        """Records of openings that have met this one: their windows are mapped, or they have left since it began."""
+        """Return the records of openings concurrent with this one: mapped, or given up since it began."""
         known = {rank: record for rank, record in self.records.found.items() if record.left > self.mine.started}
         return known | {rank: peer.record for rank, peer in self.peers.items()}
 
     def _timed_out(self) -> CommTimeout:
-        """Names who is missing: ranks that never came or are stopped first."""
+        """Return the error that names the missing ranks: those that never arrived or are stopped first."""
         reports = sorted(report for rank in range(self.world) if (report := self._report(rank)) is not None)
-        # Ranks that are not ready wait for those that are surely missing, where there are some.
+        # Ranks that are not ready are probably waiting for the surely missing ones: do not blame both.
         missing = sorted(rank for blame, rank, _ in reports if blame == reports[0][0])
         noun = "rank" if len(missing) == 1 else "ranks"
         return CommTimeout(
@@ -349,7 +356,7 @@ class Opening:
         )
 
     def _report(self, rank: int) -> tuple[int, int, str] | None:
-        """(how surely a rank is missing, 0 most; the rank; what is known of it); None when it is there."""
+        """Return (how surely a rank is missing, 0 most; the rank; its state), or None if it is present."""
         peer, record = self.peers.get(rank), self.records.found.get(rank)
         if rank == self.rank:
             return None
@@ -370,10 +377,7 @@ class Opening:
     # ---- after run()
 
     def communicator(self, alive: Callable[[], bool] | None = None) -> Communicator:
-        """Return this rank's end of the windows that were opened; it owns them from here on.
-
-        ``alive``: as the communicator takes it.
-        """
+        """Return this rank's communicator, which owns the opened windows. ``alive``: as in `Communicator`."""
         peers = Processes(self.rank, self.base, self.peers)
         bases = {rank: peer.base for rank, peer in self.peers.items()} | {self.rank: self.base}
         try:
@@ -382,7 +386,7 @@ class Opening:
                 self.rank,
                 [bases[rank] for rank in range(self.world)],
                 self.mine.data_bytes,
-                self.mine.lent_bytes,
+                self.mine.registered_bytes,
                 peers=peers,
                 release=peers.close,
                 unmap=self._unmap,

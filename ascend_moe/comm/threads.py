@@ -17,7 +17,7 @@ import torch
 from ascend_moe.comm.communicator import Communicator
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommError, CommTimeout, PeerLost, with_right_names
 from ascend_moe.native import binding, library, log
-from ascend_moe.native.windows import MIB, timeout_s, window_data_bytes, window_lent_bytes
+from ascend_moe.native.windows import MIB, timeout_s, window_data_bytes, window_registered_bytes
 from ascend_moe.settings import MAX_WORLD
 
 T = TypeVar("T")
@@ -26,14 +26,14 @@ P = ParamSpec("P")
 INTERRUPT_GRACE_S = 0.8  # for ranks to leave their ops after Ctrl-C
 
 _numbers = itertools.count()
-_here = threading.local()  # .places = {cluster: rank} in a rank's thread, the cluster whose run() it is first
+_here = threading.local()  # .places = {cluster: rank} in a rank's thread, the cluster of its run() first
 _entered: dict[str, LocalCluster] = {}
 
 
 @contextlib.contextmanager
 def _default_dtype_kept() -> Iterator[None]:
-    """Gives torch's default dtype back as it was. All threads share it: contexts that set it, such as transformers'
-    from_pretrained, leave another one behind when the ranks enter and leave them in turn.
+    """Context manager: restore torch's default dtype. All threads share it, and contexts that set it, such as
+    transformers' from_pretrained, leave another one behind if the ranks enter and exit them interleaved.
     """
     before = torch.get_default_dtype()
     try:
@@ -41,12 +41,12 @@ def _default_dtype_kept() -> Iterator[None]:
     finally:
         if (left := torch.get_default_dtype()) != before:
             torch.set_default_dtype(before)
-            text = "the ranks left %s as torch's default dtype, which all threads share; it is %s again: load models"
+            text = "the ranks changed torch's default dtype, shared by all threads, to %s; restored %s: load models"
             log.say(logging.WARNING, text + " before LocalCluster.run", left, before)
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Where the chain of an exception's causes begins."""
+    """Return the start of an exception's chain of causes."""
     seen = {id(error)}
     while (before := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
         if id(before) in seen or isinstance(before, RankRaised):
@@ -57,7 +57,7 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 def find(name: str) -> LocalCluster | None:
-    """The entered cluster of this name."""
+    """Return the entered cluster of this name, or None."""
     return _entered.get(name)
 
 
@@ -66,19 +66,19 @@ def names() -> list[str]:
 
 
 class RankRaised(Exception):
-    """Which rank of a LocalCluster raised the exception that this is the cause of. Stands above it in tracebacks."""
+    """Names the rank of a LocalCluster that raised the exception; set as its cause, so tracebacks show it first."""
 
 
 class _Windows:
-    """One generation: the windows of all ranks and the W ends over them; freed with the last end."""
+    """The windows of all ranks and the W communicators over them; freed with the last communicator."""
 
     def __init__(self, cluster: LocalCluster, data_bytes: int) -> None:
         self._cluster = cluster
-        lent_bytes = window_lent_bytes(data_bytes)
-        self._total: int = library.lib().am_window_total_bytes(data_bytes, lent_bytes)
+        registered_bytes = window_registered_bytes(data_bytes)
+        self._total: int = library.lib().am_window_total_bytes(data_bytes, registered_bytes)
         self._bases: list[int] = []
-        self.ends: list[Communicator] = []
-        self.open: set[int] = set()  # ranks whose end is not closed
+        self.communicators: list[Communicator] = []
+        self.open: set[int] = set()  # ranks whose communicator is not closed
         try:
             for rank in range(cluster.world_size):
                 base = library.lib().am_window_alloc(self._total)
@@ -89,23 +89,23 @@ class _Windows:
                     )
                 self._bases.append(base)
             for rank in range(cluster.world_size):
-                end = Communicator(
+                communicator = Communicator(
                     cluster.name,
                     rank,
                     self._bases,
                     data_bytes,
-                    lent_bytes,
+                    registered_bytes,
                     peers=self,
                     release=functools.partial(self._left, rank),
                 )
-                self.ends.append(end)
+                self.communicators.append(communicator)
                 self.open.add(rank)
         except BaseException:
             self.close()
             self._free()
             raise
 
-    # The peers of its communicators.
+    # Implements Peers.
 
     def live_fds(self, world: int) -> list[int]:
         return [-1] * world
@@ -128,34 +128,34 @@ class _Windows:
             self._cluster.changed.notify_all()
 
     def mark_lost(self, rank: int) -> None:
-        """Waits of the other ranks for this one raise PeerLost."""
-        for end in self.ends:
-            if end.rank != rank:
-                end.mark_lost(rank)
+        """Make waits of the other ranks for this one raise PeerLost."""
+        for communicator in self.communicators:
+            if communicator.rank != rank:
+                communicator.mark_lost(rank)
 
     def _free(self) -> None:
         bases, self._bases = self._bases, []
         for rank, base in enumerate(bases):
             unmap = functools.partial(library.lib().am_window_unmap, base, self._total)
-            if rank < len(self.ends):
-                self.ends[rank].when_unused(unmap)
+            if rank < len(self.communicators):
+                self.communicators[rank].when_unused(unmap)
             else:
                 unmap()
 
     def close(self) -> None:
-        for end in self.ends:
-            end.close()
+        for communicator in self.communicators:
+            communicator.close()
 
 
 class LocalCluster:
-    """W EP ranks as threads of this process; the ops take ``group_ep`` as ``run`` hands it out.
+    """W EP ranks as threads of this process; ``run`` passes ``group_ep`` to the ranks' function.
 
     Args:
         world_size: number of ranks, 1..384.
         window_mib: MiB of one rank's window; default HCCL_BUFFSIZE, read when windows are opened.
 
-    Use as a context manager; leaving it frees the windows. ``run`` may be called many times; the windows
-    stay open in between, and after a failure the next ``run`` opens fresh ones.
+    Use as a context manager, which frees the windows on exit. ``run`` may be called many times; the windows stay open
+    in between, and after a failure the next ``run`` opens new ones.
 
     Raises:
         ArgumentError: world_size or window_mib is out of range.
@@ -180,19 +180,19 @@ class LocalCluster:
         self.changed = threading.Condition()  # guards everything below
         self._window_mib = window_mib
         self._windows: _Windows | None = None
-        self._active: set[int] = set()  # ranks whose function runs
-        self._closed: set[int] = set()  # of them, those that have closed and not asked for windows since
+        self._active: set[int] = set()  # ranks whose function is running
+        self._closed: set[int] = set()  # those of them that have closed and not requested windows since
         self._errors: dict[int, tuple[float, BaseException]] = {}
-        self._left_open = False  # left, or given up, while functions ran: the last one closes
-        self._parts: dict[tuple[int, ...], LocalCluster] = {}  # what shrink has made, by its ranks and the try
-        self._whole: LocalCluster | None = None  # what this was made of
-        self._came: set[int] = set()  # of a part: its ranks that have come to shrink
-        self._broken = False  # of a part: a rank has gone before all had come
+        self._left_open = False  # exited or interrupted while functions ran: the last one closes
+        self._parts: dict[tuple[int, ...], LocalCluster] = {}  # created by shrink, by attempt and ranks
+        self._whole: LocalCluster | None = None  # the cluster that this part was made from
+        self._came: set[int] = set()  # of a part: its ranks that have called shrink
+        self._broken = False  # of a part: a rank ended before all had called
 
     def __enter__(self) -> LocalCluster:
         if self._left_open:
             raise AscendMoeError(f"{self.name}: an interrupted run() has not ended: use a new cluster")
-        binding.library()  # what cannot be opened is said here, not on the thread of every rank
+        binding.library()  # raise here if it cannot be loaded, not on every rank's thread
         _entered[self.name] = self
         return self
 
@@ -207,22 +207,22 @@ class LocalCluster:
     # ---- running
 
     def run(self, fn: Callable[Concatenate[int, str, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """Runs ``fn(rank, group_ep, *args, **kwargs)`` on one thread a rank and waits for all.
+        """Run ``fn(rank, group_ep, *args, **kwargs)`` on one thread per rank and wait for all.
 
         Returns:
             The results by rank.
 
         Raises:
-            BaseException: whatever the rank at the root of a failure raised, with ``.others`` = {rank: exception} of
+            BaseException: the exception of the rank at the root of a failure, with ``.others`` = {rank: exception} of
                 the other ranks that raised, and ``.results`` = {rank: result} of those that returned. A rank that
-                fails is lost to the others, whose ops raise PeerLost at once; a rank that merely returns is waited
-                for until the deadline.
-            AscendMoeError: outside ``with``, or while another ``run`` is going on.
+                fails is lost to the others, whose ops raise PeerLost at once; for a rank that merely returns they wait
+                until the deadline.
+            AscendMoeError: outside ``with``, or while another ``run`` is in progress.
         """
         with self.changed:
             self._check_usable()
             if self._active:
-                raise AscendMoeError(f"{self.name}: run() is going on already: use another cluster")
+                raise AscendMoeError(f"{self.name}: run() is already in progress: use another cluster")
             self._active = set(range(self.world_size))
             self._closed = set()
             self._errors, self._parts = {}, {}
@@ -252,7 +252,7 @@ class LocalCluster:
         try:
             with self.changed:
                 self.changed.wait_for(lambda: not self._active)
-            for thread in threads:  # each has said that its function returned, and is about to end
+            for thread in threads:  # their functions have returned
                 thread.join()
         except BaseException:
             self._interrupt()
@@ -266,7 +266,7 @@ class LocalCluster:
             results[rank] = fn()
         except BaseException as error:  # also SystemExit: raised again by run()
             raised = error
-        for cluster, place in reversed(places.items()):  # of what shrink has made, the last first
+        for cluster, place in reversed(places.items()):  # those created by shrink first
             cluster._finished(place, raised)
 
     def _finished(self, rank: int, error: BaseException | None) -> None:
@@ -284,9 +284,9 @@ class LocalCluster:
             self._close_windows()
 
     def _interrupt(self) -> None:
-        """The caller of run() will not wait: makes the ops of all ranks return, and gives them a moment."""
+        """Make the ops of all ranks return after an interrupted run(), and give them a moment."""
         with self.changed:
-            self._left_open = True  # should the moment not do, or be interrupted again
+            self._left_open = True  # in case they need longer, or another interrupt arrives
             binding.forget()
             self._mark_all_lost()
             self.changed.notify_all()
@@ -303,7 +303,7 @@ class LocalCluster:
             part._mark_all_lost()
 
     def _root_cause(self, raised: dict[int, tuple[float, BaseException]]) -> BaseException:
-        """The earliest exception; for a lost peer, what that peer itself raised."""
+        """Return the earliest exception; for a lost peer, the exception of that peer."""
         errors = {rank: error for rank, (_, error) in raised.items()}
         root = min(raised, key=lambda rank: raised[rank][0])
         followed: set[int] = set()
@@ -320,19 +320,19 @@ class LocalCluster:
         _first_cause(error).__cause__ = RankRaised(f"rank {root} of {self.name}{also}")
         return error
 
-    # ---- ranks that go on without another
+    # ---- shrinking
 
     def has_ended(self, rank: int) -> bool:
-        """The rank's function has returned or raised; never while no function runs."""
+        """Whether the rank's function has returned or raised; False while no function runs."""
         return rank in self._errors or bool(self._active and rank not in self._active)
 
     def shrink(self, rank: int, alive: list[int], attempt: int, seconds: float) -> tuple[LocalCluster, int]:
-        """In the functions of ``alive``: a cluster of these ranks' threads, and this thread's rank in it.
+        """In the functions of ``alive``: return a cluster of these ranks' threads, and this thread's rank in it.
 
-        The cluster lasts as long as their functions. ``attempt`` tells tries of equal ranks apart.
+        The cluster lives as long as their functions. ``attempt`` distinguishes attempts of the same ranks.
 
         Raises:
-            PeerLost: one of them has ended. CommTimeout: one of them has not come within ``seconds``.
+            PeerLost: one of them has ended. CommTimeout: one of them has not called within ``seconds``.
         """
         key, deadline = (attempt, *alive), time.monotonic() + seconds
         with self.changed:
@@ -356,16 +356,16 @@ class LocalCluster:
                 _here.places[part] = place
                 return part, place
             absent = [other for other in alive if alive.index(other) not in part._came] or [rank]
-        seen = f"rank {absent[0]} has not come to shrink: {self.describe_rank(absent[0])}"
+        seen = f"rank {absent[0]} has not called shrink: {self.describe_rank(absent[0])}"
         lost = PeerLost if self.has_ended(absent[0]) else CommTimeout
-        raise lost(f"{self.name}: {seen}; agree again", rank=absent[0], ranks=absent, phase="shrink")
+        raise lost(f"{self.name}: {seen}; call agree again", rank=absent[0], ranks=absent, phase="shrink")
 
     # ---- communicators
 
-    def end(self, rank: int) -> Communicator:
-        """The communicator of one rank; opens the windows of all ranks when there are none.
+    def communicator(self, rank: int) -> Communicator:
+        """Return the communicator of one rank; open the windows of all ranks if there are none.
 
-        A rank that has closed its end gets fresh windows once every rank has closed its own.
+        A rank that has closed its communicator gets new windows once every rank has closed its own.
 
         Raises:
             CommTimeout: a rank has not closed by the deadline. PeerLost: it failed.
@@ -377,8 +377,8 @@ class LocalCluster:
                 self._check_usable()
                 if self._windows is None or not self._windows.open:
                     self._windows = self._open()
-                if rank in self._windows.open and not self._windows.ends[rank].closed:
-                    return self._windows.ends[rank]
+                if rank in self._windows.open and not self._windows.communicators[rank].closed:
+                    return self._windows.communicators[rank]
                 for other in sorted(self._windows.open & self._errors.keys()):
                     seen = self.describe_rank(other)
                     raise PeerLost(f"{self.name}: rank {other} is lost: {seen}", rank=other, phase="open")
@@ -386,17 +386,17 @@ class LocalCluster:
                     ranks = sorted(self._windows.open - {rank})
                     states = "; ".join(f"rank {other}: {self.describe_rank(other)}" for other in ranks)
                     raise CommTimeout(
-                        f"{self.name}: fresh windows need close() on every rank, and ranks {ranks} have not "
+                        f"{self.name}: new windows need close() on every rank, and ranks {ranks} have not "
                         f"closed within {timeout_s():g} s (ASCEND_MOE_TIMEOUT_S): {states}",
                         rank=ranks[0] if ranks else None,
                         ranks=ranks,
                         phase="open",
                     )
 
-    def open_end(self, rank: int) -> Communicator | None:
-        """The communicator of one rank, None where it has none; opens nothing."""
-        windows = self._windows
-        return windows.ends[rank] if windows is not None and rank < len(windows.ends) else None
+    def open_communicator(self, rank: int) -> Communicator | None:
+        """Return the communicator of one rank, or None if there is none; opens nothing."""
+        made = self._windows.communicators if self._windows is not None else []
+        return made[rank] if rank < len(made) else None
 
     def _open(self) -> _Windows:
         windows = _Windows(self, window_data_bytes(self._window_mib))
@@ -405,16 +405,16 @@ class LocalCluster:
         return windows
 
     def close(self) -> None:
-        """In a rank's function: closes that rank's end. Outside of run(): closes all ends. Idempotent.
+        """Close this rank's communicator in a rank's function, those of all ranks outside of run(). Idempotent.
 
         Raises:
-            AscendMoeError: called from elsewhere while run() is going on.
+            AscendMoeError: called from another thread while run() is in progress.
         """
         rank = self.rank_here()
         if rank is not None:
-            # A second close must not reach the windows that another rank may have opened meanwhile.
+            # A second close must not reach windows that another rank may have opened meanwhile.
             if self._windows is not None and rank not in self._closed:
-                self._windows.ends[rank].close()
+                self._windows.communicators[rank].close()
                 self._closed.add(rank)
             return
         with self.changed:
@@ -423,12 +423,12 @@ class LocalCluster:
         self._close_windows()
 
     def rank_here(self) -> int | None:
-        """The rank whose function this thread runs, None in any other thread."""
+        """Return the rank whose function this thread runs, None in any other thread."""
         places: dict[LocalCluster, int] = getattr(_here, "places", {})
         return places.get(self)
 
     def describe_rank(self, rank: int) -> str:
-        """Returns what can be seen of a rank, e.g. ``its function raised ValueError: no``."""
+        """Return the visible state of a rank, e.g. ``its function raised ValueError: no``."""
         if rank in self._errors:
             error = self._errors[rank][1]
             return f"its function raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -1,11 +1,11 @@
-"""Lets the ranks that are left of a group agree who they are: votes and decisions in the first page of its windows.
+"""Agreement of a group's remaining ranks: votes and decisions in the first page of its windows.
 
-A round: every rank votes in its own page. A rank that sees the votes of all who can still vote, or whose deadline has
-passed, writes the list of the voters in its own page, and then puts its number into the one word of the round, in the
-page of rank 0, unless a number is there. The list of the rank whose number it is decides. So the ranks have one list
-whatever happens meanwhile: a rank that dies at any step has decided for all or for nobody, and one that comes late
-finds the decision. The pages are shared memory of the machine: those of a rank that has died stay as they are until
-nobody maps them. No kernel reads them. Ranks without such memory vote in a store instead (`StoreVote`).
+In each round every rank votes in its own page. A rank that sees the votes of all who can still vote, or whose deadline
+has passed, writes the list of voters into its own page and then its number into the round's single decision word, in
+the page of rank 0, unless the word is already set. The list of the rank in that word is the decision. So all ranks get
+the same list whatever happens: a rank that dies at any step has decided for all or for none, and a late rank finds the
+decision. The pages are shared memory: those of a dead rank remain until nobody maps them. No kernel reads them. Ranks
+without shared memory vote in a store instead (`StoreVote`).
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ROUNDS = 32
-_VOTED = 0  # twice the round of a rank's last vote, and 1 if it is fine
-_DECIDED = 1  # by round, in rank 0's page: 1 + the rank whose list it is
-_LISTS = 64  # by round: a bit a rank; word 63 tells that the rank has closed (peers.py)
+_VOTED = 0  # twice the round of a rank's last vote, plus 1 if it succeeded
+_DECIDED = 1  # by round, in rank 0's page: 1 + the rank whose list is the decision
+_LISTS = 64  # by round: a bit per rank; word 63 marks a closed window (peers.py)
 _BITS = 32
 _LIST_WORDS = MAX_WORLD // _BITS
-_PAUSE_S = 0.001  # between two looks at the votes
+_PAUSE_S = 0.001  # between two checks of the votes
 _STORE_PAUSE_S = 0.02
-_ANSWER_S = 10.0  # for the store
+_RESPONSE_S = 10.0  # timeout of the store
 
 
 class Rounds:
-    """One rank's view of the rounds of its group, wherever votes and decisions are kept.
+    """One rank's view of its group's rounds, independent of where votes are stored.
 
     Attributes:
-        round: of the last decision; 0 before any.
-        members: the ranks that `agree` has last decided on; all before that.
+        round: number of the last decision; 0 before any.
+        members: the ranks of the last decision of `agree`; all before that.
     """
 
     def __init__(self, name: str, rank: int, world: int, gone: Callable[[int], bool], clock: Any = time) -> None:
-        """``gone``: whether a rank can vote no more."""
+        """``gone``: whether a rank can no longer vote."""
         self._name, self._rank, self._gone, self._clock = name, rank, gone, clock
         self._pause_s, self._world = _PAUSE_S, world
         self.round = 0
         self.members = list(range(world))
 
     def agree(self, seconds: float) -> list[int]:
-        """The ranks that are left: those that come here within ``seconds``. Collective among ``members``.
+        """Return the remaining ranks: those that call within ``seconds``. Collective among ``members``.
 
         Raises:
             CommTimeout: the others have decided without this rank.
@@ -61,8 +61,8 @@ class Rounds:
         self.members = decision
         if self._rank not in decision:
             raise CommTimeout(
-                f"rank {self._rank}: group {self._name!r} has gone on as ranks {', '.join(map(str, decision))} without "
-                f"this rank, which came after their deadline: end this process",
+                f"rank {self._rank}: group {self._name!r} has continued as ranks {', '.join(map(str, decision))} "
+                f"without this rank, which called after their deadline: end this process",
                 rank=self._rank,
                 ranks=decision,
                 phase="agree",
@@ -70,18 +70,18 @@ class Rounds:
         return decision
 
     def gone(self) -> list[int]:
-        """The ranks that can vote no more, as far as this one sees it."""
+        """Return the ranks that can no longer vote, as seen by this rank."""
         return [rank for rank in range(self._world) if self._gone(rank)]
 
     def all_fine(self, ranks: Sequence[int], fine: bool, seconds: float) -> bool:
-        """Whether all of ``ranks`` have come here fine, the same answer on all of them. Collective among them."""
+        """Return whether all of ``ranks`` voted ``fine``, the same result on all of them. Collective among them."""
         return self._decide(ranks, fine, seconds) == list(ranks)
 
     def _decide(self, ranks: Sequence[int], fine: bool, seconds: float) -> list[int]:
-        """Votes in the next round; returns who of ``ranks`` has voted that it is fine, as one of them has seen it."""
+        """Vote in the next round; return those of ``ranks`` that voted ``fine``, according to the decision."""
         number = self.round + 1
         if number > ROUNDS:
-            text = f"rank {self._rank}: group {self._name!r} has agreed {ROUNDS} times, and cannot again: close it"
+            text = f"rank {self._rank}: group {self._name!r} has agreed {ROUNDS} times, the limit: close it"
             raise AscendMoeError(text, rank=self._rank)
         self._vote(2 * number + int(fine))
         deadline = self._clock.monotonic() + seconds
@@ -96,19 +96,19 @@ class Rounds:
         return decision
 
     def _vote(self, value: int) -> None:
-        """Writes this rank's vote: twice the round, and 1 if it is fine."""
+        """Store this rank's vote: twice the round, plus 1 if ``fine``."""
         raise NotImplementedError
 
     def _voted(self, rank: int) -> int:
-        """The last vote of a rank; 0 before any."""
+        """Return the last vote of a rank; 0 before any."""
         raise NotImplementedError
 
     def _propose(self, number: int, alive: Sequence[int]) -> None:
-        """Makes this list the decision of a round, unless there is one."""
+        """Make this list the decision of a round, unless there is one."""
         raise NotImplementedError
 
     def _decision(self, number: int) -> list[int] | None:
-        """The decision of a round; None before it."""
+        """Return the decision of a round, or None before it."""
         raise NotImplementedError
 
 
@@ -151,23 +151,23 @@ class WindowVote(Rounds):
 
 
 class StoreVote(Rounds):
-    """The rounds of ranks that share a store, where no memory is theirs together: NPUs.
+    """The rounds of ranks that share a store but no memory: NPUs.
 
-    A round's decision is one key, which the first rank sets. A rank whose process has ended on this machine is seen to
-    have ended; of another machine's it is only seen that it does not vote. The store must outlive the lost rank:
-    torchrun's agent keeps one that does, that of a group without torchrun dies with rank 0.
+    A round's decision is one key, set by the first rank. The end of a process is detected on this machine only; ranks
+    of other machines are only seen not to vote. The store must outlive the lost rank: torchrun's agent hosts one that
+    does, without torchrun it dies with rank 0.
     """
 
     def __init__(
         self, name: str, rank: int, world: int, gone: Callable[[int], bool], store: Store, host: int | None, key: str
     ) -> None:
-        """``host``: as ``records.store_host``. ``key``: of these ranks' group alone, the same on all of them."""
+        """``host``: as in `records.store_of`. ``key``: unique to this group, equal on all its ranks."""
         from torch._C._distributed_c10d import PrefixStore
 
         super().__init__(name, rank, world, gone)
         self._store: Any = PrefixStore(f"ascend_moe/agree/{key}", store)
         self._host, self._pause_s = host, _STORE_PAUSE_S
-        self._votes: dict[int, int] = {}  # the last that were seen
+        self._votes: dict[int, int] = {}  # the last ones seen
 
     def _vote(self, value: int) -> None:
         self._asked(lambda: self._store.set(f"vote/{self._rank}", str(value)))
@@ -188,4 +188,4 @@ class StoreVote(Rounds):
         return [int(word) for word in text.split(",") if word != "-"] if text else None
 
     def _asked(self, ask: Callable[[], T]) -> T:
-        return answered(ask, _ANSWER_S, f"rank {self._rank}: agree of group {self._name!r}", self._host)
+        return answered(ask, _RESPONSE_S, f"rank {self._rank}: agree of group {self._name!r}", self._host)

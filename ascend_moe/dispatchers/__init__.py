@@ -11,7 +11,7 @@ import warnings
 from typing import Any
 
 from ascend_moe.call import DEFAULTS
-from ascend_moe.dispatchers.base import Begun, Dispatched, Dispatcher
+from ascend_moe.dispatchers.base import Dispatched, Dispatcher, InFlight
 from ascend_moe.dispatchers.collective import AllGatherDispatcher, AllToAllDispatcher
 from ascend_moe.dispatchers.mc2 import MC2Dispatcher
 from ascend_moe.errors import need, need_one_of
@@ -20,9 +20,9 @@ __all__ = [
     "KINDS",
     "AllGatherDispatcher",
     "AllToAllDispatcher",
-    "Begun",
     "Dispatched",
     "Dispatcher",
+    "InFlight",
     "MC2Dispatcher",
     "make_dispatcher",
 ]

@@ -108,7 +108,7 @@ class CombineTensors(NamedTuple):
         return found if self.special is _NO_SPECIAL else found | given(self.special)
 
 
-class Begun(Generic[R]):
+class InFlight(Generic[R]):
     """A call that may only have sent. Until ``finish`` its tensors must stay as they are."""
 
     def __init__(self, finish: Callable[[], R]) -> None:
@@ -119,7 +119,7 @@ class Begun(Generic[R]):
         return self._finish()
 
 
-class OnTheWay:
+class PendingCall:
     """The one call of a group that has only sent: before the next op of the group it has to be received."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class OnTheWay:
         self._receive = receive
         return receive
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Receives it, where there is one."""
         if self._receive is not None:
             self._receive()
@@ -241,7 +241,7 @@ class Dispatcher(ABC):
 
     def begin_dispatch(
         self, x: Tensor, expert_ids: Tensor, *, max_tokens: int = 0, **arguments: Any
-    ) -> Begun[Dispatched]:
+    ) -> InFlight[Dispatched]:
         """Sends the rows of x; ``finish`` of the result returns what ``dispatch`` returns.
 
         A dispatcher that cannot send first does all at once. One that can has no gradient, and until ``finish`` this
@@ -292,7 +292,7 @@ class Dispatcher(ABC):
         shared_expert_x: Tensor | None = None,
         performance_info: Tensor | None = None,
         **special: Tensor | None,
-    ) -> Begun[Tensor]:
+    ) -> InFlight[Tensor]:
         """Sends the rows home; ``finish`` of the result returns what ``combine`` returns. As ``begin_dispatch``.
 
         expert_out, dispatched, expert_scales, shared_expert_x, performance_info, special and errors are as of
@@ -339,13 +339,13 @@ class Dispatcher(ABC):
 
     def _begin_dispatch(
         self, x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions
-    ) -> Begun[Dispatched]:
+    ) -> InFlight[Dispatched]:
         sent = self._dispatch(x, expert_ids, tensors, options)
-        return Begun(lambda: sent)
+        return InFlight(lambda: sent)
 
-    def _begin_combine(self, expert_out: Tensor, dispatched: Dispatched, tensors: CombineTensors) -> Begun[Tensor]:
+    def _begin_combine(self, expert_out: Tensor, dispatched: Dispatched, tensors: CombineTensors) -> InFlight[Tensor]:
         result = self._combine(expert_out, dispatched, tensors)
-        return Begun(lambda: result)
+        return InFlight(lambda: result)
 
 
 def check_dispatch(

@@ -13,7 +13,7 @@ from ascend_moe import ops
 from ascend_moe.call import CallOptions
 from ascend_moe.comm import name_of, window_empty
 from ascend_moe.comm.place import Place
-from ascend_moe.dispatchers.base import Begun, CombineTensors, Dispatched, Dispatcher, DispatchTensors, given
+from ascend_moe.dispatchers.base import CombineTensors, Dispatched, Dispatcher, DispatchTensors, InFlight, given
 from ascend_moe.errors import need, with_typed_errors
 from ascend_moe.ops.begin import begin_combine, begin_dispatch
 from ascend_moe.ops.calls import is_two_level
@@ -148,11 +148,11 @@ class MC2Dispatcher(Dispatcher):
 
     def _begin_dispatch(
         self, x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions
-    ) -> Begun[Dispatched]:
+    ) -> InFlight[Dispatched]:
         if not self.sends_first:
             return super()._begin_dispatch(x, expert_ids, tensors, options)
         finish = self._begin_dispatch_op(x, expert_ids, *self._group, **self._dispatch_call(tensors, options)).finish
-        return Begun(lambda: self._dispatched(finish(), expert_ids, tensors, options))
+        return InFlight(lambda: self._dispatched(finish(), expert_ids, tensors, options))
 
     def _dispatched(
         self, outputs: Sequence[Any], expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions
@@ -200,11 +200,11 @@ class MC2Dispatcher(Dispatcher):
         result: Tensor = self._combine_op(*arguments, **options)
         return result
 
-    def _begin_combine(self, expert_out: Tensor, dispatched: Dispatched, tensors: CombineTensors) -> Begun[Tensor]:
+    def _begin_combine(self, expert_out: Tensor, dispatched: Dispatched, tensors: CombineTensors) -> InFlight[Tensor]:
         if not self.sends_first:
             return super()._begin_combine(expert_out, dispatched, tensors)
         arguments, options = self._combine_call(expert_out, dispatched, tensors)
-        return Begun(self._begin_combine_op(*arguments, **options).finish)
+        return InFlight(self._begin_combine_op(*arguments, **options).finish)
 
     def _combine_call(
         self, expert_out: Tensor, dispatched: Dispatched, tensors: CombineTensors

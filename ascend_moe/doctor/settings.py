@@ -18,7 +18,7 @@ from ..native.windows import (
     rdma_flags,
     timeout_s,
     window_data_bytes,
-    window_lent_bytes,
+    window_registered_bytes,
 )
 from ..ops.calls import comm_algorithm, core_count, hccl_selects_hierarchy
 from ..ops.npu_communicator import deadline_s
@@ -44,8 +44,8 @@ def _findings() -> Iterator[Diagnostic]:
         settings.RDMA_FLAGS: lambda: (
             "each 512 bytes between A2 servers " + ("carry a flag" if rdma_flags() else "are rows")
         ),
-        settings.MEETING: lambda: f"the cores of a rank meet by {settings.MEETING.get()}",
-        settings.LENT_MIB: lambda: lent.format(window_lent_bytes(0) // MIB),
+        settings.CORE_BARRIER: lambda: f"the cores of a rank meet by {settings.CORE_BARRIER.get()}",
+        settings.REGISTERED_MIB: lambda: lent.format(window_registered_bytes(0) // MIB),
         settings.ISA: lambda: f"vector loops are {settings.ISA.get()}",
         settings.FORWARD: _forward,
         settings.SEED: lambda: f"schedules of the checked engine by chance, from seed {settings.SEED.get()}",

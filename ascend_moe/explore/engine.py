@@ -22,7 +22,7 @@ from ascend_moe.native.windows import MIB
 from ascend_moe.ops import calls
 from ascend_moe.ops.schemas import NAMESPACE
 from ascend_moe.plan import fields_of, limits
-from ascend_moe.settings import CONTEXTS, MEETING, MEETINGS, STAMPS
+from ascend_moe.settings import CONTEXTS, CORE_BARRIER, CORE_BARRIERS, TIMESTAMPS
 
 from ..reference.cases import Case
 from . import faults
@@ -170,7 +170,7 @@ class PlannedProgram:
         spec.deadline_micros = _DEADLINE_MICROS if patient else _DEADLINE_MICROS // 3
         spec.context_kind = CONTEXTS.index("a2" if self.program.servers else "table")
         spec.ranks_per_server, spec.near_stores = self.program.servers, self.program.near
-        spec.meeting, spec.stamps = MEETINGS.index(MEETING.get()), int(STAMPS.get())
+        spec.meeting, spec.stamps = CORE_BARRIERS.index(CORE_BARRIER.get()), int(TIMESTAMPS.get())
         spec.rdma_flags = self.program.flags
         if self.program.spare:
             row = int(call.inputs["x" if call.op == calls.OP_DISPATCH else "expand_x"][:1].nbytes) + 2 * _BLOCK

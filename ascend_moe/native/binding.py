@@ -1,6 +1,6 @@
-"""The library of the torch ops (csrc/torch): finds, opens and types it; the ends of communicators in it.
+"""The C++ library of the torch ops (csrc/torch): finding, loading and typing it; its communicator handles.
 
-It is built against torch's stable C interface: one file for every Python and every torch from 2.10 on.
+It uses torch's stable C interface, so one file works with every Python and every torch from 2.10 on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIBRARY_NAME = "libascend_moe_torch.so"
 INTERFACE = 9  # as in csrc/torch/api.cpp
 OLDEST_TORCH = (2, 10)
 _TEXT_BYTES = 1024
-_SLICE_MS = 50  # of a wait for a lock: between them Python sees its signals
+_SLICE_MS = 50  # longest wait for a lock in one call: between calls Python handles signals
 
 
 class TorchCall(ctypes.Structure):
@@ -68,7 +68,7 @@ class _EndFacts(ctypes.Structure):
 
 
 class Callbacks(ctypes.Structure):
-    """AmTorchPython of csrc/torch/api.h. Results are addresses of texts, or None."""
+    """AmTorchPython of csrc/torch/api.h. Callbacks return the address of an error text, or None."""
 
     _fields_ = [
         ("settings", ctypes.CFUNCTYPE(c_void_p, POINTER(TorchCall), POINTER(Settings))),
@@ -112,7 +112,7 @@ _SIGNATURES: native_library.Signatures = {
 
 
 def library_path() -> Path:
-    """Beside $ASCEND_MOE_LIBRARY when it is there, else in lib/ of the package."""
+    """Return the library beside $ASCEND_MOE_LIBRARY if there is one, else in lib/ of the package."""
     override = settings.LIBRARY.get()
     folders = [override.parent] if override else []
     folders += [entry / "lib" for entry in native_library._package_paths()]
@@ -125,7 +125,7 @@ def library_path() -> Path:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The opened library, its functions typed."""
+    """Return the loaded library with typed functions."""
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < OLDEST_TORCH:
         raise LibraryError(f"torch is {torch.__version__}, the ops need 2.10 or newer: pip install 'torch>=2.10'")
@@ -134,14 +134,14 @@ def library() -> ctypes.CDLL:
     interface = opened.am_torch_interface()
     if interface != INTERFACE:
         raise LibraryError(
-            f"{path} is of interface {interface}, this package of {INTERFACE}: rebuild it with "
+            f"{path} has interface {interface}, this package needs {INTERFACE}: rebuild it with "
             f"{native_library.build_command()}"
         )
     return opened
 
 
 def why_not() -> LibraryError | None:
-    """Why the ops do not run, with the fix; None: they do."""
+    """Return why the ops are not available, with the fix, or None if they are."""
     try:
         library()
     except LibraryError as problem:
@@ -150,25 +150,25 @@ def why_not() -> LibraryError | None:
 
 
 def connect(callbacks: Callbacks, variables: tuple[str, ...]) -> None:
-    """Before the first call: what the library asks Python; and the variables that settings are read from."""
+    """Register the callbacks and the environment variables that settings depend on, before the first call."""
     _must(library().am_torch_python, "the library", ctypes.byref(callbacks), " ".join(variables))
 
 
 def register(name: str, schema: str) -> None:
-    """Registers the kernels of one op of torch.ops.ascend_moe for tensors on CPU and NPU."""
+    """Register the kernels of one op of torch.ops.ascend_moe for CPU and NPU tensors."""
     _must(library().am_torch_register, f"the kernels of {name}", name, schema)
 
 
 @functools.cache
 def use_engine() -> None:
-    """Hands the library of the engine that ASCEND_MOE_ENGINE chooses to the ops. Once a process."""
+    """Pass the library of the engine in ASCEND_MOE_ENGINE to the ops, once per process."""
     native_library.lib()
     _must(library().am_torch_use_engine, "the engine's library", str(native_library.library_path()))
 
 
 @functools.cache
 def use_adapter(path: Path) -> None:
-    """Hands the torch_npu adapter, which has been loaded, to the ops."""
+    """Pass the loaded torch_npu adapter to the ops."""
     _must(library().am_torch_use_adapter, "the torch_npu adapter", str(path))
 
 
@@ -182,25 +182,26 @@ def _must(function: Any, what: str, *words: Any) -> None:
 
 
 def _text_of(function: Callable[[Any, int], int]) -> str:
-    """The text that ``function(to, bytes)`` gives, which may grow between two calls."""
+    """Return the text that ``function(buffer, bytes)`` writes; it may grow between two calls."""
     text = ctypes.create_string_buffer(_TEXT_BYTES)
     while (size := int(function(text, len(text)))) > len(text):
         text = ctypes.create_string_buffer(size)
     return text.raw[:size].decode(errors="replace")
 
 
-# ---- ends
+# ---- communicator handles
 
 
 class RecordedCall(NamedTuple):
-    """A call as it is remembered, without its tensors.
+    """A recorded call, without its tensors.
 
-    ``serial``: among the calls of its thread. ``number``: among those of its ``end`` (of which it is the number), 0 if
-    it was refused. ``took``: nanoseconds, -1 if it did not return. ``tensors``: names, dtypes and shapes.
+    ``serial``: index among the calls of its thread. ``communicator``: number of its communicator. ``number``: index
+    among the communicator's calls, 0 if it was refused. ``took``: nanoseconds, -1 if it did not return. ``tensors``:
+    names, dtypes and shapes.
     """
 
     serial: int
-    end: int
+    communicator: int
     number: int
     rank: int
     took: int
@@ -210,52 +211,52 @@ class RecordedCall(NamedTuple):
     tensors: str
 
 
-class End:
-    """One rank's end of a communicator as the ops know it: its lock, and what calls are planned for.
+class CommHandle:
+    """One rank's communicator in the ops' library: its lock and the parameters that calls are planned with.
 
-    The lock is a context manager, held by one op at a time, and by closing.
+    The lock is a context manager, held by one op at a time and by close.
     """
 
     def __init__(self, **facts: int | None) -> None:
-        """``facts``: the fields of AmTorchEnd; those left out are 0."""
+        """``facts``: the fields of AmTorchEnd; omitted fields are 0."""
         self._library = library()
         self.handle: int = self._library.am_torch_end_create(ctypes.byref(_EndFacts(**facts)))
 
     @property
     def algorithm(self) -> int:
-        """NPU: the code of what the last op was launched as; 0 before any."""
+        """NPU: code of the algorithm of the last op; 0 before the first."""
         return int(self._library.am_torch_end_algorithm(self.handle))
 
     def take_record(self, record: torch.Tensor, host: torch.Tensor) -> None:
-        """NPU: the error record on the device, and the pinned memory that it is copied to."""
+        """NPU: set the error record on the device and the pinned memory it is copied to."""
         torch.ops.ascend_moe_binding.take_record(self.handle, record, host)
 
-    def lend(self, area: int) -> None:
-        """NPU, within the lock: the handle of the lent area that combines publish from; 0: none any more."""
+    def register_area(self, area: int) -> None:
+        """NPU, within the lock: set the registered memory that combines send from; 0: none."""
         self._library.am_torch_end_lend(self.handle, area)
 
     def call_failed(self, call: RecordedCall, epoch: int, outcome: str) -> None:
-        """Records of a call of this end what it has raised, and when in the order of the wire."""
+        """Record what a call raised, and at which epoch."""
         self._library.am_torch_end_failed(self.handle, call.number, call.took, epoch, outcome.encode())
 
     def last_calls(self) -> list[tuple[float, RecordedCall, str, int]]:
-        """The calls that are kept, the oldest first: when each began, what it was, what came of it, its epoch."""
+        """Return the recorded calls, oldest first: start time in seconds, call, outcome, epoch."""
         calls = []
         for line in _text_of(functools.partial(self._library.am_torch_end_calls, self.handle)).split("\x1e")[:-1]:
-            number, began, took, epoch, outcome, *told = line.split("\x1f")
-            call = RecordedCall(0, 0, int(number), 0, int(took), *told)
+            number, began, took, epoch, outcome, *fields = line.split("\x1f")
+            call = RecordedCall(0, 0, int(number), 0, int(took), *fields)
             outcome = outcome or ("returned" if call.took >= 0 else "did not return")
             calls.append((int(began) / 1e9, call, outcome, int(epoch)))
         return calls
 
     def acquire(self, timeout: float = -1) -> bool:
-        """Whether it was free within ``timeout`` seconds; negative: waits on, and Ctrl-C ends it."""
+        """Take the lock within ``timeout`` seconds and return whether it succeeded; negative: wait until Ctrl-C."""
         held, until = c_int(0), time.monotonic() + timeout
         try:
             self._library.am_torch_end_acquire(self.handle, 0, ctypes.byref(held))
             while not held.value and (timeout < 0 or time.monotonic() < until):
                 self._library.am_torch_end_acquire(self.handle, _SLICE_MS, ctypes.byref(held))
-        except BaseException:  # of a signal handler, which may run right after the lock was taken
+        except BaseException:  # a signal handler may raise right after the lock was taken
             if held.value:
                 self.release()
             raise
@@ -265,10 +266,10 @@ class End:
         self._library.am_torch_end_release(self.handle)
 
     def shut(self) -> None:
-        """Closed or failed, for good: no call uses this end again."""
+        """Mark it as closed or failed: no call uses it again."""
         self._library.am_torch_end_shut(self.handle)
 
-    def __enter__(self) -> End:
+    def __enter__(self) -> CommHandle:
         self.acquire()
         return self
 
@@ -284,56 +285,56 @@ class End:
 
 
 @contextlib.contextmanager
-def send_only() -> Iterator[list[Open]]:
-    """The op that this thread calls within only sends. The list then has what that left open."""
-    found: list[Open] = []
+def send_only() -> Iterator[list[InFlightCall]]:
+    """Context manager: this thread's op only sends. The list then contains the in-flight call."""
+    found: list[InFlightCall] = []
     library().am_torch_send_only(1)
     try:
         yield found
         handle = library().am_torch_take_open()
         if handle:
-            found.append(Open(handle))
+            found.append(InFlightCall(handle))
     finally:
         library().am_torch_send_only(0)
 
 
-class Open:
-    """A call that has sent. The end keeps it too, until it is finished or the end is shut."""
+class InFlightCall:
+    """A call that has only sent. Its communicator also keeps it until it is finished or the communicator is shut."""
 
     def __init__(self, handle: int) -> None:
         self._library, self._handle = library(), handle
 
     def finish(self) -> None:
-        """The second launch. Raises torch's RuntimeError for an error that ``answers.kept`` knows."""
+        """Run the second launch. Raises torch's RuntimeError for an error that `callbacks.stored_error` returns."""
         torch.ops.ascend_moe_binding.finish(self._handle)
 
     def __del__(self) -> None:
         self._library.am_torch_drop_open(self._handle)
 
 
-# ---- prepared calls
+# ---- cache of calls
 
 
 def forget() -> None:
-    """Makes calls look their communicator up again: it may be another one, or none, from now on."""
+    """Clear the cache of calls, which then look up their communicators again."""
     if why_not() is None:
         library().am_torch_forget()
 
 
 def set_place(place: int) -> None:
-    """Which rank of which LocalCluster the calling thread is, above 0."""
+    """Set the calling thread's number: its rank and LocalCluster, above 0."""
     library().am_torch_set_place(place)
 
 
 def last_call() -> RecordedCall | None:
-    """This thread's last call that came to the library; None: there was none."""
+    """Return this thread's last call that reached the library, or None."""
     words = (c_int64 * 5)()
     text = _text_of(functools.partial(library().am_torch_last_call, words))
     return RecordedCall(*words, *text.split("\x1f")) if text else None
 
 
 def counts() -> tuple[int, int]:
-    """Calls so far: those that equal one before, and those that were prepared (checked, planned)."""
+    """Return the numbers of cache hits and of calls that were prepared (checked and planned)."""
     words = (c_uint64 * 2)()
     library().am_torch_counts(words)
     return int(words[0]), int(words[1])
@@ -341,7 +342,7 @@ def counts() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def prepare_always() -> Iterator[None]:
-    """Every call is prepared anew meanwhile, in all threads: for tools that look at preparations."""
+    """Context manager: prepare every call of every thread anew, for tools that observe preparations."""
     library().am_torch_prepare_always(1)
     try:
         yield
@@ -350,8 +351,8 @@ def prepare_always() -> Iterator[None]:
 
 
 def marks() -> tuple[int, int, int, int]:
-    """Nanoseconds of time.monotonic_ns when this thread's last call entered the op, entered and left the
-    kernel (on an NPU: the launch), left the op.
+    """Return time.monotonic_ns at which this thread's last call entered the op, entered and left the kernel (on an NPU:
+    the launch), and left the op.
     """
     words = (c_int64 * 4)()
     library().am_torch_marks(words)

@@ -1,6 +1,6 @@
-"""The cache of libraries that are compiled at run time.
+"""Cache of native libraries compiled at run time.
 
-A part that `make` left out of an installation is built into it when it is first asked for.
+A part that `make` left out of an installation is built on first use.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .. import settings
 from ..errors import LibraryError
 from . import log
 
-BUILD_SECONDS = 1800.0  # after that a build, or the wait for another process's build, is given up
-SECONDS = 60  # that a part takes on two cores
+BUILD_SECONDS = 1800.0  # limit of a build, and of the wait for another process's build
+SECONDS = 60  # typical build time of a part on two cores
 CACHE = Cache(settings.CACHE.name, "ascend_moe", LibraryError)
 cache_directory, cached, sound = CACHE.directory, CACHE.place, CACHE.sound
 
@@ -36,7 +36,7 @@ cache_directory, cached, sound = CACHE.directory, CACHE.place, CACHE.sound
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the native libraries: CMake's target, and the file or folder that it makes."""
+    """A part of the native libraries: title, CMake target, and the file or folder it produces."""
 
     title: str
     target: str
@@ -44,7 +44,7 @@ class Part:
 
     @property
     def option(self) -> str:
-        """CMake's option that adds the part."""
+        """CMake option that enables the part."""
         return next(f"ASCEND_MOE_{name.upper()}" for name, part in PARTS.items() if part is self)
 
 
@@ -56,29 +56,29 @@ PARTS = {
 
 
 def build_folder(sources: Path, fast: Path) -> Path:
-    """Where the parts of these sources lie.
+    """Return the cache folder for the parts built from these sources.
 
-    The fast engine's library is in it as a link, because the virtual NPU looks for it in folders above.
+    It contains a link to the fast engine's library, which the virtual NPU looks for in parent folders.
     """
     return cached("native", digest_of(source_hash(sources), str(fast)))
 
 
 def source_hash(sources: Path) -> str:
-    """The hash of native sources, as a library that was built from them has it."""
+    """Return the hash of native sources that libraries built from them contain."""
     return str(runpy.run_path(str(sources / "tools" / "source_hash.py"))["source_hash"](sources))
 
 
 def part_if_built(name: str, sources: Path, fast: Path) -> Path | None:
-    """The part's main file (or folder) in the cache; None: the first use would build it."""
+    """Return the part's main file or folder in the cache, or None if it is not built."""
     made = build_folder(sources, fast) / PARTS[name].output
     return made if made.exists() else None
 
 
 def built_part(name: str, sources: Path, fast: Path) -> Path:
-    """The part's main file (or folder) in the cache; built if it is not there.
+    """Return the part's main file or folder in the cache; build it if it is missing.
 
     Raises:
-        LibraryError: no cmake or no compiler, the build failed, or it took longer than ``BUILD_SECONDS``.
+        LibraryError: cmake or a compiler is missing, the build failed, or it took longer than ``BUILD_SECONDS``.
     """
     part = PARTS[name]
     folder = build_folder(sources, fast)
@@ -93,15 +93,15 @@ def built_part(name: str, sources: Path, fast: Path) -> Path:
                 with contextlib.suppress(FileExistsError):
                     (folder / fast.name).symlink_to(fast)
     with contextlib.suppress(OSError):
-        os.utime(folder)  # what is used is not forgotten
+        os.utime(folder)  # recently used folders are not removed
     return sound(made, sums)
 
 
 @contextlib.contextmanager
 def one_builder(path: Path, title: str) -> Iterator[None]:
-    """One process builds, the others wait for it, and say so. A process that dies lets go."""
+    """Context manager: hold the build lock; report a wait for another process. A process that dies releases it."""
     deadline = time.monotonic() + BUILD_SECONDS
-    told = False
+    reported = False
     with path.open("w") as file:
         while True:
             try:
@@ -111,28 +111,28 @@ def one_builder(path: Path, title: str) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise LibraryError(
                         f"another process has been building {title} for {BUILD_SECONDS:.0f} s"
-                        f" and holds {path}: end it, or build everything with `make all`"
+                        f" and holds the lock {path}: stop it, or build everything with `make all`"
                     ) from None
-            if not told:
-                tell(f"waits for another process that builds {title}")
-                told = True
+            if not reported:
+                report(f"waiting for another process that builds {title}")
+                reported = True
             time.sleep(0.1)
         yield
 
 
-def tell(text: str) -> None:
-    """One line to the user, who waits for a build."""
+def report(text: str) -> None:
+    """Log one line for the user, who waits for a build."""
     log.configure()
-    log.say(logging.WARNING, "%s", text)  # seen without any setting: it is why nothing happens for so long
+    log.say(logging.WARNING, "%s", text)  # WARNING is visible by default: it explains the wait
 
 
 @contextlib.contextmanager
-def told(title: str, folder: Path, seconds: int = SECONDS) -> Iterator[None]:
-    """Tells the user what is built where, about how long that takes, and how long it took."""
-    tell(f"builds {title} into {folder}, once; about {seconds} s on two cores")
+def reported_build(title: str, folder: Path, seconds: int = SECONDS) -> Iterator[None]:
+    """Context manager: report what is built where, the expected time, and the actual time."""
+    report(f"building {title} into {folder} (once per version; about {seconds} s on two cores)")
     started = time.monotonic()
     yield
-    tell(f"built {title} in {time.monotonic() - started:.0f} s")
+    report(f"built {title} in {time.monotonic() - started:.0f} s")
 
 
 def _tool(name: str) -> str | None:
@@ -144,8 +144,8 @@ def _needed(part: Part, *names: str, fix: str) -> str:
     if path is not None:
         return path
     raise LibraryError(
-        f"{part.title} is not built yet, and there is no {', '.join(names)} to build it: {fix},"
-        f" or install a wheel made by `make wheel`, which has everything"
+        f"{part.title} is not built, and building it needs {', '.join(names)}: {fix},"
+        f" or install a wheel made by `make wheel`, which contains everything"
     )
 
 
@@ -164,7 +164,7 @@ def _build(part: Part, sources: Path, folder: Path, sums: Path) -> None:
     jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(len(os.sched_getaffinity(0)))
     deadline = time.monotonic() + BUILD_SECONDS
     try:
-        with told(part.title, folder):
+        with reported_build(part.title, folder):
             for command in (
                 [cmake, *generator, "-S", str(sources), "-B", str(scratch), *options],
                 [cmake, "--build", str(scratch), "--target", part.target, "--parallel", jobs],
@@ -178,7 +178,7 @@ def _build(part: Part, sources: Path, folder: Path, sums: Path) -> None:
 
 
 def _run(part: Part, command: list[str], deadline: float) -> None:
-    """Runs a step of the build. What it started ends with it, also on Ctrl-C and at the deadline."""
+    """Run a step of the build; its child processes end with it, also on Ctrl-C and at the deadline."""
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -204,5 +204,5 @@ def _run(part: Part, command: list[str], deadline: float) -> None:
         errors = [line for line in lines if "error" in line.lower()]
         first = errors[0] if errors else lines[-1] if lines else f"code {process.returncode}"
         raise LibraryError(
-            f"{part.title} does not build: {first}\n" + "\n".join(lines[-40:]), command=command, output=output
+            f"building {part.title} failed: {first}\n" + "\n".join(lines[-40:]), command=command, output=output
         )

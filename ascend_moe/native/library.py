@@ -1,6 +1,6 @@
-"""Finds and opens native libraries: plain C interfaces, opened by ctypes.
+"""Finding and loading native libraries with plain C interfaces through ctypes.
 
-`open_library` opens and types any of them; `lib` is libascend_moe.so, the library behind the CPU ops.
+`open_library` loads and types any of them; `lib` is libascend_moe.so, the library of the CPU ops.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..errors import LibraryError
 from .build import PARTS, built_part, part_if_built, source_hash
 
 LIBRARY_NAME = "libascend_moe.so"
-# One library for each engine, from the same sources. "fast" runs in program order, "checked" looks for races;
-# "timed" predicts times and runs no ops (ascend_moe/predict/__init__.py).
+# One library per engine, from the same sources. "fast" runs in program order, "checked" detects races, "timed"
+# predicts times and runs no ops (ascend_moe/predict/__init__.py).
 LIBRARY_FILES = {"fast": LIBRARY_NAME, "checked": "libascend_moe_checked.so", "timed": "libascend_moe_timed.so"}
 
 # Function name -> (result type, argument types).
 Signatures: TypeAlias = Mapping[str, tuple[Any, Sequence[Any]]]
 
-# Every function that Python calls in the library of the ops.
+# Every function of the ops' library that Python calls.
 SIGNATURES: Signatures = {
     "am_source_hash": (c_char_p, ()),
     "am_engine_is_checked": (c_int, ()),
@@ -94,10 +94,9 @@ def _package_paths() -> list[Path]:
 
 @functools.cache
 def _installed_copies(entries: tuple[Path, ...]) -> list[Path]:
-    """Installations of this package from the same native sources.
+    """Return installations of this package that were built from the same native sources.
 
-    `python -m ascend_moe` in a checkout imports the checkout, which has no libraries, though `pip install .` has
-    built some.
+    `python -m ascend_moe` in a checkout imports the checkout, which has no libraries; `pip install .` has built them.
     """
     folders = [Path(folder, "ascend_moe") for folder in sys.path]
     copies = [copy for copy in folders if (copy / "lib" / LIBRARY_NAME).is_file() and copy not in entries]
@@ -110,7 +109,7 @@ def _installed_copies(entries: tuple[Path, ...]) -> list[Path]:
 
 
 def native_source_root() -> Path:
-    """Folder of op_kernel/, op_host/, csrc/, twin/, CMakeLists.txt: the source tree, or _src of a wheel."""
+    """Return the folder of op_kernel/, op_host/, csrc/, twin/, CMakeLists.txt: the source tree, or _src of a wheel."""
     entries = _package_paths()
     candidates = [entry.parent for entry in entries] + [entry / "_src" for entry in entries]
     for root in candidates:
@@ -121,7 +120,7 @@ def native_source_root() -> Path:
 
 
 def build_command() -> str:
-    """The shell command that builds the library of this installation and puts it where it is looked for."""
+    """Return the shell command that builds and installs this installation's libraries."""
     root = native_source_root()
     if (root / "Makefile").is_file() and Path(sys.prefix, "bin", "python").exists():  # a checkout
         return f"make -C {shlex.quote(str(root))} lib VENV={shlex.quote(sys.prefix)}"
@@ -134,19 +133,19 @@ def build_command() -> str:
 
 
 def engine_name() -> str:
-    """The engine that runs the CPU ops: ASCEND_MOE_ENGINE, "fast" when it is not set."""
+    """Return the engine that runs the CPU ops: ASCEND_MOE_ENGINE, default "fast"."""
     return settings.ENGINE.get()
 
 
 def library_path(engine: str | None = None) -> Path:
-    """Path of an engine's library; without ``engine``, of the library that runs the CPU ops.
+    """Return the path of an engine's library, by default of the one that runs the CPU ops.
 
-    $ASCEND_MOE_LIBRARY replaces the library of the ops; an engine's library may lie beside it. Otherwise the
-    libraries are in lib/ of ``ascend_moe.__path__``. An engine that the installation left out is built into
-    the cache, which takes a minute.
+    $ASCEND_MOE_LIBRARY replaces the library of the ops; engines' libraries beside it are used too. Otherwise libraries
+    are in lib/ of ``ascend_moe.__path__``. An engine that the installation left out is built into the cache, which
+    takes a minute.
 
     Raises:
-        LibraryError: no such file and no way to build it; the message has the command that builds it.
+        LibraryError: there is no such file and it cannot be built; the message contains the build command.
     """
     override = settings.LIBRARY.get()
     if override and engine is not None:  # a build makes the engines' libraries side by side
@@ -162,13 +161,13 @@ def library_path(engine: str | None = None) -> Path:
 
 
 def installed_path(name: str) -> Path | None:
-    """A file or folder of the installation's lib/; None where the installation left it out."""
+    """Return a file or folder in the installation's lib/, or None if the installation left it out."""
     candidates = [entry / "lib" / name for entry in _package_paths()]
     return next((path for path in candidates if path.exists()), None)
 
 
 def _first_use(part: str) -> Path:
-    """A part of the native libraries that the installation left out, from the cache."""
+    """Return a part that the installation left out, from the cache."""
     fast = installed_path(LIBRARY_NAME)
     if fast is not None and part in PARTS:
         return built_part(part, native_source_root(), fast)
@@ -178,16 +177,16 @@ def _first_use(part: str) -> Path:
 
 
 def vnpu_folder() -> Path:
-    """Folder of the virtual NPU's libraries: vnpu/ beside the fast engine's, else in the cache."""
+    """Return the folder of the virtual NPU's libraries: vnpu/ beside the fast engine's, else in the cache."""
     return _vnpu_beside() or _first_use("vnpu")
 
 
 def vnpu_folder_if_built() -> Path | None:
-    """The same without building it: None when its first use would, or could not."""
+    """Like `vnpu_folder`, but return None instead of building it."""
     fast = installed_path(LIBRARY_NAME)
     try:
         return _vnpu_beside() or (part_if_built("vnpu", native_source_root(), fast) if fast else None)
-    except LibraryError:  # no library at all
+    except LibraryError:  # there is no library at all
         return None
 
 
@@ -197,15 +196,14 @@ def _vnpu_beside() -> Path | None:
 
 
 def open_library(path: str | Path, signatures: Signatures, fix: str = "") -> ctypes.CDLL:
-    """Opens a library and types its functions.
+    """Load a library and type its functions.
 
-    All functions are looked up here, so that a library built from other sources fails when it is opened and
-    not in the middle of a call.
+    All functions are looked up here, so that a library built from other sources fails on loading, not during a call.
 
     Args:
-        path: a file, or a name that the loader looks for.
+        path: a file, or a name for the loader.
         signatures: functions by name: (result type, argument types).
-        fix: the end of an error text; default: the command that builds this package's libraries.
+        fix: end of error messages; default: the build command.
     """
     try:
         library = ctypes.CDLL(str(path))
@@ -216,7 +214,7 @@ def open_library(path: str | Path, signatures: Signatures, fix: str = "") -> cty
             function = getattr(library, name)
         except AttributeError:
             origin = "" if fix else ", it was built from other sources"
-            raise LibraryError(f"{path} has no function {name}{origin}: {fix or _rebuild()}", symbol=name) from None
+            raise LibraryError(f"{path} lacks the function {name}{origin}: {fix or _rebuild()}", symbol=name) from None
         function.restype, function.argtypes = result, list(arguments)
     return library
 
@@ -227,7 +225,7 @@ def _rebuild() -> str:
 
 @functools.cache
 def lib() -> ctypes.CDLL:
-    """The library of the CPU ops with every function of ``SIGNATURES``, opened once in a process."""
-    for setting in (settings.ISA, settings.FORWARD, settings.SEED):  # it would take another word for the default
+    """Return the library of the CPU ops with every function of ``SIGNATURES``, loaded once per process."""
+    for setting in (settings.ISA, settings.FORWARD, settings.SEED):  # the C++ code takes invalid values for the default
         setting.get()
     return open_library(library_path(), SIGNATURES)

@@ -1,7 +1,7 @@
-"""Looks for operator packages where CANN does: the trees of ASCEND_CUSTOM_OPP_PATH, then the vendors' below its own.
+"""Operator packages in CANN's search order: the trees in ASCEND_CUSTOM_OPP_PATH, then the vendors' in CANN's own.
 
-A tree holds ``op_api/lib/libcust_opapi.so``, the functions that torch_npu calls, and a JSON file a SoC with the
-operator types that it has kernels for. Of two trees with one type the first wins.
+A tree contains ``op_api/lib/libcust_opapi.so``, the functions that torch_npu calls, and one JSON file per SoC with the
+operator types that it has kernels for. If two trees have the same type, the first one is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OPS_INFO = "op_impl/ai_core/tbe/config/*/aic-*-ops-info.json"
 
 
 def trees() -> list[Path]:
-    """Every folder of an operator package that there is, the one that wins first."""
+    """Return the existing folders of operator packages, highest precedence first."""
     folders = [Path(folder) for folder in os.environ.get("ASCEND_CUSTOM_OPP_PATH", "").split(":") if folder]
     opp = os.environ.get("ASCEND_OPP_PATH", "")
     if opp:
@@ -27,17 +27,17 @@ def trees() -> list[Path]:
 
 
 def libraries() -> list[Path]:
-    """Every libcust_opapi.so that torch_npu would look into, in its order."""
+    """Return every libcust_opapi.so that torch_npu searches, in its order."""
     return [path for tree in trees() if (path := tree / _LIBRARY).is_file()]
 
 
 def ours() -> Path | None:
-    """The first library with this package's operators."""
+    """Return the first library with this package's operators, or None."""
     return next((path for path in libraries() if all(name in path.read_bytes() for name in SYMBOLS)), None)
 
 
 def op_types(tree: Path) -> set[str]:
-    """The operator types of which a tree has kernels, for any SoC; what cannot be read has none."""
+    """Return the operator types for which a tree has kernels, for any SoC; empty if it cannot be read."""
     types = set[str]()
     for path in tree.glob(_OPS_INFO):
         try:
@@ -49,7 +49,7 @@ def op_types(tree: Path) -> set[str]:
 
 
 def owners() -> dict[str, list[Path]]:
-    """By operator type, every tree that has it: the first one wins, the others are never asked."""
+    """Return the trees of each operator type; only the first is used."""
     found = dict[str, list[Path]]()
     for tree in trees():
         for op in op_types(tree):

@@ -1,6 +1,6 @@
-"""Calls across the C ABI: their descriptions, and plans, which are checked calls with their tiling. Without torch.
+"""Calls across the C ABI: descriptions, and plans, which are checked calls with their tiling. Does not import torch.
 
-dtypes go by torch's names ("bfloat16"); ``ops.calls`` has the same for torch's dtypes.
+dtypes are given by torch's names ("bfloat16"); ``ops.calls`` converts torch's dtypes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..settings import MAX_WINDOW_MIB
 from . import library as _lib
 
 OP_DISPATCH, OP_COMBINE = 1, 2
-ALGORITHMS = ("", "window", "direct", "hierarchy")  # by the code that the kernels have for them
+ALGORITHMS = ("", "window", "direct", "hierarchy")  # by the kernels' codes
 MAX_CORES = 64
 _NO_VALUE = -(2**63)
 _OTHER_TYPE = "another dtype"
@@ -38,13 +38,13 @@ class CheckResult(ctypes.Structure):
 
 @functools.cache
 def tensor_names() -> tuple[str, ...]:
-    """Tensor arguments of all four ops, in the order of their native index."""
+    """Return the tensor arguments of all four ops, in the order of their native index."""
     return tuple(_lib.lib().am_tensor_names().decode().split())
 
 
 @functools.cache
 def attribute_names() -> tuple[str, ...]:
-    """Integer attributes of all four ops, in the order of their native index."""
+    """Return the integer attributes of all four ops, in the order of their native index."""
     return tuple(_lib.lib().am_attribute_names().decode().split())
 
 
@@ -71,7 +71,7 @@ def _spec_type() -> Any:
     library = _lib.lib()
     if ctypes.sizeof(CallSpec) != library.am_spec_bytes() or ctypes.sizeof(CheckResult) != library.am_check_bytes():
         raise errors.LibraryError(
-            f"{_lib.library_path()} describes calls differently: rebuild it with {_lib.build_command()}"
+            f"{_lib.library_path()} has another layout of calls: rebuild it with {_lib.build_command()}"
         )
     return CallSpec
 
@@ -82,7 +82,7 @@ NamedShapes = tuple[tuple[str, str, tuple[int, ...]], ...]  # argument, dtype, s
 def describe(
     op: int, contract: int, group_ep: str, comm_alg: str, shapes: NamedShapes, attributes: Mapping[str, int | None]
 ) -> Any:
-    """A call without its communicator: what shape functions and checks read."""
+    """Return the description of a call without its communicator, as read by shape functions and checks."""
     library = _lib.lib()
     spec = _spec_type()()
     spec.op, spec.contract = op, contract
@@ -92,7 +92,7 @@ def describe(
     for index, name in enumerate(attribute_names()):
         value = attributes.get(name)
         if value == _NO_VALUE:
-            raise errors.ArgumentError(f"{name} is {value}, which no rule allows", argument=name)
+            raise errors.ArgumentError(f"{name} is {value}, which is out of range", argument=name)
         spec.attributes[index] = _NO_VALUE if value is None else value
     codes, other, names = _type_codes(), library.am_type_code(_OTHER_TYPE.encode()), tensor_names()
     for name, dtype, shape in shapes:
@@ -105,7 +105,7 @@ def describe(
 
 
 def outputs_of(spec: Any) -> list[tuple[str | None, tuple[int, ...]]]:
-    """Dtype (None: the input rows', one that no kernel knows) and shape of every output, as allocated."""
+    """Return the dtype and allocated shape of every output; dtype None: the input rows', unknown to the kernels."""
     found: list[tuple[str | None, tuple[int, ...]]] = []
     out, dtypes = (ctypes.c_int64 * 4)(), {code: dtype for dtype, code in _type_codes().items()}
     while _lib.lib().am_call_output(ctypes.byref(spec), len(found), out):
@@ -116,11 +116,11 @@ def outputs_of(spec: Any) -> list[tuple[str | None, tuple[int, ...]]]:
 def rule_broken(
     op_name: str, rule: str, argument: str, needed_mib: int, dtype: str = "", comm_alg: str = ""
 ) -> errors.ArgumentError:
-    """The error of a call that breaks a rule of op_host.
+    """Return the error of a call that breaks a rule of op_host.
 
     Args:
-        dtype: of the argument, where it is a tensor. The rules name neither dtypes that no kernel knows nor
-            unknown names of algorithms: a call's description does not hold them.
+        dtype: the argument's dtype, if it is a tensor. The rules' texts lack dtypes unknown to the kernels and unknown
+            algorithm names, which a call's description does not contain.
     """
     message = f"{op_name}: {rule}"
     if dtype:
@@ -129,8 +129,8 @@ def rule_broken(
         message = message.replace("comm_alg must", f"comm_alg is {comm_alg[:64]!r}, it must")
     if needed_mib > MAX_WINDOW_MIB:
         message = (
-            f"{op_name}: this call needs windows of {needed_mib} MiB, HCCL_BUFFSIZE may be at "
-            f"most {MAX_WINDOW_MIB}: use smaller batches, or global_bs for the largest that there are"
+            f"{op_name}: this call needs windows of {needed_mib} MiB, HCCL_BUFFSIZE is at "
+            f"most {MAX_WINDOW_MIB}: use smaller batches, or global_bs for the largest actual batch"
         )
         return errors.WindowTooSmall(message, argument="global_bs", needed_mib=needed_mib)
     if needed_mib:
@@ -139,10 +139,10 @@ def rule_broken(
 
 
 class Plan:
-    """A call that keeps all rules, tiled for one communicator's world and window."""
+    """A checked call, tiled for one communicator's world size and window."""
 
     def __init__(self, op_name: str, spec: Any, comm_alg: str = "") -> None:
-        """Raises ArgumentError or WindowTooSmall when the call breaks a rule; ``comm_alg``: as it was given."""
+        """Raise ArgumentError or WindowTooSmall if the call breaks a rule; ``comm_alg``: as passed by the caller."""
         self.handle: int | None = None
         self._library = _lib.lib()
         check = CheckResult()

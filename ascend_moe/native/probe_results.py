@@ -1,9 +1,9 @@
-"""What ``ascend-moe validate --bringup`` has shown of this kind of machine, kept for later processes.
+"""Results of ``ascend-moe validate --bringup`` for this kind of machine, stored for later processes.
 
-A bring-up on NPUs leaves a file for a SoC, a release of CANN and a topology: all ranks on one server, or on several.
-The file names each probe and its verdict, and it speaks for groups of up to as many ranks. ASCEND_MOE_PROVEN says the
-same where no file can lie (containers). What rests on an assumption of the hardware asks here for the probes of
-`NEEDS`; where nothing is known, nothing is proven.
+A bring-up on NPUs writes one file per SoC, CANN release and topology (all ranks on one server, or on several). It
+contains the result of each probe and applies to groups of up to as many ranks. ASCEND_MOE_PROVEN replaces it where no
+file can be stored (containers). Code that relies on hardware behaviour requires the probes in `NEEDS` to have passed;
+without results nothing counts as passed.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import re
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from .. import settings
 from .._text import write_whole
 from ..errors import AscendMoeError
-from ..settings import MEETINGS, PROVABLE
+from ..settings import CORE_BARRIERS, PROVABLE
 from .build import cache_directory
 
-NEEDS: dict[str, tuple[str, ...]] = {"direct": PROVABLE}  # by what asks; names of probes (validate/probes.py)
+NEEDS: dict[str, tuple[str, ...]] = {"direct": PROVABLE}  # algorithm -> names of probes (validate/probes.py)
 ONE_SERVER, SEVERAL_SERVERS = TOPOLOGIES = ("one-server", "several-servers")
 PASS = "PASS"
-MEETING_PROBE = "meeting"
+BARRIER_PROBE = "core barrier"
 MAX_AGE_DAYS = 180
 COMMAND = "ascend-moe validate --bringup"
 _FORMAT, _DAY_S = 1, 86400.0
@@ -36,7 +36,7 @@ _ROOT = Path("/usr/local/Ascend")
 
 @dataclass(frozen=True)
 class Machine:
-    """The kind of machine that a verdict speaks for. ``soc``: as torch_npu names it, "virtual ..." of the vnpu."""
+    """A kind of machine. ``soc``: torch_npu's name of it, with the prefix "virtual" on the virtual NPU."""
 
     soc: str
     cann: str
@@ -44,7 +44,7 @@ class Machine:
 
     @property
     def path(self) -> Path:
-        """Where the verdict lies."""
+        """Path of its result file."""
         words = (self.soc, f"cann-{self.cann or 'none'}", self.topology)
         name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", word) for word in words)
         return cache_directory() / "bringup" / f"{name}.json"
@@ -52,9 +52,9 @@ class Machine:
 
 @dataclass(frozen=True)
 class ProbeResults:
-    """What a bring-up has found. ``ranks``: that it ran on; ``written``: seconds since 1970; ``probes``: by name.
+    """Results of a bring-up: number of ranks, time in seconds since 1970, result of each probe by name.
 
-    ``meetings``: microseconds of a meeting of a rank's cores, by `MEETINGS`; empty: not timed.
+    ``barriers``: microseconds of a core barrier by kind (`CORE_BARRIERS`); empty if not timed.
     """
 
     soc: str
@@ -63,15 +63,15 @@ class ProbeResults:
     ranks: int
     written: float
     probes: Mapping[str, str]
-    meetings: Mapping[str, float] = field(default_factory=dict)
+    barriers: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def passed(self) -> frozenset[str]:
-        return frozenset(name for name, verdict in self.probes.items() if verdict == PASS)
+        return frozenset(name for name, result in self.probes.items() if result == PASS)
 
 
 def cann_version(root: Path = _ROOT) -> tuple[str, Path | None]:
-    """CANN's release and where it lies; empty: none found."""
+    """Return CANN's release and its folder, or "" and None if it is not found."""
     named = [os.environ.get(name, "") for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")]
     places = [Path(name) for name in named if name]
     places += [root / "ascend-toolkit" / "latest", root / "cann", root / "latest"]
@@ -89,78 +89,81 @@ def cann_version(root: Path = _ROOT) -> tuple[str, Path | None]:
 
 
 def machine(soc: str, topology: str) -> Machine:
-    """The kind of machine that this process runs on; the virtual NPU is one of its own."""
+    """Return the kind of machine that this process runs on; the virtual NPU counts as a separate kind."""
     virtual = settings.VNPU.is_set()
     return Machine(f"virtual {soc}" if virtual else soc, "" if virtual else cann_version()[0], topology)
 
 
 def proven(soc: str, topology: str, ranks: int) -> frozenset[str]:
-    """The probes of `NEEDS` that count as passed for a group of so many ranks.
+    """Return the probes of `NEEDS` that count as passed for a group of ``ranks`` ranks.
 
-    A verdict of several servers speaks for one server too, because its ranks reached neighbours on their own.
+    Results of several servers also apply to one server: their ranks communicated within servers too.
     """
     wanted = frozenset(PROVABLE)
     if settings.PROVEN.is_set():
         return wanted & frozenset(settings.PROVEN.get())
+    found = _stored(soc, topology)
+    return wanted & found.passed if found is not None and ranks <= found.ranks else frozenset()
+
+
+def _stored(soc: str, topology: str) -> ProbeResults | None:
+    """Return the valid results for this machine and topology, or else for several servers."""
     for each in TOPOLOGIES[TOPOLOGIES.index(topology) :]:
         with contextlib.suppress(AscendMoeError, OSError):
             found = read(machine(soc, each).path)
             if found is not None:
-                return wanted & found.passed if ranks <= found.ranks else frozenset()
-    return frozenset()
+                return found
+    return None
 
 
-def faster_meeting(soc: str, topology: str) -> str:
-    """Which of `MEETINGS` is the faster among the cores of a rank, as bring-up has timed both; "": not known.
+def faster_barrier(soc: str, topology: str) -> str:
+    """Return the faster kind of core barrier in `CORE_BARRIERS` as timed by bring-up, or "" if unknown.
 
-    The number of ranks is no matter, and ranks may differ: no other rank takes part in a meeting.
+    It applies to any number of ranks: a core barrier involves the cores of one rank only.
     """
-    for each in TOPOLOGIES[TOPOLOGIES.index(topology) :]:
-        with contextlib.suppress(AscendMoeError, OSError):
-            found = read(machine(soc, each).path)
-            if found is not None:
-                timed = found.probes.get(MEETING_PROBE) == PASS and set(found.meetings) == set(MEETINGS)
-                return min(MEETINGS, key=found.meetings.__getitem__) if timed else ""
-    return ""
+    found = _stored(soc, topology)
+    if found is None or found.probes.get(BARRIER_PROBE) != PASS or set(found.barriers) != set(CORE_BARRIERS):
+        return ""
+    return min(CORE_BARRIERS, key=found.barriers.__getitem__)
 
 
 def allows(what: str, passed: frozenset[str]) -> bool:
-    """Whether every probe that ``what`` needs is among those that have passed."""
+    """Whether all probes that the algorithm ``what`` needs have passed."""
     return passed.issuperset(NEEDS[what])
 
 
 def about(found: ProbeResults) -> str:
-    """One line for people: the kind of machine, which of `NEEDS` it allows, what has not passed, and its age."""
+    """Return one line: the kind of machine, the algorithm of comm_alg auto, probes not passed, and the age."""
     days = max(0, int((time.time() - found.written) / _DAY_S))
     where = f"{found.soc}, CANN {found.cann or 'unknown'}, {found.topology.replace('-', ' ')}, {found.ranks} ranks"
     missing = [name for name in PROVABLE if name not in found.passed]
     auto = f"window ({', '.join(missing)} not passed)" if missing else "direct"
-    times = ", ".join(f"{found.meetings[way]:.2f} us by {way}" for way in MEETINGS if way in found.meetings)
-    return f"{where}, {days} day(s) old: comm_alg auto is {auto}" + (f"; a meeting takes {times}" if times else "")
+    times = ", ".join(f"{found.barriers[kind]:.2f} us by {kind}" for kind in CORE_BARRIERS if kind in found.barriers)
+    return f"{where}, {days} day(s) old: comm_alg auto is {auto}" + (f"; core barrier: {times}" if times else "")
 
 
-def write(kind: Machine, ranks: int, probes: Mapping[str, str], meetings: Mapping[str, float] | None = None) -> Path:
-    """Keeps what a bring-up of so many ranks has found, in the place of an earlier verdict."""
+def write(kind: Machine, ranks: int, probes: Mapping[str, str], barriers: Mapping[str, float] | None = None) -> Path:
+    """Store the results of a bring-up on ``ranks`` ranks, replacing earlier ones; return the path."""
     path = kind.path
     path.parent.mkdir(mode=0o700, exist_ok=True)
-    verdict = ProbeResults(
-        **asdict(kind), ranks=ranks, written=time.time(), probes=dict(probes), meetings=dict(meetings or {})
+    results = ProbeResults(
+        **asdict(kind), ranks=ranks, written=time.time(), probes=dict(probes), barriers=dict(barriers or {})
     )
-    write_whole(path, json.dumps({"format": _FORMAT, **asdict(verdict)}, indent=2) + "\n")
-    path.chmod(0o644)  # whatever the umask is: a file that others may write does not count
+    write_whole(path, json.dumps({"format": _FORMAT, **asdict(results)}, indent=2) + "\n")
+    path.chmod(0o644)  # independent of the umask: a file that others may write is refused
     return path
 
 
 def forget(kind: Machine) -> None:
-    """Removes the verdict: a bring-up that does not come to its end leaves none."""
+    """Remove the results: a bring-up that does not finish must leave none."""
     kind.path.unlink(missing_ok=True)
 
 
 def read(path: Path) -> ProbeResults | None:
-    """The verdict in a file; None: there is none.
+    """Return the results in a file, or None if there is none.
 
     Raises:
-        AscendMoeError: it belongs to another user, others may write it, it is too old, or it is no verdict.
+        AscendMoeError: another user owns it, others may write it, it is too old, or its content is invalid.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -171,9 +174,9 @@ def read(path: Path) -> ProbeResults | None:
     with open(handle, encoding="utf-8") as file:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
-            raise _unusable(path, "is no regular file")
+            raise _unusable(path, "is not a regular file")
         if info.st_uid not in (0, os.getuid()):
-            raise _unusable(path, f"belongs to user {info.st_uid}, not to this one ({os.getuid()}) or root")
+            raise _unusable(path, f"belongs to user {info.st_uid}, not to this user ({os.getuid()}) or root")
         if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise _unusable(path, f"may be written by others (mode {stat.S_IMODE(info.st_mode):o})")
         text = file.read()
@@ -181,15 +184,15 @@ def read(path: Path) -> ProbeResults | None:
         words = json.loads(text)
         if words.pop("format") != _FORMAT:
             raise ValueError
-        verdict = ProbeResults(**words)
-        days, probes, ranks = (time.time() - verdict.written) / _DAY_S, dict(verdict.probes), int(verdict.ranks)
-        meetings = {way: float(us) for way, us in verdict.meetings.items()}
+        results = ProbeResults(**words)
+        days, probes, ranks = (time.time() - results.written) / _DAY_S, dict(results.probes), int(results.ranks)
+        barriers = {kind: float(us) for kind, us in results.barriers.items()}
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise _unusable(path, "is no verdict of this version") from None
+        raise _unusable(path, "is not a result file of this version") from None
     if not -1 <= days <= MAX_AGE_DAYS:
-        age = f"is {days:.0f} days old, at most {MAX_AGE_DAYS} count" if days > 0 else "is of the future"
+        age = f"is {days:.0f} days old, the limit is {MAX_AGE_DAYS}" if days > 0 else "has a time in the future"
         raise _unusable(path, age)
-    return ProbeResults(verdict.soc, verdict.cann, verdict.topology, ranks, verdict.written, probes, meetings)
+    return replace(results, ranks=ranks, probes=probes, barriers=barriers)
 
 
 def _unusable(path: Path, why: str) -> AscendMoeError:
@@ -197,5 +200,5 @@ def _unusable(path: Path, why: str) -> AscendMoeError:
 
 
 def files() -> list[Path]:
-    """Every verdict in the cache, also those that do not count."""
+    """Return all result files in the cache, including invalid ones."""
     return sorted((cache_directory() / "bringup").glob("*.json"))

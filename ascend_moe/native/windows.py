@@ -1,4 +1,4 @@
-"""Sizes and layouts of windows, and waits, as the settings say when a communicator opens."""
+"""Sizes and layouts of windows, and timeouts, from the settings at the time a communicator opens."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from ..settings import CONTEXTS
 
 MIB = 1 << 20
 CONTEXT_TABLE, CONTEXT_A3, CONTEXT_A2 = range(len(CONTEXTS))
-A2_STATE_MIB = 1  # of HCCL_BUFFSIZE, where the state has no window of its own
+A2_STATE_MIB = 1  # part of HCCL_BUFFSIZE if the state has no window of its own
 
 
 def timeout_s() -> float:
-    """Seconds to wait for a peer: ASCEND_MOE_TIMEOUT_S, default 60."""
+    """Return the seconds to wait for a peer: ASCEND_MOE_TIMEOUT_S, default 60."""
     return settings.TIMEOUT_S.get()
 
 
 def ranks_per_server() -> int:
-    """Ranks that share a server: ASCEND_MOE_RANKS_PER_SERVER; 0, the default, means all ranks."""
+    """Return the ranks per server: ASCEND_MOE_RANKS_PER_SERVER; default 0: all ranks."""
     return settings.RANKS_PER_SERVER.get()
 
 
 def near_stores() -> int:
-    """1: stores reach the other ranks of this server, where ranks are on several: ASCEND_MOE_NEAR_STORES, default 0."""
-    return int(settings.NEAR_STORES.get())
+    """Return 1 if ranks of one of several servers communicate by stores: ASCEND_MOE_INTRA_NODE_STORES, default 0."""
+    return int(settings.INTRA_NODE_STORES.get())
 
 
 def rdma_flags() -> int:
-    """1: rows between servers lie in flagged blocks: ASCEND_MOE_RDMA_FLAGS, default 0."""
+    """Return 1 if rows between servers travel in flagged blocks: ASCEND_MOE_RDMA_FLAGS, default 0."""
     return int(settings.RDMA_FLAGS.get())
 
 
 def context_kind() -> int:
-    """Layout of the communication context of CPU kernels: ASCEND_MOE_CONTEXT, as an index into ``CONTEXTS``.
+    """Return the layout of the CPU kernels' communication context: ASCEND_MOE_CONTEXT, as an index into ``CONTEXTS``.
 
-    ``table`` (the default) is this package's own; ``a3`` and ``a2`` are laid out as HCCL's. Servers need
-    ``a2``, which is the default with them.
+    ``table`` (default) is this package's own layout; ``a3`` and ``a2`` are HCCL's. Simulated servers need ``a2``, which
+    is then the default.
     """
     servers = ranks_per_server()
     layout = settings.CONTEXT.get() or ("a2" if servers else "table")
     if servers and layout != "a2":
         name = settings.CONTEXT.name
         raise ArgumentError(
-            f"{name}={layout} with {settings.RANKS_PER_SERVER.name}={servers}: servers need a2, the one layout with a "
-            "windowsOut that HCCL's server carries rows from; in the others stores reach every rank",
+            f"{name}={layout} with {settings.RANKS_PER_SERVER.name}={servers}: servers need a2, the only layout with a "
+            "windowsOut that HCCL's server sends from; in the others every rank is reached by stores",
             argument=name,
         )
     return CONTEXTS.index(layout)
 
 
 def window_data_bytes(window_mib: int | None = None) -> int:
-    """Bytes of one rank's data area: ``window_mib``, else HCCL_BUFFSIZE (MiB), else 200 MiB.
+    """Return the bytes of one rank's data area: ``window_mib``, else HCCL_BUFFSIZE (MiB), else 200 MiB.
 
-    With an A2 context one MiB of it is the state area.
+    With an A2 context it is one MiB less, which is the state area.
     """
     if window_mib is not None:
         if isinstance(window_mib, bool) or not isinstance(window_mib, int):
@@ -69,10 +69,10 @@ def window_data_bytes(window_mib: int | None = None) -> int:
     return value * MIB
 
 
-def window_lent_bytes(data_bytes: int) -> int:
-    """Bytes of one rank's lent area, which has the tensors of ``window_empty``: ASCEND_MOE_LENT_MIB.
+def window_registered_bytes(data_bytes: int) -> int:
+    """Return the bytes of one rank's registered memory for `window_empty`: ASCEND_MOE_REGISTERED_MIB.
 
-    The default is the data area's size. Only pages that are written take memory.
+    The default is the data area's size. Pages use memory only once they are written.
     """
-    lent_mib = settings.LENT_MIB.get()
-    return data_bytes if lent_mib is None else lent_mib * MIB
+    registered_mib = settings.REGISTERED_MIB.get()
+    return data_bytes if registered_mib is None else registered_mib * MIB

@@ -1,8 +1,8 @@
 """Gradients of dispatch and combine: each one's backward calls the other.
 
-A combine without weights adds the gradients of a token's rows; a dispatch brings the gradient of a token's sum to
-its rows. So a backward communicates: every rank runs the same backward, and the same tensors require grad on all
-ranks. Forward keeps the routing of the call; combine keeps its rows too where expert_scales require grad.
+A combine without weights adds the gradients of a token's rows; a dispatch sends the gradient of a token's sum to its
+rows. So a backward communicates: every rank must run the same backward, with the same tensors requiring grad. Forward
+saves the routing of the call; combine also saves its rows if expert_scales require grad.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from . import calls, registration
 
 INT8_GRADIENTS = ("refuse", "straight_through")
 _DISPATCH, _COMBINE = "npu_moe_distribute_dispatch", "npu_moe_distribute_combine"
-# Arguments that dispatch and combine have in common; V1 has no comm_alg.
+# Arguments common to dispatch and combine; V1 has no comm_alg.
 _COMMON = (
     "group_ep", "ep_world_size", "ep_rank_id", "moe_expert_num", "group_tp", "tp_world_size", "tp_rank_id",
     "expert_shard_type", "shared_expert_num", "shared_expert_rank_num", "global_bs", "comm_alg",
@@ -35,11 +35,11 @@ _int8_gradient = "refuse"
 
 
 def set_int8_gradient(mode: str) -> None:
-    """Chooses what the backward of a dispatch with quant_mode 2 does, in this process.
+    """Select the backward of a dispatch with quant_mode 2, for this process.
 
     Args:
-        mode: "refuse", the default: it raises. "straight_through": x gets the gradient of the rows that
-            ``dequantize_rows`` returns, as if nothing had been rounded.
+        mode: "refuse" (default): it raises. "straight_through": x gets the gradient of the rows returned by
+            ``dequantize_rows``, as if nothing had been rounded.
 
     Raises:
         ArgumentError: another mode.
@@ -50,29 +50,29 @@ def set_int8_gradient(mode: str) -> None:
 
 
 def dequantize_rows(expand_x: Tensor, dynamic_scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Rows of a dispatch with quant_mode 2 as floats; with "straight_through" the way of their gradient to x.
+    """Convert the rows of a dispatch with quant_mode 2 to floats; with "straight_through" differentiable down to x.
 
     Args:
-        expand_x: ``(A, H)`` int8, dispatch's.
-        dynamic_scales: ``(A,)`` float32, of the same dispatch, as it returned them.
-        dtype: of the result.
+        expand_x: ``(A, H)`` int8, from dispatch.
+        dynamic_scales: ``(A,)`` float32, the tensor returned by the same dispatch.
+        dtype: dtype of the result.
 
     Returns:
         ``(A, H)``: codes times the row's scale, in fp32, rounded once.
 
     Raises:
-        ArgumentError: expand_x is not ``(A, H)`` int8, or dynamic_scales has not one scale a row.
+        ArgumentError: expand_x is not ``(A, H)`` int8, or dynamic_scales does not have one scale per row.
     """
     fits = expand_x.dim() == 2 and expand_x.dtype == torch.int8
     need(fits, "expand_x", "is {} {}; need (A, H) int8", expand_x.shape, expand_x.dtype)
     fits = dynamic_scales.shape == expand_x.shape[:1]
-    need(fits, "dynamic_scales", "is {}; need ({},), one scale a row", dynamic_scales.shape, expand_x.shape[0])
+    need(fits, "dynamic_scales", "is {}; need ({},), one scale per row", dynamic_scales.shape, expand_x.shape[0])
     rows: Tensor = _Dequantize.apply(expand_x, dynamic_scales, dtype)  # type: ignore[no-untyped-call]
     return rows
 
 
 class _Dequantize(torch.autograd.Function):
-    """Codes are integers, which torch gives no gradient: that of the rows goes to the node of their scales."""
+    """torch has no gradients for integer codes: the rows' gradient goes to the node of their scales."""
 
     @staticmethod
     def forward(ctx: Any, codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
@@ -84,17 +84,17 @@ class _Dequantize(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         if not hasattr(ctx.node, "row_gradients"):
             raise AscendMoeError(
-                "dequantize_rows: dynamic_scales are not those that a dispatch returned: pass its own tensor"
+                "dequantize_rows: dynamic_scales were not returned by a dispatch: pass the tensor that it returned"
             )
         ctx.node.row_gradients.append(grad)
         return None, grad.new_zeros(grad.shape[0], dtype=torch.float32), None
 
 
 def straight_through(node: Any, scales_gradient: Tensor | None, name: str) -> Tensor | None:
-    """The gradient of quantized rows that came to the node of a dispatch; None where none came.
+    """Return the gradient of quantized rows that reached the node of a dispatch, or None.
 
     Raises:
-        AscendMoeError: the mode is "refuse", or a gradient came by dynamic_scales alone.
+        AscendMoeError: the mode is "refuse", or only dynamic_scales received a gradient.
     """
     if _int8_gradient == "refuse":
         raise AscendMoeError(
@@ -104,7 +104,7 @@ def straight_through(node: Any, scales_gradient: Tensor | None, name: str) -> Te
     rows: list[Tensor] = node.row_gradients
     if scales_gradient is not None and not rows:
         raise AscendMoeError(
-            f"{name}: dynamic_scales alone have a gradient, that of the rows is lost: make floats of the rows with "
+            f"{name}: only dynamic_scales have a gradient, the rows' is lost: convert the rows with "
             "ascend_moe.dequantize_rows(expand_x, dynamic_scales)"
         )
     total = sum(rows[1:], rows[0]) if rows else None
@@ -120,7 +120,7 @@ def _op(name: str) -> Any:
 
 
 def _below(op: Any, keys: Any, given: dict[str, Any]) -> Any:
-    """The op below autograd."""
+    """Run the op below autograd."""
     args = [given[argument.name] for argument in op.arguments if not argument.kwarg_only]
     kwargs = {argument.name: given[argument.name] for argument in op.arguments if argument.kwarg_only}
     with torch._C._AutoDispatchBelowAutograd():
@@ -128,7 +128,7 @@ def _below(op: Any, keys: Any, given: dict[str, Any]) -> Any:
 
 
 def _need_one_level(given: dict[str, Any], wanted: Any) -> None:
-    """Between servers hierarchy sums by the weights that dispatch has sent: no backward can go the same way."""
+    """Refuse hierarchy between servers: it sums with the weights sent by dispatch, which no backward can follow."""
     if not any(wanted) or not calls.is_two_level(given.get("comm_alg", "")):
         return
     group, world, rank = (given[name] for name in ("group_ep", "ep_world_size", "ep_rank_id"))
@@ -137,24 +137,24 @@ def _need_one_level(given: dict[str, Any], wanted: Any) -> None:
 
 
 class _Route:
-    """The routing of a call, for the calls of its backward. Tensors are saved beside it."""
+    """The routing of a call, for the calls of its backward. Tensors are saved separately."""
 
     def __init__(self, op: Any, given: dict[str, Any]) -> None:
         self.contract = op.contract
         self.arguments = {name: given[name] for name in _COMMON if name in given}
         self.special = tuple(given.get(f"{kind}_expert_num", 0) for kind in ("zero", "copy", "const"))
-        # Rows and gradients of special experts do not travel either: a backward's calls leave them out.
+        # Rows and gradients of special experts do not travel: the calls of a backward treat them as zero experts.
         if sum(self.special):
             self.arguments["zero_expert_num"] = sum(self.special)
 
     def dispatch(self, x: Tensor, ids: Tensor, mask: Tensor | None, weights: Tensor | None) -> Any:
-        """Always the V2 op: its rows are V1's, and its triples have the slots."""
+        """Run the V2 op, whose rows equal V1's and which returns source indices."""
         return _op(f"{_DISPATCH}_v2")(x, ids, x_active_mask=mask, expert_scales=weights, **self.arguments)
 
     def add_rows(
         self, rows: Tensor, ids: Tensor, mask: Tensor | None, index: Tensor, counts: Tensor, contract: int
     ) -> Tensor:
-        """For every token the sum of its rows; ``index`` and ``counts`` are of a dispatch of this contract."""
+        """Return for every token the sum of its rows; ``index``, ``counts``: of a dispatch with this contract."""
         name = _COMBINE if contract == 1 else f"{_COMBINE}_v2"
         nothing = torch.empty(0, dtype=torch.float32, device=rows.device)
         ignored = counts.new_zeros(self.arguments["tp_world_size"])
@@ -164,28 +164,28 @@ class _Route:
         added: Tensor = _op(name)(rows, ids, index, counts, nothing, **options)
         return added
 
-    def has_triples(self, contract: int) -> bool:
-        """Whether a dispatch of this contract tells the source of each row: not V1, nor between A2's servers."""
+    def has_source_indices(self, contract: int) -> bool:
+        """Whether a dispatch of this contract returns the source index of each row: not V1, nor between A2 servers."""
         group, world, rank = (self.arguments[name] for name in ("group_ep", "ep_world_size", "ep_rank_id"))
-        if contract == 1 or comm.size_and_rank(group) is None:  # nothing runs in a group that only a tracer has seen
+        if contract == 1 or comm.size_and_rank(group) is None:  # only a tracer sees unknown groups
             return contract == 2
         return not 0 < comm.ranks_per_server(group, world, rank) < world
 
-    def slots(self, ids: Tensor, mask: Tensor | None, index: Tensor, rows: int, contract: int) -> Tensor:
-        """(rows,): the k of each row. Where no triples tell it, it travels in the place of the weights."""
-        if self.has_triples(contract):
+    def k_of_rows(self, ids: Tensor, mask: Tensor | None, index: Tensor, rows: int, contract: int) -> Tensor:
+        """Return (rows,): the k of each row, sent in place of the weights if there are no source indices."""
+        if self.has_source_indices(contract):
             return index[: 3 * rows].view(rows, 3)[:, 2]
         numbers = torch.arange(ids.shape[1], dtype=torch.float32, device=ids.device).expand(ids.shape)
         blank = torch.zeros(ids.shape[0], _NARROW, dtype=torch.float32, device=ids.device)
-        slots: Tensor = self.dispatch(blank, ids, mask, numbers.contiguous())[6]
-        return slots[:rows]
+        ks: Tensor = self.dispatch(blank, ids, mask, numbers.contiguous())[6]
+        return ks[:rows]
 
 
-def _columns(values: Tensor, slots: Tensor, topk: int) -> Tensor:
-    """(rows, K rounded up): each row's value in the column of its k, so that the sum over k keeps all apart."""
+def _columns(values: Tensor, ks: Tensor, topk: int) -> Tensor:
+    """Return (rows, K rounded up): each row's value in the column of its k, so that the sum over k keeps them apart."""
     width = -(-topk // _NARROW) * _NARROW
-    column = torch.arange(width, device=slots.device)
-    return torch.where(slots[:, None] == column, values.float()[:, None], 0.0)
+    column = torch.arange(width, device=ks.device)
+    return torch.where(ks[:, None] == column, values.float()[:, None], 0.0)
 
 
 class _Dispatch(torch.autograd.Function):
@@ -215,17 +215,17 @@ class _Dispatch(torch.autograd.Function):
         route, rows, like = ctx.route, grads[0], {"device": ids.device}
         if ctx.quantized and ctx.want_x:
             rows = straight_through(ctx, grads[1], ctx.name)
-            need(not ctx.smooth, "scales", 'have no gradient: "straight_through" takes a dispatch without them')
+            need(not ctx.smooth, "scales", 'have no gradient: call dispatch without them for "straight_through"')
         if rows is None:
             rows = torch.zeros(ctx.shape, dtype=ctx.dtype, **like)
         rows = rows.to(ctx.dtype)
         topk, gx, gw = ids.shape[1], None, None
         if ctx.want_weights:
             values = torch.zeros(ctx.shape[0], dtype=torch.float32, **like) if grads[6] is None else grads[6]
-            slots = route.slots(ids, mask, index, ctx.shape[0], route.contract)
-            columns = _columns(values, slots, topk)
+            ks = route.k_of_rows(ids, mask, index, ctx.shape[0], route.contract)
+            columns = _columns(values, ks, topk)
             if ctx.want_x and ctx.dtype == torch.float32 and ctx.shape[1] + columns.shape[1] <= _WIDEST:
-                # Windows that rows fit in may be too small for wider ones; then they are on all ranks.
+                # Wider rows may not fit into the windows; that is so on all ranks or on none.
                 with contextlib.suppress(WindowTooSmall):
                     both = route.add_rows(torch.cat([rows, columns], 1), ids, mask, index, counts, route.contract)
                     gx, gw = both[:, : ctx.shape[1]], both[:, ctx.shape[1] :][:, :topk]
@@ -244,12 +244,12 @@ class _Combine(torch.autograd.Function):
         _need_one_level(given, ctx.needs_input_grad)
         ctx.wanted = dict(zip(op.names, ctx.needs_input_grad[2:], strict=True))
         if ctx.wanted["expand_x"] or ctx.wanted["expert_scales"]:
-            rule = "is 2, whose rounded rows have no gradient, nor their weights: use 0, or torch.no_grad()"
+            rule = "is 2, whose rounded rows and weights have no gradient: use 0, or torch.no_grad()"
             need(given["comm_quant_mode"] != 2, "comm_quant_mode", rule)
         y = _below(op, keys, given)
         ctx.name, ctx.route = op.name, _Route(op, given)
         weights, rows, shared = (given[name] for name in ("expert_scales", "expand_x", "shared_expert_x"))
-        # Without elements there are no weights, unless there are no tokens either.
+        # An empty tensor means no weights, unless there are no tokens either.
         ctx.weighted, ctx.shape = weights.shape == given["expert_ids"].shape, rows.shape
         ctx.shared_shape = None if shared is None else shared.shape
         index = given["assist_info_for_combine"] if op.contract == 2 else None
@@ -263,7 +263,7 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gy: Tensor) -> Any:
-        every = ctx.saved_tensors  # once: where activations are recomputed it is the recomputation
+        every = ctx.saved_tensors  # read once: with activation checkpointing, reading recomputes
         saved, tensors = every[: -len(_SPECIAL_TENSORS)], every[-len(_SPECIAL_TENSORS) :]
         mask, grads = saved[1], dict[str, Tensor | None]()
         if ctx.wanted["shared_expert_x"]:
@@ -297,7 +297,7 @@ def _rows_back(
     weights: Tensor,
     saved: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Returns the gradients of a combine's rows, and of its weights."""
+    """Return the gradients of a combine's rows and weights."""
     route, count = ctx.route, ctx.shape[0]
     sent = route.dispatch(gy, ids, mask, weights if ctx.weighted else None)
     used = _used(route, counts)
@@ -310,7 +310,7 @@ def _rows_back(
     if ctx.wanted["expand_x"]:
         gz = (rows * factors[:, None]).to(rows.dtype) if ctx.weighted else rows
         if used is None:
-            # Behind the last row nothing is defined, and anything times zero may be NaN.
+            # Rows after the last are undefined, and anything times zero may be NaN.
             valid = torch.arange(count, device=rows.device) < counts[route.arguments["moe_expert_num"] - 1]
             gz = torch.where(valid[:, None], gz, torch.zeros_like(gz))
         gz = _fit(gz, count)
@@ -319,8 +319,8 @@ def _rows_back(
         if order is not None:
             values = torch.empty_like(values).index_copy_(0, order, values)
         values = _fit(values, sent[0].shape[0])
-        slots = route.slots(ids, mask, sent[2], values.shape[0], 2)
-        columns = _columns(values, slots, ids.shape[1])
+        ks = route.k_of_rows(ids, mask, sent[2], values.shape[0], 2)
+        columns = _columns(values, ks, ids.shape[1])
         gw = route.add_rows(columns, ids, mask, sent[2], sent[4], 2)[:, : ids.shape[1]]
     return gz, gw
 
@@ -338,25 +338,25 @@ def special_back(
     alpha_2: Tensor | None,
     v: Tensor | None,
 ) -> dict[str, Tensor]:
-    """The gradients, in fp32, of what copy and const experts add to a combine; by the names of its tensors.
+    """Return the gradients, in fp32, of copy and const experts in a combine, by the names of its tensors.
 
-    experts: E; behind them come ``special``: zero, copy and const experts. active: (BS, K) bool, pairs that count.
+    experts: E, followed by ``special``: zero, copy and const experts. active: (BS, K) bool.
     """
     zero, copies, constants = special
     first = experts + zero
     w = torch.ones_like(ids, dtype=torch.float32) if weights is None else weights
     copied = active & (ids >= first) & (ids < first + copies)
-    own = (active & (ids >= first)).any(1, keepdim=True)  # of other tokens 0 times NaN would be in the products
+    own = (active & (ids >= first)).any(1, keepdim=True)  # keeps 0 * NaN of other tokens out of the products
     x, gy = torch.where(own, x.float(), 0.0), torch.where(own, gy, 0.0)
-    gain = (gy * x).sum(1)  # (BS,): of a copy's weight
-    factor = torch.where(copied, w, 0.0).sum(1)  # (BS,): of x
+    gain = (gy * x).sum(1)  # (BS,): gradient of a copy expert's weight
+    factor = torch.where(copied, w, 0.0).sum(1)  # (BS,): factor of x
     grads = {"expert_scales": torch.where(copied, gain[:, None], 0.0)}
     if not constants or alpha_1 is None or alpha_2 is None or v is None:
         return grads | {"ori_x": gy * factor[:, None]}
     first += copies
     mixed = active & (ids >= first) & (ids < first + constants)
     place = torch.where(mixed, ids - first, 0).long()
-    # (BS, C): the weights of a token's pairs of each const expert, added.
+    # (BS, C): the sum of a token's weights for each const expert.
     w_of = w.new_zeros(len(ids), constants).scatter_add_(1, place, torch.where(mixed, w, 0.0))
     products = [x @ alpha.float().T if alpha.dim() == 2 else alpha.float() for alpha in (alpha_1, alpha_2)]
     a1, a2 = (alpha.expand(w_of.shape) for alpha in products)
@@ -371,37 +371,37 @@ def special_back(
     if alpha_1.dim() == 1:
         alphas = g1.sum(0), g2.sum(0)
     else:
-        g1 = a1 * a2 * (g1 - g2)  # of the first product; the other's is its opposite
+        g1 = a1 * a2 * (g1 - g2)  # gradient of the first product; the second's is its negative
         alphas = g1.T @ x, -(g1.T @ x)
         gx = gx + g1 @ (alpha_1.float() - alpha_2.float())
     return grads | {"ori_x": gx, "const_expert_alpha_1": alphas[0], "const_expert_alpha_2": alphas[1]}
 
 
 def _used(route: _Route, counts: Tensor) -> int | None:
-    """The rows that arrived, where the host may read it: not on an NPU, and not while a compiler traces."""
+    """Return the number of received rows if the host may read it: not on an NPU, not while compiling."""
     if type(counts) is not Tensor or counts.device.type != "cpu":
         return None
     return int(counts[route.arguments["moe_expert_num"] - 1])
 
 
 def _fit(rows: Tensor, count: int) -> Tensor:
-    """The first ``count`` rows, zeros where there are fewer."""
+    """Return the first ``count`` rows, padded with zeros."""
     if rows.shape[0] >= count:
         return rows[:count]
     return torch.cat([rows, rows.new_zeros(count - rows.shape[0], *rows.shape[1:])])
 
 
 def _order(route: _Route, index: Tensor | None, sent: Tensor, used: int) -> Tensor | None:
-    """(used,): where combine's rows stand among those of a dispatch; None: in the same places.
+    """Return (used,): the position of combine's rows in a dispatch's, or None if they are the same.
 
-    Only the window algorithm takes rows in another order than dispatch's.
+    Only the window algorithm accepts rows in another order than dispatch's.
     """
-    if index is None or not route.has_triples(2):
+    if index is None or not route.has_source_indices(2):
         return None
-    given, made = (triples[: 3 * used].view(used, 3).long() for triples in (index, sent))
+    given, made = (words[: 3 * used].view(used, 3).long() for words in (index, sent))
     if torch.equal(given, made):
         return None
-    given, made = ((triple[:, 0] << 40) + (triple[:, 1] << 8) + triple[:, 2] for triple in (given, made))
+    given, made = ((source[:, 0] << 40) + (source[:, 1] << 8) + source[:, 2] for source in (given, made))
     order = torch.empty_like(given)
     order[given.argsort()] = made.argsort()
     return order

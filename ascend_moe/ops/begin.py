@@ -1,4 +1,4 @@
-"""Dispatch and combine in two launches: one that sends, and one that waits and gives the outputs."""
+"""Dispatch and combine in two launches: the first one sends, the second one waits and returns the outputs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 
 from ..native import binding
-from . import answers, npu_moe_distribute_combine_v2, npu_moe_distribute_dispatch_v2, recorder
-from .begin_traced import Halves
+from . import callbacks, npu_moe_distribute_combine_v2, npu_moe_distribute_dispatch_v2, recorder
+from .begin_traced import TracedLaunches
 from .registration import NotDifferentiable, wants_gradient
 
 P = ParamSpec("P")
@@ -18,14 +18,14 @@ R = TypeVar("R")
 
 
 class OpenCall(Generic[R]):
-    """Stands for a call of ``begin_dispatch`` or ``begin_combine``: this rank has sent, and has waited for nobody.
+    """An in-flight op from ``begin_dispatch`` or ``begin_combine``: this rank has sent, and not waited.
 
-    Until ``finish`` the call's tensors must stay as they are, and this rank calls no other op of the group: that
-    raises ArgumentError, also when this object was dropped, until ``ascend_moe.close``.
+    Until ``finish``, the call's tensors must not change and this rank must not call another op of the group, which
+    raises ArgumentError; dropping this object does not lift that, ``ascend_moe.close`` does.
     """
 
     def __init__(
-        self, name: str, outputs: R, opened: binding.Open | None, needing_grad: Sequence[torch.Tensor]
+        self, name: str, outputs: R, opened: binding.InFlightCall | None, needing_grad: Sequence[torch.Tensor]
     ) -> None:
         self._name, self._outputs, self._opened = name, outputs, opened
         self._needing_grad = needing_grad
@@ -33,18 +33,18 @@ class OpenCall(Generic[R]):
         self._call = binding.last_call() if opened is not None else None
 
     def finish(self) -> R:
-        """Waits for the other ranks, ASCEND_MOE_TIMEOUT_S from now on at most; returns the op's outputs.
+        """Wait for the other ranks, at most ASCEND_MOE_TIMEOUT_S from now; return the op's outputs.
 
-        Called again it returns or raises the same. Raises as the op does.
+        Repeated calls return or raise the same. Raises as the op does.
         """
         if self._failure is not None:
             raise self._failure
-        if self._opened is not None:  # None: finished, or shapes alone
+        if self._opened is not None:  # None: already finished, or only shapes were computed
             try:
                 self._opened.finish()
             except RuntimeError as error:
-                self._failure = failure = answers.kept(error)
-                self._opened, self._needing_grad = None, ()  # the call's tensors
+                self._failure = failure = callbacks.stored_error(error)
+                self._opened, self._needing_grad = None, ()  # they hold the call's tensors
                 del self._outputs
                 recorder.failed(failure, self._call)
                 raise failure from failure.__cause__
@@ -54,7 +54,7 @@ class OpenCall(Generic[R]):
         return self._outputs
 
     def close(self) -> None:
-        """Finishes the op, if nobody has, and drops its outputs."""
+        """Finish the op if necessary, and discard its outputs."""
         self.finish()
 
     def _without_gradient(self, outputs: Any) -> Any:
@@ -63,7 +63,7 @@ class OpenCall(Generic[R]):
 
 
 class _TracedCall(OpenCall[R]):
-    """The same in a traced program: ``finish`` is an operator there, as the begin was."""
+    """An in-flight op in a traced program, where ``finish`` is an operator."""
 
     def __init__(self, finish: Callable[[], R]) -> None:
         self._finish: Callable[[], R] | None = finish
@@ -84,29 +84,29 @@ def _in_two_launches(name: str, op: Callable[P, R]) -> Callable[P, OpenCall[R]]:
 
     @functools.wraps(op)
     def begin(*args: P.args, **kwargs: P.kwargs) -> OpenCall[R]:
-        if torch.compiler.is_compiling():  # also where another thread is: so a graph's operator calls send
-            return _TracedCall(halves.begin(*args, **kwargs))
+        if torch.compiler.is_compiling():  # also if another thread compiles: a graph's operators call send
+            return _TracedCall(launches.begin(*args, **kwargs))
         return send(*args, **kwargs)
 
     begin.__name__ = begin.__qualname__ = name
-    halves = Halves(name, op.__name__, send)
+    launches = TracedLaunches(name, op.__name__, send)
     return begin
 
 
 begin_dispatch = _in_two_launches("begin_dispatch", npu_moe_distribute_dispatch_v2)
-begin_dispatch.__doc__ = """``npu_moe_distribute_dispatch_v2`` in two launches: sends the rows, and waits for nobody.
+begin_dispatch.__doc__ = """Start ``npu_moe_distribute_dispatch_v2``: send the rows without waiting.
 
     Args:
-        all: as of ``npu_moe_distribute_dispatch_v2``. The tensors must stay as they are until ``finish``.
+        all: as for ``npu_moe_distribute_dispatch_v2``. The tensors must not change until ``finish``.
 
     Returns:
-        An ``OpenCall``: ``finish()`` gives what that op returns, the same bit for bit. Between the two: any
-        computation, ops of other groups; no other op of this group, on this rank.
+        An ``OpenCall``: ``finish()`` returns what that op returns, bit for bit. In between, any computation and ops of
+        other groups are allowed, but no other op of this group on this rank.
 
     Collective as that op is; other ranks may call the op itself.
-    Raises what this rank knows: its arguments (nothing was sent then); a failure of the group; what its own ids break,
-    for which it waits for the others, who raise it at ``finish``. Has no gradient.
+    Raises local errors at once: invalid arguments (nothing was sent then), a failed group, and invalid ids of this
+    rank, for which it waits for the others, who raise at ``finish``. No gradient.
     """
 
 begin_combine = _in_two_launches("begin_combine", npu_moe_distribute_combine_v2)
-begin_combine.__doc__ = """``npu_moe_distribute_combine_v2`` in two launches; see ``begin_dispatch``."""
+begin_combine.__doc__ = """Start ``npu_moe_distribute_combine_v2`` without waiting; see ``begin_dispatch``."""

@@ -1,6 +1,6 @@
-"""The two launches of an op as operators, for programs that are traced: a graph holds no open call.
+"""The two launches of an op as operators for traced programs, since a graph cannot hold an in-flight call.
 
-The first gives the number of the open call. The second takes it, and the arguments again, which so live until then.
+The first returns the call's number. The second takes it, and the arguments again, which keeps them alive until then.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .registration import (
 )
 from .schemas import SCHEMAS
 
-_open: dict[int, Any] = {}  # the open calls of this process that traced programs began
+_open: dict[int, Any] = {}  # in-flight calls begun by traced programs, by number
 _numbers = itertools.count()
 
 
-class Halves:
-    """The operators ``{name}`` and ``{name}_finish`` of the op ``whole``; ``send`` is what the first one runs."""
+class TracedLaunches:
+    """The operators ``{name}`` and ``{name}_finish`` of the op ``whole``; the first runs ``send``."""
 
     def __init__(self, name: str, whole: str, send: Callable[..., Any]) -> None:
         self._name, self._run, self._whole = name, send, OPERATORS[whole]
@@ -37,7 +37,7 @@ class Halves:
         TRACED.impl(f"{name}_finish", self._without_gradient, "Autograd", with_keyset=True)
 
     def begin(self, *args: Any, **kwargs: Any) -> Callable[[], Any]:
-        """In a program that is traced: the first launch; the result is the second."""
+        """Run the first launch in a traced program; return the second."""
         call = self._first.overload(*args, **kwargs)
 
         def finish() -> Any:
@@ -60,7 +60,7 @@ class Halves:
 
     def _number(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         keep_order_in_inductor(self._first.overload)
-        self._whole.fake(*args, **kwargs)  # what has no shape is refused here too
+        self._whole.fake(*args, **kwargs)  # refuse invalid shapes here too
         return torch.empty((), dtype=torch.int64, device="cpu")
 
     def _receive(self, call: torch.Tensor, *_: Any, **__: Any) -> Any:

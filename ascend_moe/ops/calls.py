@@ -1,4 +1,4 @@
-"""Calls across the C ABI, by torch's dtypes; what came of a launch."""
+"""Calls across the C ABI with torch's dtypes, and the errors of launches."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ..native.plans import attribute_names as attribute_names
 from ..native.plans import rule_broken as rule_broken
 from ..native.plans import tensor_names as tensor_names
 
-DEFAULT_CORES = 1  # all cores of a rank share one thread: more only add meetings
-CHECKED_CORES = 8  # races are looked for between cores, too
+DEFAULT_CORES = 1  # all cores of a rank share one thread: more only add core barriers
+CHECKED_CORES = 8  # to detect races between cores too
 _TEXT_BYTES = 1024
-_LENT_REFUSED = -1  # by am_run
+_REGISTERED_REFUSED = -1  # am_run's code for a refused window tensor
 
 
 @functools.cache
@@ -34,7 +34,7 @@ def error_record_words() -> int:
 
 
 def core_count() -> int:
-    """AIV cores a launch: ASCEND_MOE_AIV_CORES, default 1; 8 on the checked engine."""
+    """Return the AIV cores per launch: ASCEND_MOE_AIV_CORES, default 1; 8 on the checked engine."""
     cores = settings.AIV_CORES.get()
     if cores is not None:
         return cores
@@ -45,20 +45,20 @@ _BY_HCCL = "auto by HCCL_INTRA_*"  # as in op_host/rules: hierarchy between serv
 
 
 def comm_algorithm(name: str) -> str:
-    """``comm_alg`` of a call; where it is "" (as in every V1 call) ASCEND_MOE_COMM_ALG, default "auto".
+    """Return a call's ``comm_alg``; for "" (and every V1 call) ASCEND_MOE_COMM_ALG, default "auto".
 
-    Where HCCL's variables select hierarchy, that is the default between servers of A2.
+    If HCCL's variables select hierarchy, that is the default between servers of A2.
     """
     return name or settings.COMM_ALG.get() or (_BY_HCCL if hccl_selects_hierarchy() else "auto")
 
 
 def hccl_selects_hierarchy() -> bool:
-    """Whether HCCL_INTRA_PCIE_ENABLE is 1 and HCCL_INTRA_ROCE_ENABLE is 0, by which CANN takes it on A2."""
+    """Whether HCCL_INTRA_PCIE_ENABLE is 1 and HCCL_INTRA_ROCE_ENABLE is 0, which selects hierarchy on A2 in CANN."""
     return (settings.HCCL_INTRA_PCIE.text(), settings.HCCL_INTRA_ROCE.text()) == ("1", "0")
 
 
 def is_two_level(name: str) -> bool:
-    """Whether a call of this ``comm_alg`` runs hierarchy where its group is of several servers."""
+    """Whether a call with this ``comm_alg`` runs hierarchy in a group of several servers."""
     return comm_algorithm(name) in ("hierarchy", _BY_HCCL)
 
 
@@ -66,20 +66,20 @@ Shapes = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """As plans and choices have it: "bfloat16"."""
+    """Return a dtype's name in plans and options: "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 
 def describe(
     op: int, contract: int, group_ep: str, comm_alg: str, shapes: Shapes, attributes: Mapping[str, int | None]
 ) -> Any:
-    """A call without its communicator: what shape functions and checks read."""
+    """Return the description of a call without its communicator, as read by shape functions and checks."""
     named = tuple((name, name_of(dtype), shape) for name, dtype, shape in shapes)
     return plans.describe(op, contract, group_ep, comm_alg, named, attributes)
 
 
 def outputs_of(spec: Any) -> list[tuple[torch.dtype | None, tuple[int, ...]]]:
-    """Dtype (None: the input rows', one that no kernel knows) and shape of every output, as allocated."""
+    """Return dtype and allocated shape of every output; dtype None: the input rows', unknown to the kernels."""
     return [(None if dtype is None else getattr(torch, dtype), shape) for dtype, shape in plans.outputs_of(spec)]
 
 
@@ -92,7 +92,7 @@ def infer(
     topk: int,
     hidden: Any,
 ) -> list[tuple[torch.dtype | None, tuple[Any, ...]]]:
-    """Dtype and shape of every output, as ``outputs_of``, of a call whose BS and H may be symbolic."""
+    """Return dtype and shape of every output, as ``outputs_of``, for a call whose BS and H may be symbolic."""
 
     def at(bs: int) -> list[tuple[torch.dtype | None, tuple[int, ...]]]:
         ids = (bs, topk)
@@ -106,16 +106,16 @@ def infer(
         pairs = zip(first_sizes(0), first_sizes(1), strict=True)
         return [low + (high - low) * bs if high != low else low for low, high in pairs]
 
-    # First dimensions are affine in BS, but for BS*W // shared ranks with a rest: there BS is specialised.
-    far = max(2, attributes["shared_expert_rank_num"] or 0)
-    symbolic = isinstance(batch, torch.SymInt) and along(far) == first_sizes(far)
+    # First dimensions are affine in BS, except for BS*W // shared ranks with a remainder: there BS is specialised.
+    large = max(2, attributes["shared_expert_rank_num"] or 0)
+    symbolic = isinstance(batch, torch.SymInt) and along(large) == first_sizes(large)
     sizes = along(batch) if symbolic else first_sizes(int(batch))
     # The second dimension is always H.
     return [(dtype, (size, hidden)[: len(shape)]) for size, (dtype, shape) in zip(sizes, at(0), strict=True)]
 
 
 def failure(code: int, record: Any, fault: str, communicator: Communicator) -> errors.AscendMoeError:
-    """``error_of`` an op that ran on the CPU; a fatal one marks the communicator. Within its ``use()``."""
+    """Return `error_of` an op on the CPU; a fatal error puts the communicator into the failed state."""
     error = error_of(code, record, fault, communicator)
     if _lib.lib().am_error_is_fatal(code):
         communicator.failed = error
@@ -123,8 +123,8 @@ def failure(code: int, record: Any, fault: str, communicator: Communicator) -> e
 
 
 def error_of(code: int, record: Any, fault: str, communicator: Any) -> errors.AscendMoeError:
-    """The error that an error record tells of; ``record``: its words, an array (on an NPU their address)."""
-    if fault and code == _LENT_REFUSED:
+    """Return the error in an error record; ``record``: its words, an array (on an NPU their address)."""
+    if fault and code == _REGISTERED_REFUSED:
         return errors.WindowTensorError(fault, argument="expand_x", generation=record[0], epoch=record[1])
     if fault:
         return errors.KernelFault(fault, rank=communicator.rank)
@@ -141,14 +141,14 @@ def error_of(code: int, record: Any, fault: str, communicator: Any) -> errors.As
     if issubclass(kind, errors.CommError) and fields["rank"] != communicator.rank:
         seen = communicator.describe_peer(fields["rank"])
         message += f" [rank {fields['rank']}: {seen}]" if seen else ""
-    if kind is errors.RoutingMismatch and message.endswith("as dispatch"):  # what counts of zeros look like from here
+    if kind is errors.RoutingMismatch and message.endswith("as dispatch"):  # counts of zeros look the same
         message += ", and the ep_send_counts that it returned"
     error: errors.AscendMoeError = kind(message, **fields)
     return error
 
 
 def traffic(communicator: Communicator) -> dict[str, int]:
-    """Bytes that the MTE pipes of this rank moved in its last op, by direction and kind of GM."""
+    """Return the bytes that the MTE pipes of this rank moved in its last op, by direction and kind of GM."""
     kinds = ("tensor", "window_data", "window_state", "workspace", "window_lent")
     counts = (ctypes.c_uint64 * (2 * len(kinds)))()
     with communicator.use() as handle:

@@ -1,6 +1,6 @@
 """All-gather, all-to-all and reduce-scatter of rows: over a process group, or by dispatches over a group's windows.
 
-A dispatch moves bytes: which numbers they are as fp32 does not matter.
+A dispatch copies bytes unchanged, so any data can be viewed as fp32.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from .npu_communicator import check
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    #: How ranks are connected. A Place: by the windows of its group, which a LocalCluster has alone.
+    #: A process group, or a Place: the windows of its group, the only connection in a LocalCluster.
     Group = ProcessGroup | Place
 
 _WORDS = 8  # fp32 columns of the narrowest row: rows are a multiple of 32 bytes
-MAX_BATCH = 4096  # of a dispatch: op_host's limit, which a test compares
+MAX_BATCH = 4096  # of a dispatch: op_host's limit (checked by a test)
 
 
 def size_of(group: Group) -> int:
-    """Returns W."""
+    """Return W, the number of ranks."""
     return group.world if isinstance(group, Place) else group.size()
 
 
 def gather(rows: Tensor, group: Group) -> Tensor:
-    """Returns (W, *rows.shape): every rank's ``rows``, which have the same shape everywhere."""
+    """Return (W, *rows.shape): every rank's ``rows``, of the same shape on all ranks."""
     world = size_of(group)
     out = rows.new_empty(world, *rows.shape)
     if rows.numel() == 0:
@@ -42,7 +42,7 @@ def gather(rows: Tensor, group: Group) -> Tensor:
     if isinstance(group, Place):
         each = [1] * world
         return exchange(rows.reshape(1, -1).expand(world, -1), each, each, group).view(out.shape)
-    if group.name() == "mpi":  # has the list form only
+    if group.name() == "mpi":  # supports the list form only
         dist.all_gather(list(out.unbind(0)), rows.contiguous(), group=group)
     else:
         single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -51,7 +51,7 @@ def gather(rows: Tensor, group: Group) -> Tensor:
 
 
 def reduce_scatter(rows: Tensor, group: ProcessGroup) -> Tensor:
-    """Returns (N / W, ...): this rank's share of the sum of all ranks' ``rows`` (N, ...), equal shapes everywhere."""
+    """Return (N / W, ...): this rank's share of the sum of all ranks' ``rows`` (N, ...), of the same shape."""
     out = rows.new_empty(rows.shape[0] // group.size(), *rows.shape[1:])
     if rows.numel() > 0:
         single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -60,7 +60,7 @@ def reduce_scatter(rows: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def exchange(rows: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
-    """All-to-all of 2-D rows: ``send[d]`` go to rank d, ``receive[s]`` come from rank s, in rank order."""
+    """All-to-all of 2-D rows: send ``send[d]`` to rank d, receive ``receive[s]`` from rank s, in rank order."""
     width = rows.shape[1] * rows.element_size()
     raw = rows.contiguous().view(torch.uint8) if len(rows) else rows.new_empty(0, width, dtype=torch.uint8)
     if isinstance(group, Place):
@@ -72,23 +72,23 @@ def exchange(rows: Tensor, send: list[int], receive: list[int], group: Group) ->
 
 
 def _through_windows(raw: Tensor, send: list[int], receive: list[int], place: Place) -> Tensor:
-    """`exchange` of rows of bytes on the CPU by dispatches to one expert a rank, in parts that fit the windows."""
+    """`exchange` of byte rows on the CPU by dispatches to one expert per rank, in parts that fit into the windows."""
     world = place.world
-    window = comm.lookup(place.group_ep, world, place.rank).data_bytes // 4  # with room for what is beside the rows
+    window = comm.lookup(place.group_ep, world, place.rank).data_bytes // 4  # leaves room for metadata
     wide = torch.nn.functional.pad(raw, (0, -raw.shape[1] % (4 * _WORDS)))
     words = wide.view(torch.float32)
 
     def dispatch(rows: Tensor, targets: Tensor, most: int) -> list[Tensor]:
-        """Returns what comes from each rank; ``most`` rows a rank."""
+        """Return the rows from each rank; ``most``: limit per rank."""
         given = place.arguments(moe_expert_num=world, global_bs=world * most)
-        # The operator itself: it stays one in a traced program's graph.
+        # The operator itself, so that it stays one in a traced graph.
         sent = torch.ops.ascend_moe.npu_moe_distribute_dispatch_v2(rows, targets[:, None], **given)
         ends = [0, *sent[4][:world].tolist()]
         return [sent[0][first:last] for first, last in itertools.pairwise(ends)]
 
     everybody = torch.arange(world, dtype=torch.int32, device="cpu")
-    told = torch.full((world, _WORDS), float(max(send)), dtype=torch.float32, device="cpu")
-    longest = max(int(each[0, 0]) for each in dispatch(told, everybody, world))
+    sizes_row = torch.full((world, _WORDS), float(max(send)), dtype=torch.float32, device="cpu")
+    longest = max(int(each[0, 0]) for each in dispatch(sizes_row, everybody, world))
     share = max(1, min(MAX_BATCH // world, window // (world * world * wide.shape[1])))
     parts: list[list[Tensor]] = [[words[:0]] for _ in range(world)]
     starts = [sum(send[:target]) for target in range(world)]
@@ -99,29 +99,29 @@ def _through_windows(raw: Tensor, send: list[int], receive: list[int], place: Pl
         for source, came in enumerate(dispatch(torch.cat(rows), targets, world * share)):
             parts[source].append(came.clone())
     arrived = torch.cat([torch.cat(part) for part in parts])
-    rule = "are {} rows, but {} came; all ranks' counts must fit"
+    rule = "are {} rows, but {} arrived; the counts of all ranks must match"
     need(len(arrived) == sum(receive), "recv_counts", rule, sum(receive), len(arrived))
     return arrived.view(torch.uint8)[:, : raw.shape[1]].contiguous()
 
 
-# ---- of a few numbers, on any device
+# ---- a few numbers, on any device
 
 
 @torch.no_grad()
 def gather_rows(words: Tensor, place: Place) -> Tensor:
-    """Gathers what every rank has passed by one dispatch, which needs the group's windows and nothing else.
+    """All-gather integers by one dispatch, which needs only the group's windows.
 
     Args:
         words: ``(n,)`` int32 on the device of the group's windows, the same n on all ranks.
 
     Returns:
-        ``(W, n)`` int32 there, by rank. Nothing is read on the host.
+        ``(W, n)`` int32 on that device, by rank. Reads nothing on the host.
 
     Collective, as a dispatch is. Raises as `npu_moe_distribute_dispatch_v2`.
     """
     row = torch.nn.functional.pad(words, (0, -words.numel() % _WORDS))
     rows = row.view(torch.float32).expand(place.world, -1).contiguous()
-    # A row for each rank's only expert.
+    # One row for the only expert of each rank.
     ids = torch.arange(place.world, dtype=torch.int32, device=words.device).unsqueeze(1)
     sent = npu_moe_distribute_dispatch_v2(rows, ids, **place.arguments(moe_expert_num=place.world))
     return sent.expand_x[: place.world].view(torch.int32)[:, : words.numel()]
@@ -129,14 +129,14 @@ def gather_rows(words: Tensor, place: Place) -> Tensor:
 
 @torch.no_grad()
 def gather_words(words: Tensor, place: Place, device: torch.device) -> Tensor:
-    """Gathers numbers on the CPU, as `gather_rows` does.
+    """All-gather integers on the CPU, as `gather_rows`.
 
     Args:
         words: ``(n,)`` int32 on the CPU, the same n on all ranks.
-        device: where the group's windows are.
+        device: device of the group's windows.
 
     Returns:
-        ``(W, n)`` int32 on the CPU: on an NPU the host waits for it.
+        ``(W, n)`` int32 on the CPU; on an NPU the host waits for it.
 
     Collective, as a dispatch is. Raises as `npu_moe_distribute_dispatch_v2`, on an NPU too before it returns.
     """

@@ -1,7 +1,7 @@
-"""Finds and loads the torch_npu adapter (csrc/npu), on the first op with tensors on an NPU.
+"""Finding and loading the torch_npu adapter (csrc/npu), on the first op with tensors on an NPU.
 
-It comes with the package where that was built beside torch_npu (``lib/``), and is else compiled once into the
-cache: it belongs to one pair of torch and torch_npu versions.
+It belongs to one pair of torch and torch_npu versions. Packages built beside torch_npu contain it (``lib/``); otherwise
+it is compiled once into the cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ascendc_twin.cache import fill_folder
 from .. import settings
 from ..errors import LibraryError
 from ..native import library as _lib
-from ..native.build import cached, one_builder, sound, told
+from ..native.build import cached, one_builder, reported_build, sound
 from ..native.torch_npu import fix_of_library, missing_library
 from . import npu_adapter_build
 from .npu_adapter_build import BuildError
@@ -25,11 +25,11 @@ _lock = threading.Lock()
 _loaded: Path | None = None
 
 _TITLE = "the torch_npu adapter"
-_SECONDS = 90  # that it takes to compile
+_SECONDS = 90  # typical build time
 
 
 def load() -> Path:
-    """Loads the adapter, once a process, so that ``torch.ops.ascend_moe_npu`` is there; returns its path."""
+    """Load the adapter once per process, which defines ``torch.ops.ascend_moe_npu``; return its path."""
     global _loaded
     if _loaded is None:
         with _lock:
@@ -40,16 +40,16 @@ def load() -> Path:
                 except OSError as error:
                     library = missing_library(error)
                     own = not library or library.startswith(("libtorch", "libc10"))
-                    fix = "remove it, the next call builds it again" if own else fix_of_library(library)
+                    fix = "remove it, the next call rebuilds it" if own else fix_of_library(library)
                     raise LibraryError(f"the torch_npu adapter {path} cannot be loaded ({error}): {fix}") from error
                 _loaded = path
     return _loaded
 
 
 def library_path() -> Path:
-    """Path of an adapter for the installed torch and torch_npu; built when there is none.
+    """Return the path of an adapter for the installed torch and torch_npu; build it if there is none.
 
-    $ASCEND_MOE_NPU_LIBRARY names one that is taken as it is.
+    $ASCEND_MOE_NPU_LIBRARY names one that is used unchanged.
     """
     override = settings.NPU_LIBRARY.get()
     if override is not None:
@@ -69,10 +69,10 @@ def library_path() -> Path:
         folder = cached("npu", wanted)
         if not folder.is_dir():
             folder.parent.mkdir(0o700, parents=True, exist_ok=True)
-            with one_builder(folder.parent / ".lock", _TITLE):  # the ranks of a job all come here at once
+            with one_builder(folder.parent / ".lock", _TITLE):  # all ranks of a job arrive at once
                 if not folder.is_dir():
-                    npu_adapter_build.command(root, folder / npu_adapter_build.LIBRARY)  # nothing is missing
-                    with told(_TITLE, folder, _SECONDS):
+                    npu_adapter_build.command(root, folder / npu_adapter_build.LIBRARY)  # raises if a tool is missing
+                    with reported_build(_TITLE, folder, _SECONDS):
                         fill_folder(folder, lambda scratch: _build(root, scratch))
         return sound(folder / npu_adapter_build.LIBRARY)
     except BuildError as error:

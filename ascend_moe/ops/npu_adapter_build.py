@@ -1,6 +1,6 @@
-"""Compiles the torch_npu adapter. Stands alone, for CMake: it imports neither torch nor torch_npu.
+"""Compilation of the torch_npu adapter. Usable by CMake on its own: imports neither torch nor torch_npu.
 
-torch_npu's wheel has every header the adapter needs; no CANN is looked at.
+torch_npu's wheel contains every header the adapter needs; CANN is not used.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ import sysconfig
 from pathlib import Path
 
 LIBRARY = "libascend_moe_npu.so"
-KEY_SUFFIX = ".key"  # beside the library: what it was built from
+KEY_SUFFIX = ".key"  # file beside the library that identifies what it was built from
 _TIMEOUT_S = 1800
-# What a launch is, and where the places of its arguments come from.
+# Headers that define a launch and the positions of its arguments.
 _RULES = tuple(f"op_host/rules/{name}.h" for name in ("op", "op_tables", "args"))
 _ARGUMENTS = ("csrc/torch/api.h", *_RULES, "op_kernel/protocol/tiling.h")
 
 
 class BuildError(Exception):
-    """One line: which piece is missing, or what the compiler said, and the fix."""
+    """One line: the missing tool or the compiler's message, and the fix."""
 
 
 def package_folder(name: str) -> Path:
-    """Where an installed package lies, found without importing it."""
+    """Return the folder of an installed package, without importing it."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.origin:
         fix = "pip install torch"
         if name == "torch_npu":
-            fix = "install the one of torch's version beside CANN, without which no import of torch would work any more"
+            fix = "install the one for torch's version beside CANN, without which importing torch would fail"
         raise BuildError(f"{name} is not installed for {sys.executable}: {fix}")
     return Path(spec.origin).parent
 
 
 def versions() -> tuple[str, str]:
-    """Returns the versions of torch and torch_npu, as installed."""
+    """Return the installed versions of torch and torch_npu."""
     found = []
     for name in ("torch", "torch_npu"):
         package_folder(name)
         try:
             found.append(importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            raise BuildError(f"{name} has no metadata: install it again with pip") from None
+            raise BuildError(f"{name} has no metadata: reinstall it with pip") from None
     return found[0], found[1]
 
 
 def compiler() -> str:
-    """$CXX, else g++, else c++."""
+    """Return $CXX, else g++, else c++."""
     wanted = os.environ.get("CXX")
     for name in (wanted,) if wanted else ("g++", "c++"):
         found = shutil.which(name)
@@ -63,7 +63,7 @@ def compiler() -> str:
 
 
 def sources(root: Path) -> list[Path]:
-    """The adapter's translation units under a source root."""
+    """Return the adapter's translation units under a source root."""
     found = sorted((root / "csrc" / "npu").glob("*.cpp"))
     if not found:
         raise BuildError(f"no sources in {root / 'csrc/npu'}: install ascend_moe again")
@@ -71,12 +71,12 @@ def sources(root: Path) -> list[Path]:
 
 
 def command(root: Path, target: Path) -> list[str]:
-    """The one compiler call."""
+    """Return the compiler command."""
     torch_folder, npu_folder = package_folder("torch"), package_folder("torch_npu")
     minor = re.match(r"\d+\.(\d+)", versions()[0])
     if minor is None:
-        raise BuildError(f"torch's version {versions()[0]} is no release's: install a release of torch")
-    # torch_npu's headers come first: those of some CANN releases lack what they use.
+        raise BuildError(f"torch's version {versions()[0]} is not a release: install a release of torch")
+    # torch_npu's headers come first: those of some CANN releases lack parts that they use.
     third = npu_folder / "include" / "third_party"
     includes = [npu_folder / "include", third / "acl" / "inc", third / "hccl" / "inc", third / "op-plugin"]
     includes += [torch_folder / "include", torch_folder / "include" / "torch" / "csrc" / "api" / "include"]
@@ -91,7 +91,7 @@ def command(root: Path, target: Path) -> list[str]:
     config = torch_folder / "share" / "cmake" / "Torch" / "TorchConfig.cmake"
     abi = re.search(r"_GLIBCXX_USE_CXX11_ABI=(\d)", config.read_text() if config.is_file() else "")
     flags = ["-std=c++17", "-O2", "-fPIC", "-shared", f"-D_GLIBCXX_USE_CXX11_ABI={abi[1] if abi else 1}"]
-    # op-plugin's headers tell torch versions apart by this number.
+    # op-plugin's headers distinguish torch versions by this number.
     flags += [f"-DCURRENT_VERSION={int(minor[1]) - 1}"]
     flags += [part for path in includes for part in ("-isystem", str(path))]
     libraries = [f"-L{npu_folder / 'lib'}", "-ltorch_npu", f"-L{torch_folder / 'lib'}"]
@@ -101,7 +101,7 @@ def command(root: Path, target: Path) -> list[str]:
 
 
 def key(root: Path) -> str:
-    """Names a build: its sources, how it is compiled (this file), and for which versions."""
+    """Return the identifier of a build: sources, this file, and the versions."""
     digest = hashlib.sha256(f"{sys.implementation.cache_tag}\0".encode())
     headers = [*sorted((root / "csrc" / "npu").glob("*.h")), *(root / path for path in _ARGUMENTS)]
     for path in (*sources(root), *headers, Path(__file__)):
@@ -110,24 +110,24 @@ def key(root: Path) -> str:
 
 
 def build(root: Path, target: Path) -> None:
-    """Compiles the adapter under ``root`` into ``target``, and its key beside it."""
+    """Compile the adapter under ``root`` into ``target``, and write its key beside it."""
     words = command(root, target)
     try:
         result = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise BuildError(f"{words[0]} did not end within {_TIMEOUT_S} s: {shlex.join(words)}") from None
+        raise BuildError(f"{words[0]} did not finish within {_TIMEOUT_S} s: {shlex.join(words)}") from None
     if result.returncode != 0:
         found = re.findall(r"^(.*?(?:fatal )?error: .*)$", result.stderr, flags=re.MULTILINE)
         first = found[0] if found else f"{words[0]} ended with code {result.returncode}"
         raise BuildError(
-            f"the torch_npu adapter does not compile against torch {versions()[0]} and torch_npu "
-            f"{versions()[1]}: {first}\n{shlex.join(words)}\n{result.stderr.rstrip()}"
+            f"compiling the torch_npu adapter against torch {versions()[0]} and torch_npu "
+            f"{versions()[1]} failed: {first}\n{shlex.join(words)}\n{result.stderr.rstrip()}"
         )
     target.with_name(target.name + KEY_SUFFIX).write_text(key(root) + "\n")
 
 
 def main() -> int:
-    """``python npu_adapter_build.py ROOT TARGET``; ``--check`` only says whether it could be built."""
+    """Run ``python npu_adapter_build.py ROOT TARGET``; ``--check`` only reports whether building is possible."""
     try:
         if sys.argv[1:] == ["--check"]:
             print(" ".join((*versions(), compiler())))

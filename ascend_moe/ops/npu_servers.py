@@ -1,9 +1,8 @@
-"""Which ranks of a group share a server, on devices whose stores end at their server (A2).
+"""Which ranks of a group share a server, on devices whose stores cannot leave their server (A2).
 
-Every rank stores its host's name and its settings in the group's store. All ranks so have the same records, and come
-to the same number or to the same error. Host names decide. ASCEND_MOE_RANKS_PER_SERVER goes before them, for
-machines whose host names do not tell servers apart; it counts ranks of the job, so that one value is right for
-groups of any of them.
+Every rank stores its host name and settings in the group's store, so all ranks have the same records and compute the
+same number or raise the same error. Host names decide. ASCEND_MOE_RANKS_PER_SERVER takes precedence, for machines whose
+host names do not distinguish servers; it counts ranks of the job, so that one value is right for all its groups.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"  # torchrun's: ranks that it has started on this host
-_INSTEAD = f"where host names do not tell servers apart, export {settings.RANKS_PER_SERVER.name} on all ranks"
+_INSTEAD = f"if host names do not distinguish servers, export {settings.RANKS_PER_SERVER.name} on all ranks"
 
 
 def _local_world() -> int:
@@ -43,19 +42,19 @@ def _local_world() -> int:
 
 @dataclass(frozen=True)
 class ServerRecord:
-    """Holds what one rank says of its server; by default of this process, now.
+    """The record of one rank about its server; the defaults describe this process.
 
     Attributes:
-        host, boot: the host's name, and what no two running kernels have in common.
+        host, boot: the host name, and an id unique among running kernels.
         share: ASCEND_MOE_RANKS_PER_SERVER, 0: not set.
         local_world: LOCAL_WORLD_SIZE, 0: not set.
-        near_stores: ASCEND_MOE_NEAR_STORES.
+        near_stores: ASCEND_MOE_INTRA_NODE_STORES.
         rdma_flags: ASCEND_MOE_RDMA_FLAGS.
         super_pod: HCCL_LOGIC_SUPERPOD_ID, "": not set.
-        proven: probes that bring-up has passed, with commas between them, by topology (``TOPOLOGIES``).
-        pid, born, pids: of this process, as ``liveness`` has them; the last is the namespace of the first.
-        token: of this record alone.
-        seen: of the tokens of all records that this rank has read; "" before it has read all.
+        proven: passed bring-up probes, comma-separated, by topology (``TOPOLOGIES``).
+        pid, born, pids: process id, start and PID namespace of this process, as in ``liveness``.
+        token: unique to this record.
+        seen: digest of the tokens of all records that this rank has read; "" before it has read all.
     """
 
     host: str = field(default_factory=lambda: socket.gethostname())
@@ -77,18 +76,18 @@ class ServerRecord:
 
 _gathered: weakref.WeakKeyDictionary[Any, tuple[ServerRecord, ...]] = weakref.WeakKeyDictionary()
 _votes: weakref.WeakKeyDictionary[Any, StoreVote] = weakref.WeakKeyDictionary()
-_gates: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()  # one thread gathers, others wait
+_gates: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()  # one thread gathers at a time
 _lock = threading.Lock()
 
 
 def gather(name: str, group: ProcessGroup, timeout: float, soc: str) -> tuple[ServerRecord, ...]:
-    """The records of all ranks of a group, by rank. The first call for a group is collective; the records stay.
+    """Return the records of all ranks of a group, by rank. The first call for a group is collective.
 
-    ``soc``: what this rank runs on, as torch_npu names it.
+    ``soc``: torch_npu's name of this rank's SoC.
 
     Raises:
-        CommTimeout: a rank did not come within ``timeout`` seconds; ``.rank`` is the first, ``.ranks`` all.
-        PeerLost: the group's store has gone.
+        CommTimeout: a rank did not arrive within ``timeout`` seconds; ``.rank`` is the first, ``.ranks`` are all.
+        PeerLost: the group's store has failed.
     """
     with _lock:
         gate = _gates.setdefault(group, threading.Lock())
@@ -99,25 +98,27 @@ def gather(name: str, group: ProcessGroup, timeout: float, soc: str) -> tuple[Se
                 each: ",".join(sorted(probe_results.proven(soc, each, world))) for each in probe_results.TOPOLOGIES
             }
             mine = ServerRecord(proven=passed)
-            _gathered[group] = _meet(Records(*store_of(group), "servers", group.rank(), mine, prefix), world, timeout)
+            _gathered[group] = _exchange(
+                Records(*store_of(group), "servers", group.rank(), mine, prefix), world, timeout
+            )
         return _gathered[group]
 
 
 def vote(name: str, group: ProcessGroup) -> StoreVote | None:
-    """The votes of a group in its store; None before ``gather``."""
+    """Return the votes of a group in its store, or None before ``gather``."""
     records = _gathered.get(group)
     if records is None:
         return None
     with _lock:
         if group not in _votes:
-            rank, key = group.rank(), _seen_of(records)  # not the votes of an earlier group of this name
+            rank, key = group.rank(), _seen_of(records)  # excludes votes of an earlier group of this name
             gone = functools.partial(_ended, records, rank)
             _votes[group] = StoreVote(name, rank, group.size(), gone, *store_of(group), key)
         return _votes[group]
 
 
 def _ended(records: Sequence[ServerRecord], rank: int, other: int) -> bool:
-    """Whether the process of ``other`` has ended, as far as ``rank`` can see that."""
+    """Whether the process of ``other`` has ended, as far as visible to ``rank``."""
     here, there = records[rank], records[other]
     visible = (here.boot, here.pids) == (there.boot, there.pids)
     return other != rank and visible and there.pid > 0 and process_gone(there.pid, there.born or None)
@@ -127,18 +128,18 @@ def _seen_of(records: Sequence[ServerRecord]) -> str:
     return hashlib.sha256(" ".join(record.token for record in records).encode()).hexdigest()
 
 
-def meet_again(name: str, group: ProcessGroup, timeout: float, what: str) -> None:
-    """Returns when every rank of the group has come here, after ``gather``. Collective; ``what``: unique in a group.
+def synchronize(name: str, group: ProcessGroup, timeout: float, what: str) -> None:
+    """Wait until every rank of the group has called this, after ``gather``. Collective; ``what``: unique in a group.
 
     Raises:
         CommTimeout, PeerLost: as ``gather``.
     """
     prefix, key = f"rank {group.rank()}: {what} of group {name!r}", what.replace(" ", "_")
-    _meet(Records(*store_of(group), key, group.rank(), ServerRecord(), prefix), group.size(), timeout)
+    _exchange(Records(*store_of(group), key, group.rank(), ServerRecord(), prefix), group.size(), timeout)
 
 
-def _meet(store: Records[ServerRecord], world: int, timeout: float) -> tuple[ServerRecord, ...]:
-    """The store may contain records of a former group of this name: a rank is there once it has seen all others."""
+def _exchange(store: Records[ServerRecord], world: int, timeout: float) -> tuple[ServerRecord, ...]:
+    """Return all ranks' records. The store may contain stale ones: a rank is present once it has seen all others."""
     others = [other for other in range(world) if other != store.rank]
     deadline, pause = time.monotonic() + timeout, FIRST_PAUSE_S
     while True:
@@ -150,7 +151,7 @@ def _meet(store: Records[ServerRecord], world: int, timeout: float) -> tuple[Ser
             seen = _seen_of([records[peer] for peer in range(world)])
             if store.mine.seen != seen:
                 store.mine = replace(store.mine, seen=seen)
-                continue  # the others wait for it
+                continue  # publish it: the others wait for it
         missing = [peer for peer in others if peer not in records or not seen or records[peer].seen != seen]
         if not missing:
             return tuple(records[peer] for peer in range(world))
@@ -158,7 +159,7 @@ def _meet(store: Records[ServerRecord], world: int, timeout: float) -> tuple[Ser
             absent = [peer for peer in others if peer not in records] or missing
             noun = "rank" if len(absent) == 1 else "ranks"
             raise CommTimeout(
-                f"{store.prefix}: {noun} {', '.join(map(str, absent))} did not say where they run within {timeout:g} s "
+                f"{store.prefix}: {noun} {', '.join(map(str, absent))} did not report their host within {timeout:g} s "
                 f"({settings.TIMEOUT_S.name}): every rank of the group must make the same call",
                 rank=absent[0],
                 ranks=absent,
@@ -168,17 +169,17 @@ def _meet(store: Records[ServerRecord], world: int, timeout: float) -> tuple[Ser
         pause = min(2 * pause, LAST_PAUSE_S)
 
 
-# ---- what they say
+# ---- evaluation
 
 
 def topology(records: Sequence[ServerRecord]) -> str:
-    """Of ``probe_results.TOPOLOGIES``: one name on two machines is two servers, and so are two names on one."""
+    """Return the entry of ``probe_results.TOPOLOGIES``: a server is a pair of host name and boot id."""
     one = len({(record.host, record.boot) for record in records}) == 1
     return probe_results.ONE_SERVER if one else probe_results.SEVERAL_SERVERS
 
 
 def agreed_proven(name: str, rank: int, records: Sequence[ServerRecord]) -> frozenset[str]:
-    """Return the probes that bring-up has passed here, the same on all ranks; ``rank``: this one, first in errors.
+    """Return the bring-up probes that have passed, equal on all ranks; ``rank``: this rank, first in errors.
 
     Raises:
         ConfigMismatch: they differ between ranks.
@@ -189,8 +190,8 @@ def agreed_proven(name: str, rank: int, records: Sequence[ServerRecord]) -> froz
         if ours != theirs:
             text = f"{ours or 'nothing'} on rank {rank}, {theirs or 'nothing'} on rank {other}"
             raise ConfigMismatch(
-                f"what bring-up has proven differs in group {name!r} ({where.replace('-', ' ')}): {text}: run "
-                f"`{probe_results.COMMAND}` on all ranks at once, or export {settings.PROVEN.name} alike on every rank",
+                f"bring-up results differ in group {name!r} ({where.replace('-', ' ')}): {text}: run "
+                f"`{probe_results.COMMAND}` on all ranks at once, or export one {settings.PROVEN.name} on every rank",
                 field=settings.PROVEN.name,
                 rank=other,
                 ours=ours,
@@ -200,7 +201,7 @@ def agreed_proven(name: str, rank: int, records: Sequence[ServerRecord]) -> froz
 
 
 def refuse_super_pods(name: str, records: Sequence[ServerRecord]) -> None:
-    """Raise ArgumentError where ranks are on several super-pods of A3, as far as their settings tell."""
+    """Raise ArgumentError if the ranks' settings name several super-pods of A3."""
     pods = [(rank, record.super_pod) for rank, record in enumerate(records) if record.super_pod]
     other = next((here for here in pods if here[1] != pods[0][1]), None)
     if other is not None:
@@ -208,28 +209,28 @@ def refuse_super_pods(name: str, records: Sequence[ServerRecord]) -> None:
         rule = library.lib().am_super_pod_rule().decode()
         raise ArgumentError(
             f"group {name!r}: {settings.LOGIC_SUPER_POD.name} is {said}: {rule} (`ascend-moe plan --super-pods "
-            f"{len({pod for _, pod in pods})}` says its HCCL_BUFFSIZE); make a group of the ranks of each super-pod",
+            f"{len({pod for _, pod in pods})}` prints its HCCL_BUFFSIZE); create one group per super-pod",
             argument="group_ep",
         )
 
 
 def agreed(name: str, rank: int, records: Sequence[ServerRecord], ranks: Sequence[int], job: int) -> int:
-    """Return how many ranks of the group share each server: 1..W, a divisor of W.
+    """Return the ranks of the group per server: 1..W, a divisor of W.
 
     Args:
-        rank: this one; its own values come first in errors.
-        ranks: of the job, by rank of the group.
+        rank: this rank; its values come first in errors.
+        ranks: ranks in the job, by rank in the group.
         job: ranks of the job.
 
     Raises:
-        ConfigMismatch: a setting, or what tells servers apart, differs between ranks.
-        ArgumentError: servers have different numbers of the group's ranks, or ranks that do not follow one another.
+        ConfigMismatch: a setting, or the identification of servers, differs between ranks.
+        ArgumentError: servers have different numbers of the group's ranks, or non-contiguous ranks.
     """
     mine = records[rank]
     for other, record in enumerate(records):
         for setting, ours, theirs in (
             (settings.RANKS_PER_SERVER, mine.share, record.share),
-            (settings.NEAR_STORES, mine.near_stores, record.near_stores),
+            (settings.INTRA_NODE_STORES, mine.near_stores, record.near_stores),
             (settings.RDMA_FLAGS, mine.rdma_flags, record.rdma_flags),
         ):
             if ours != theirs:
@@ -244,7 +245,7 @@ def agreed(name: str, rank: int, records: Sequence[ServerRecord], ranks: Sequenc
 
 
 def _judge_names(name: str, records: Sequence[ServerRecord], whole_job: bool) -> None:
-    """Host names must agree with what else is known of the servers."""
+    """Raise ConfigMismatch if host names contradict boot ids or LOCAL_WORLD_SIZE."""
     first: dict[str, int] = {}
     hosts = [record.host for record in records]
     for rank, record in enumerate(records):
@@ -252,7 +253,7 @@ def _judge_names(name: str, records: Sequence[ServerRecord], whole_job: bool) ->
         if records[one].boot != record.boot:
             raise ConfigMismatch(
                 f"ranks {one} and {rank} of group {name!r} both have the host name {record.host!r}, but run on two "
-                f"machines: give each server a name of its own, or, {_INSTEAD}",
+                f"machines: give each server a unique host name, or, {_INSTEAD}",
                 field="host name",
                 rank=rank,
                 ours=records[one].boot,
@@ -262,7 +263,7 @@ def _judge_names(name: str, records: Sequence[ServerRecord], whole_job: bool) ->
         if local and (here > local or (whole_job and here < local)):
             raise ConfigMismatch(
                 f"{LOCAL_WORLD_SIZE} is {local} on rank {rank} of group {name!r}, but {here} of its {len(hosts)} ranks "
-                f"have that one's host name {record.host!r}: {_INSTEAD}",
+                f"have its host name {record.host!r}: {_INSTEAD}",
                 field=LOCAL_WORLD_SIZE,
                 rank=rank,
                 ours=here,
@@ -271,21 +272,21 @@ def _judge_names(name: str, records: Sequence[ServerRecord], whole_job: bool) ->
 
 
 def _share_of_each(name: str, servers: Sequence[str], remark: str) -> int:
-    """Returns the consecutive ranks of a server, equal on all, by each rank's server. ``remark`` ends an error."""
+    """Return the contiguous ranks per server, equal for all, from each rank's server. ``remark`` ends an error."""
 
     def refuse(text: str) -> NoReturn:
-        fix = f"make the group of as many ranks of each server, server by server ({remark})"
+        fix = f"create the group from equally many contiguous ranks of each server ({remark})"
         raise ArgumentError(f"group {name!r}: {text}: {fix}", argument="group_ep")
 
     begins: dict[str, int] = {}
-    runs: list[tuple[str, int]] = []  # server, ranks that follow one another
+    runs: list[tuple[str, int]] = []  # server, contiguous ranks
     for server, run in groupby(servers):
         begin = sum(count for _, count in runs)
         if server in begins:
             between = begin - 1
             refuse(
                 f"ranks {begins[server]} and {begin} are on {server!r}, but rank {between} between them is on "
-                f"{servers[between]!r}, and ranks of a server must follow one another"
+                f"{servers[between]!r}, and ranks of a server must be contiguous"
             )
         begins[server] = begin
         runs.append((server, len(list(run))))

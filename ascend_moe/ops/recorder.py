@@ -1,7 +1,7 @@
-"""The flight recorder: the last calls of every rank, without their tensors, for the day when a rank does not come.
+"""Flight recorder: the last calls of every rank, without their tensors, for diagnosing missing ranks.
 
-The library of the ops keeps them (csrc/torch/record.h). They are written to a file when an op raises CommTimeout or
-PeerLost, and each call is a record of the log where that is at debug.
+The C++ library of the ops records them (csrc/torch/record.h). They are written to a file when an op raises CommTimeout
+or PeerLost, and logged at level debug.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ..native import binding, log
 from ..native.binding import RecordedCall
 from . import calls
 
-_here = threading.local()  # .seen: the call of this thread that was looked at last
-_MOST_ENDS = 256
-_algorithms: dict[tuple[int, str], str] = {}  # of an end and an op, as it was last logged
+_here = threading.local()  # .seen: serial of the last processed call of this thread
+_MOST_COMMUNICATORS = 256
+_algorithms: dict[tuple[int, str], str] = {}  # last logged algorithm by communicator and op
 
 
 def last() -> RecordedCall | None:
-    """This thread's last call, if it is a new one: what only looks for shapes makes none."""
+    """Return this thread's last call if it is new; shape inference records none."""
     call = binding.last_call()
     if call is None or call.serial == getattr(_here, "seen", 0):
         return None
@@ -35,31 +35,32 @@ def last() -> RecordedCall | None:
     return call
 
 
-def returned(fresh: bool) -> None:
-    """This thread's call has returned. ``fresh``: no equal call came before, so its algorithm may be another one."""
+def returned(missed: bool) -> None:
+    """Record that this thread's call has returned; ``missed``: it was not in the cache, so its algorithm may differ."""
     call = last()
     if call is None:
         return
-    if fresh:
-        _tell_algorithm(call)
-    if log.logger.isEnabledFor(logging.DEBUG):  # else nobody reads it, and the epoch takes a lock
+    if missed:
+        _log_algorithm(call)
+    if log.logger.isEnabledFor(logging.DEBUG):  # reading the epoch takes a lock
         _log(call, "returned", _epoch_of(call))
 
 
 def failed(error: BaseException, call: RecordedCall | None = None) -> None:
-    """``call``, or this thread's, has raised. A rank that is missed is worth a file, whose name goes into the text."""
+    """Record that ``call``, or this thread's, has raised. For a missing rank write a file and name it in the error."""
     call = call or last()
     if call is None:
         return
     missed = isinstance(error, (CommTimeout, PeerLost))
     epoch = _epoch_of(call) if missed or log.logger.isEnabledFor(logging.DEBUG) else 0
     outcome = f"{type(error).__name__}: {error}"
-    end = by_number(call.end)
-    if end is not None and call.number:
-        end.end.call_failed(call, epoch, outcome)
+    communicator = by_number(call.communicator)
+    if communicator is not None and call.number:
+        communicator.ops_handle.call_failed(call, epoch, outcome)
     _log(call, outcome, epoch)
     if missed and isinstance(error, AscendMoeError) and "calls" not in error.details:
-        lines = [_line(wall, _text(one, what, at)) for wall, one, what, at in end.end.last_calls()] if end else []
+        last_calls = communicator.ops_handle.last_calls() if communicator else []
+        lines = [_line(wall, _text(one, what, at)) for wall, one, what, at in last_calls]
         own = [] if call.number and lines else [_line(time.time(), _text(call, outcome, epoch))]
         path = _write(call, [*lines, *own])
         if path:
@@ -68,7 +69,7 @@ def failed(error: BaseException, call: RecordedCall | None = None) -> None:
 
 
 def _epoch_of(call: RecordedCall) -> int:
-    """Its number on the wire, which errors name; 0 where it cannot be known, as on an NPU."""
+    """Return the call's epoch, or 0 if it is unknown, as on an NPU."""
     with contextlib.suppress(AscendMoeError):  # closed meanwhile
         return comm.epoch_on(call.group, call.rank)
     return 0
@@ -87,27 +88,27 @@ def _log(call: RecordedCall, outcome: str, epoch: int) -> None:
         log.say(logging.DEBUG, "%s", _text(call, outcome, epoch), rank=call.rank)
 
 
-def _tell_algorithm(call: RecordedCall) -> None:
+def _log_algorithm(call: RecordedCall) -> None:
     try:
         algorithm = comm.algorithm_on(call.group, call.rank)  # a thread may be a rank of several clusters
     except AscendMoeError:  # closed meanwhile
         return
     op = "dispatch" if "dispatch" in call.op.removeprefix("npu_moe_distribute_") else "combine"
-    if _algorithms.get((call.end, op)) == algorithm:
+    if _algorithms.get((call.communicator, op)) == algorithm:
         return
-    while len(_algorithms) >= 2 * _MOST_ENDS:
+    while len(_algorithms) >= 2 * _MOST_COMMUNICATORS:
         _algorithms.pop(next(iter(_algorithms)), None)
-    _algorithms[call.end, op] = algorithm
+    _algorithms[call.communicator, op] = algorithm
     log.say(logging.INFO, "%s on group %s runs %s", op, call.group, algorithm, rank=call.rank)
     asked = calls.comm_algorithm(call.comm_alg)
-    dispatched = _algorithms.get((call.end, "dispatch"))
+    dispatched = _algorithms.get((call.communicator, "dispatch"))
     if asked != "window" and (op, algorithm, dispatched) == ("combine", "window", "direct"):
-        text = "combine on group %s falls back to window, dispatch runs direct: see ascend-moe plan, %s is too small"
+        text = "combine on group %s falls back to window, dispatch ran direct: %s is too small (see ascend-moe plan)"
         log.say(logging.WARNING, text, call.group, settings.HCCL_BUFFSIZE.name, rank=call.rank)
 
 
 def _write(call: RecordedCall, lines: Iterable[str]) -> str:
-    """The rank's calls in a new file; its name, "" where none can be written."""
+    """Write the rank's calls to a new file; return its name, "" if none can be written."""
     head = f"the last calls of rank {call.rank} on group {call.group}, oldest first; process {os.getpid()}"
     try:
         prefix, folder = f"ascend_moe_rank{call.rank}_", settings.CALLS.get()

@@ -1,7 +1,7 @@
-"""The custom ops ``torch.ops.ascend_moe.npu_moe_distribute_*``: torch_npu's schemas; kernels on twin and NPU.
+"""The custom ops ``torch.ops.ascend_moe.npu_moe_distribute_*`` with torch_npu's schemas and kernels for CPU and NPU.
 
-``operator`` makes an op of a function's name and signature; `Operator` is what all operators of this package
-have in common.
+``operator`` registers an op with a function's name and signature; `Operator` is the base of all operators of this
+package.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from .. import settings
 from ..errors import ArgumentError, AscendMoeError, LibraryError, unknown_argument, unknown_name
 from ..native import binding, log
 from ..native.torch_npu import resolve_dtype
-from . import answers, calls, recorder
-from .pairs import Pairs
+from . import callbacks, calls, recorder
 from .schemas import NAMESPACE, SCHEMAS, schema_of
+from .sent_ids import SentIdStore
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 LIBRARY: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
-# What only traced programs call, apart from the operators that torch_npu has.
+# Operators for traced programs only; torch_npu has no counterpart.
 TRACED: Any = torch.library.Library(f"{NAMESPACE}_traced", "DEF")  # type: ignore[no-untyped-call]
-# Beyond these no rank count, expert count or K makes sense, and the sizes of outputs would overflow.
+# Limits of rank count, expert count and K, beyond which the sizes of outputs would overflow.
 _MAX_SIZE, _MAX_BATCHES = 2**15, 2**31 - 1
 _PREFIX = "npu_moe_distribute_"
 
 
 class NotDifferentiable(torch.autograd.Function):
-    """Passes an op's outputs on; its backward raises: gradients left out silently train a wrong model."""
+    """Passes an op's outputs through; its backward raises: a missing gradient would silently train a wrong model."""
 
     @staticmethod
     def forward(ctx: Any, name: str, outputs: Any, *needing_grad: torch.Tensor) -> Any:
@@ -55,17 +55,18 @@ class NotDifferentiable(torch.autograd.Function):
 
 
 def wants_gradient(values: Iterable[Any]) -> bool:
-    """Whether autograd has to follow a call of these arguments."""
+    """Whether autograd has to track a call with these arguments."""
     return torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in values)
 
 
 def keep_order_in_inductor(op: Any) -> None:
-    """Gives inductor a lowering of an ordered op that depends on the ordered op before it.
+    """Give inductor a lowering of an ordered op that depends on the ordered op before it.
 
-    Inductor's own (seen in torch 2.13, pytorch/pytorch#189209) notes that order under the name of the op's
-    buffer, while its scheduler looks for the name of the operation: two ops that share no tensor may be
-    swapped, and on another rank, with other sizes, not. Does nothing where inductor is not in use.
+    Inductor's own (as of torch 2.13, pytorch/pytorch#189209) records that order under the name of the op's buffer,
+    while its scheduler looks up the name of the operation: two ops that share no tensor may be swapped on one rank and
+    not on another. No effect unless inductor is in use.
     """
+    # Not getattr, which would import inductor.
     # Not getattr: that of torch imports inductor.
     inductor = vars(torch).get("_inductor")
     lowering = vars(inductor).get("lowering") if inductor is not None else None
@@ -88,7 +89,7 @@ def _lower_in_order(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class Operator:
-    """An operator of a library, ``torch.ops.ascend_moe``: its overload, and its arguments by the schema."""
+    """An operator of a library: its overload, and its arguments by the schema."""
 
     def __init__(self, qualified: str, schema: str, library: Any = LIBRARY) -> None:
         self.qualified, self.schema = qualified, schema
@@ -99,31 +100,31 @@ class Operator:
         self.arguments = self.overload._schema.arguments
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Every argument of a call by its name."""
+        """Return all arguments of a call by name."""
         values = {argument.name: argument.default_value for argument in self.arguments}
         return values | dict(zip(values, args, strict=False)) | kwargs
 
     def keep_calls(self) -> None:
-        """Peers wait for every call: no compiler may drop one, merge two equal ones, or swap two.
+        """Make compilers keep every call and their order, since peers wait for every call.
 
-        The first line keeps calls in any fx graph. The second chains them by a token: no two are equal
-        or independent.
+        The first line keeps calls in any fx graph. The second chains them by a token, so that no two are equal or
+        independent.
         """
         has_side_effect(self.overload)
         _register_effectful_op(self.overload, _EffectType.ORDERED)
 
 
-# What torch says of a value that its schema does not take.
+# torch's message for a value that does not fit the schema.
 _WRONG_KIND = re.compile(r"Expected a value of type '(.+?)' for argument '(.+?)' but instead found type '(.+?)'")
-# The type is right: torch passes on values that C++ can hold.
-_NO_SUCH_VALUE = {"int": "does not fit in 64 bits", "str": "is no text that UTF-8 can write"}
+# Messages for values of the right type that C++ cannot represent.
+_NO_SUCH_VALUE = {"int": "does not fit in 64 bits", "str": "cannot be encoded as UTF-8"}
 
 OPERATORS: dict[str, _Op] = {}  # the four, by name
-_pairs = Pairs()  # with ASCEND_MOE_CHECK_PAIRS=1
+_sent_ids = SentIdStore()  # with ASCEND_MOE_CHECK_ROUTING=1
 
 
 class _Op(Operator):
-    """One of the four ops: runs or infers."""
+    """One of the four ops: runs or infers shapes."""
 
     def __init__(self, name: str, schema: str, returned: Any) -> None:
         super().__init__(name, schema)
@@ -137,20 +138,20 @@ class _Op(Operator):
         self.index_name = "expand_idx" if self.contract == 1 else "assist_info_for_combine"
 
     def through(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """``call`` of torch, with errors of their own classes. What every call pays for in Python is in one frame."""
+        """Wrap torch's ``call`` to raise typed errors. Everything a call costs in Python is in one frame."""
         below_autograd, grad_enabled = torch._C._AutoDispatchBelowAutograd, torch.is_grad_enabled
-        fresh, told, debug = answers.fresh, log.logger.isEnabledFor, logging.DEBUG
-        dispatches, kept = self.code == calls.OP_DISPATCH, _pairs.kept
-        checks = settings.CHECK_PAIRS.name
+        missed, enabled, debug = callbacks.missed, log.logger.isEnabledFor, logging.DEBUG
+        dispatches, stored = self.code == calls.OP_DISPATCH, _sent_ids.stored
+        checks = settings.CHECK_ROUTING.name
 
         def op(*args: Any, **kwargs: Any) -> Any:
-            if kept and not dispatches:
+            if stored and not dispatches:
                 args, kwargs = self._compare_ids(args, kwargs)
             try:
                 if grad_enabled() and wants_gradient((*args, *kwargs.values())):
                     outputs = call(*args, **kwargs)
                 else:
-                    # The kernel of the Autograd key is Python's, and takes longer than the rest of a small call.
+                    # The Autograd key's kernel is in Python and takes longer than the rest of a small call.
                     with below_autograd():
                         outputs = call(*args, **kwargs)
             except BaseException as error:
@@ -160,55 +161,55 @@ class _Op(Operator):
                         raise
                     raise raised from raised.__cause__
                 finally:
-                    del raised  # else it and this frame hold each other, and with them the tensors of the call
-            if fresh or told(debug):
-                recorder.returned(threading.get_ident() in fresh)
-                fresh.discard(threading.get_ident())
-            if dispatches and (kept or checks in os.environ):
-                self._keep_ids(args, kwargs, outputs)
+                    del raised  # breaks a cycle with this frame, which keeps the tensors of the call
+            if missed or enabled(debug):
+                recorder.returned(threading.get_ident() in missed)
+                missed.discard(threading.get_ident())
+            if dispatches and (stored or checks in os.environ):
+                self._store_ids(args, kwargs, outputs)
             return outputs
 
         return op
 
     def _error_of(self, error: BaseException, kwargs: dict[str, Any]) -> BaseException:
-        """Returns what a call raises for an error of torch's; the record of the call has it."""
-        answers.fresh.discard(threading.get_ident())
-        raised = answers.kept(error) if isinstance(error, RuntimeError) else error
+        """Return the error that a call raises for torch's error, and record it."""
+        callbacks.missed.discard(threading.get_ident())
+        raised = callbacks.stored_error(error) if isinstance(error, RuntimeError) else error
         if raised is error and isinstance(error, RuntimeError):
             raised = unknown_name(self.name, self.names, kwargs) or error
         recorder.failed(raised)
         return raised
 
     def named(self, outputs: Any) -> Any:
-        """``outputs``, a tuple with names where the op has several."""
-        # torch.fx's tracer has a proxy of the whole tuple.
+        """Return ``outputs`` as a named tuple if the op has several."""
+        # torch.fx's tracer has one proxy for the whole tuple.
         return self._make(outputs) if self._make is not None and isinstance(outputs, tuple) else outputs
 
-    def _keep_ids(self, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
-        """Keeps the ids of a dispatch for its combine, where ids are compared; else none."""
-        if settings.CHECK_PAIRS.get() != "1":
-            return _pairs.clear()
-        if type(outputs[2]) is torch.Tensor and not outputs[2].is_meta:  # else a compiler looks for shapes
+    def _store_ids(self, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
+        """Store the ids of a dispatch for its combine if ids are compared; else clear the store."""
+        if settings.CHECK_ROUTING.get() != "1":
+            return _sent_ids.clear()
+        if type(outputs[2]) is torch.Tensor and not outputs[2].is_meta:  # not during shape inference
             given = self.bind(args, kwargs)
-            _pairs.sent(outputs[2], given["expert_ids"], given["x_active_mask"])
+            _sent_ids.add(outputs[2], given["expert_ids"], given["x_active_mask"])
 
     def _compare_ids(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a combine, whose ids are compared with those of its dispatch."""
+        """Return the arguments of a combine, with ids compared to those of its dispatch."""
         given, at = self.bind(args, kwargs), self.names.index("expert_ids")
         ids, index, mask = (given[name] for name in ("expert_ids", self.index_name, "x_active_mask"))
         if type(ids) is not torch.Tensor or type(index) is not torch.Tensor or ids.is_meta:
             return args, kwargs
-        ids = _pairs.checked("expert_ids", index, ids, mask)
+        ids = _sent_ids.checked("expert_ids", index, ids, mask)
         if len(args) > at:
             return (*args[:at], ids, *args[at + 1 :]), kwargs
         return args, kwargs | {"expert_ids": ids}
 
     def fake(self, *args: Any, **kwargs: Any) -> Any:
-        """Outputs as torch_npu's C++ allocates them, from shapes, dtypes and attributes alone.
+        """Return empty outputs as torch_npu's C++ allocates them, from shapes, dtypes and attributes alone.
 
-        No communicator is looked up. What the kernels refuse (TP 2, shared ranks) is inferred all the same.
+        No communicator is looked up. Arguments that the kernels refuse (TP 2, shared ranks) are inferred all the same.
         """
-        keep_order_in_inductor(self.overload)  # every compiler comes by here, after it was imported
+        keep_order_in_inductor(self.overload)  # called by every compiler after its import
         values = self.bind(args, kwargs)
         tensors = {name: values[name] for name in self.tensors if values[name] is not None}
         attributes: dict[str, int | None] = {name: values[name] for name in self.integers}
@@ -224,7 +225,7 @@ class _Op(Operator):
         return tuple(made) if self.code == calls.OP_DISPATCH else made[0]
 
     def _check_sizes_known(self, tensors: dict[str, torch.Tensor], attributes: dict[str, int | None]) -> None:
-        """The rules without which outputs have no size; all others are checked when the op runs."""
+        """Check the rules that output sizes depend on; all others are checked when the op runs."""
 
         def refuse(argument: str, text: str) -> ArgumentError:
             return ArgumentError(f"{self.name}: {argument} {text}", argument=argument)
@@ -242,7 +243,7 @@ class _Op(Operator):
         for name, value in [*sizes.items(), ("expert_ids", tensors["expert_ids"].shape[1])]:
             limit = _MAX_BATCHES if name == "global_bs" else _MAX_SIZE
             if not -limit <= value <= limit:
-                raise refuse(name, f"of {value} is out of the range that sizes are computed in, -{limit}..{limit}")
+                raise refuse(name, f"is {value}, outside of the range for computing sizes, -{limit}..{limit}")
         world = sizes["ep_world_size"]
         if world < 1:
             raise refuse("ep_world_size", f"is {world}, it must be at least 1")
@@ -252,13 +253,13 @@ class _Op(Operator):
 
 
 def _missing(*_: Any) -> Any:
-    """Stands for the kernels where their library is missing; the rest of the package works without."""
+    """Kernel of the ops if their library is missing; the rest of the package works without."""
     problem = binding.why_not()
     raise LibraryError(str(problem))
 
 
 def operator(function: Callable[P, R]) -> Callable[P, R]:
-    """Registers the op of a function's name and signature; returns a function of them that calls it."""
+    """Register the op with a function's name and signature; return a function with these that calls it."""
     name = function.__name__
     SCHEMAS[name] = schema_of(function)
     op = OPERATORS[name] = _Op(name, SCHEMAS[name], function.__globals__.get(function.__annotations__["return"]))
@@ -276,18 +277,18 @@ def operator(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        # torch takes its time for each argument that it is given.
+        # torch spends time on each argument it is given.
         given = {key: value for key, value in kwargs.items() if key not in defaults or value is not defaults[key]}
         try:
             outputs = overload(*args, **given)
         except RuntimeError as error:
             try:
-                function(*args, **kwargs)  # raises Python's TypeError where the call does not fit the signature
-            except TypeError as misfit:  # without torch's 700 characters above it
+                function(*args, **kwargs)  # raises Python's TypeError if the call does not fit the signature
+            except TypeError as misfit:  # without torch's text of 700 characters
                 raise unknown_argument(function, kwargs) or misfit from None
             if (kind := _WRONG_KIND.search(str(error))) is not None and not isinstance(error, AscendMoeError):
                 wanted, argument, found = kind.groups()
-                no_such_value = _NO_SUCH_VALUE.get(wanted, "has a value that torch does not take")
+                no_such_value = _NO_SUCH_VALUE.get(wanted, "has a value that torch does not accept")
                 rule = f"is of type {found}; it must be {wanted}" if found != wanted else no_such_value
                 fix = ": use ascend_moe.comm_name(process_group)" if argument in ("group_ep", "group_tp") else ""
                 text = f"{name}: {argument} {rule}{fix}"
@@ -300,4 +301,4 @@ def operator(function: Callable[P, R]) -> Callable[P, R]:
 
 
 if binding.why_not() is None:
-    answers.connect()
+    callbacks.connect()

@@ -1,7 +1,7 @@
-"""Schemas of torch_npu's MoE operators, read off the functions of the same names.
+"""Schemas of torch_npu's MoE operators, derived from the functions of the same names.
 
-They are those of torch_npu 2.13.0, as ``torch.ops.npu`` prints them (a test compares with the wheel), so that
-call sites move over.
+They equal those of torch_npu 2.13.0 as printed by ``torch.ops.npu`` (a test compares them with the wheel), so that call
+sites need no changes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 NAMESPACE = "ascend_moe"
 # Filled at registration: dispatch and combine; torch_npu's other MoE operators. By the operator's name, with
-# ``.overload`` behind it where it has more than one.
+# ``.overload`` appended if it has more than one.
 SCHEMAS: dict[str, str] = {}
 TORCH_NPU_SCHEMAS: dict[str, str] = {}
 
@@ -23,7 +23,7 @@ _TYPES = {
     "Sequence[int]": "int[]",
     "torch.dtype | int": "int",
 }
-# Types that the annotation leaves open.
+# Types that the annotation does not determine.
 _EXACT_TYPES = {
     ("npu_grouped_matmul", "group_list"): "Tensor?",
     ("npu_grouped_matmul_finalize_routing", "dtype"): "ScalarType?",
@@ -32,7 +32,7 @@ _EXACT_TYPES = {
 
 
 def schema_of(function: Callable[..., Any]) -> str:
-    """The schema without the operator's name."""
+    """Return the schema without the operator's name."""
     signature, arguments = inspect.signature(function), []
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in arguments:
@@ -53,6 +53,6 @@ def schema_of(function: Callable[..., Any]) -> str:
 
 
 def list_overload_of(schema: str) -> str:
-    """The older overload of npu_grouped_matmul, whose group list is a Python list."""
+    """Return the schema of npu_grouped_matmul's older overload, whose group list is a Python list."""
     arguments = schema.partition(", int[]? tuning_config")[0].replace("Tensor? group_list", "int[]? group_list")
     return f"{arguments}, ScalarType? output_dtype=None) -> Tensor[]"

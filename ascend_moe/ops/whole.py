@@ -1,6 +1,6 @@
-"""Layers that a traced program holds as one operator: what they read on the host is read when it runs.
+"""Layers that a traced program contains as one operator: values read on the host are read when it runs.
 
-One graph then serves every batch, and compilers keep the calls and their order, as of the ops.
+One graph then serves every batch, and compilers keep the calls and their order, as for the ops.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _numbers = itertools.count()
 
 
 class WholeLayer(nn.Module):
-    """A layer that a graph knows by its ``number``; a copy has one of its own."""
+    """A layer that graphs refer to by its ``number``; a copy gets its own number."""
 
     number: int
 
@@ -28,7 +28,7 @@ class WholeLayer(nn.Module):
         super().__init__()
         self._take_number()
 
-    def __setstate__(self, state: Any) -> None:  # of copies, and of what was pickled
+    def __setstate__(self, state: Any) -> None:  # of copies and unpickled layers
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._take_number()
 
@@ -38,12 +38,12 @@ class WholeLayer(nn.Module):
 
 
 class WholeCall:
-    """The operator ``ascend_moe_traced::{name}``: calls ``run(layer, *args)``; the result is as its first tensor.
+    """The operator ``ascend_moe_traced::{name}``, which calls ``run(layer, *args)``.
 
     Args:
-        name: of the operator.
-        arguments: its schema behind the layer's number; the first is a tensor. The result has its shape and type.
-        run: what it does; has no gradient.
+        name: name of the operator.
+        arguments: its schema after the layer's number; the result has the shape and dtype of the first, a tensor.
+        run: the implementation; has no gradient.
     """
 
     def __init__(self, name: str, arguments: str, run: Callable[..., torch.Tensor]) -> None:
@@ -62,7 +62,7 @@ class WholeCall:
     def _call(self, layer: int, *args: Any) -> torch.Tensor:
         with torch.no_grad():
             made = self._run(_layers[layer], *args)
-        return made.clone() if any(made is each for each in args) else made  # a graph's operators give new tensors
+        return made.clone() if any(made is each for each in args) else made  # operators in graphs return new tensors
 
     def _fake(self, layer: int, first: torch.Tensor, *_: Any) -> torch.Tensor:
         keep_order_in_inductor(self._op.overload)

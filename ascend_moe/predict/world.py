@@ -16,7 +16,7 @@ from .. import plan as planning
 from .. import settings, timeline
 from ..comm.registered import DTYPES
 from ..errors import ArgumentError, AscendMoeError, need
-from ..native import library, stamps
+from ..native import library, timestamps
 from ..native.windows import CONTEXT_A2, CONTEXT_TABLE, MIB
 from ..ops import calls
 from ..plan import Request
@@ -201,10 +201,10 @@ class TimedWorld:
             result.meetings,
         )
 
-    def stamps(self, op: str, rank: int) -> list[stamps.Stamp]:
-        """What the cores of a rank have left of the last ``op``; none without `settings.STAMPS`."""
+    def timestamps(self, op: str, rank: int) -> list[timestamps.Timestamp]:
+        """What the cores of a rank have left of the last ``op``; none without `settings.TIMESTAMPS`."""
         communicator = self._library.am_timed_communicator(self._handle, rank)
-        return stamps.of_communicator(communicator, op, self._library)
+        return timestamps.of_communicator(communicator, op, self._library)
 
     def _inputs(self, op: str, rank: int) -> dict[str, torch.Tensor]:
         one, ids = self.request, self.routing.ids[rank]
@@ -251,7 +251,7 @@ class TimedWorld:
         spec.context_kind = CONTEXT_A2 if self._servers else CONTEXT_TABLE
         spec.ranks_per_server = self._servers
         spec.deadline_micros, spec.lent_mib = 10_000_000, self._lent_mib
-        spec.stamps = int(settings.STAMPS.get())
+        spec.stamps = int(settings.TIMESTAMPS.get())
         return spec
 
     def _fill(self, step: _Step, op: str, rank: int) -> None:

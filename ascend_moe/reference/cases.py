@@ -193,7 +193,7 @@ class Case(CallOptions):
             "expert_ids": given.expert_ids,
             "expert_scales": self.weights_of(given),
             "x_active_mask": given.x_active_mask,
-            **given.own_terms,
+            **given.local_addends,
         }
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 

@@ -38,7 +38,7 @@ class RankInput:
     const_expert_v: torch.Tensor | None = None
 
     @property
-    def own_terms(self) -> dict[str, torch.Tensor]:
+    def local_addends(self) -> dict[str, torch.Tensor]:
         """Those of ``OWN_TERMS`` that are given."""
         return {name: tensor for name in OWN_TERMS if (tensor := getattr(self, name)) is not None}
 

@@ -255,7 +255,7 @@ def _pass(
     traffic, algorithms = _moved(dispatcher, "dispatch")
     resumed = now()
     expert_rows, beside = layer.run_experts(sent), layer.run_shared(tokens)
-    own = layer.own_terms(x, beside)
+    own = layer.local_addends(x, beside)
     computed = now()
     out = dispatcher.combine(expert_rows, sent, weights, **own)
     result = layer.leave(out, beside) if layer.leaves_apart else out

@@ -26,7 +26,7 @@ from ascend_moe.errors import (
     with_typed_errors,
 )
 from ascend_moe.native.torch_npu import on_npu
-from ascend_moe.ops import answers
+from ascend_moe.ops import callbacks
 
 _COMBINE_NORM = "npu_moe_distribute_combine_add_rms_norm"
 _COMBINE = "npu_moe_distribute_combine_v2"
@@ -251,7 +251,7 @@ def _npu_distribute_barrier(
     need(time_out is None or not on_npu(x_ref), "time_out", "is kept on the CPU only: set ASCEND_MOE_TIMEOUT_S")
     rows = x_ref.new_empty((0, _HIDDEN), dtype=torch.bfloat16)
     ids = x_ref.new_empty((0, _TOPK), dtype=torch.int32)
-    meeting = contextlib.nullcontext() if time_out is None else answers.deadline(_microseconds(time_out))
+    meeting = contextlib.nullcontext() if time_out is None else callbacks.deadline(_microseconds(time_out))
     with meeting:
         getattr(torch.ops.ascend_moe, _DISPATCH)(rows, ids, group, world, rank, world)
     return x_ref.clone(memory_format=torch.contiguous_format)

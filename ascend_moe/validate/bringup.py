@@ -313,7 +313,7 @@ def _kind_of_machine(place: torch.device) -> probe_results.Machine:
 def _keep(kind: probe_results.Machine, world: int, findings: Sequence[ProbeResult]) -> str:
     """Writes the verdict; a sentence about it."""
     try:
-        meetings = next((finding.figures for finding in findings if finding.name == probe_results.MEETING_PROBE), {})
+        meetings = next((finding.figures for finding in findings if finding.name == probe_results.BARRIER_PROBE), {})
         path = probe_results.write(kind, world, {finding.name: finding.verdict for finding in findings}, meetings)
         found = probe_results.read(path)
     except (OSError, AscendMoeError) as error:

@@ -135,9 +135,7 @@ def _store(device: Any) -> str:
     assert rows == sent, f"{rows} rows arrived, {sent} were sent"
     detail = f"twice a row of 16 KiB to {near[0]} ranks from each, read back over the link"
     if share < device.world:
-        detail += (
-            f"; the ranks of a server reach each other by stores: {settings.NEAR_STORES.name}=1 lets the ops do so"
-        )
+        detail += f"; stores reach all ranks of a server: {settings.INTRA_NODE_STORES.name}=1 lets the ops use them"
     return detail
 
 
@@ -152,13 +150,13 @@ def _order(device: Any) -> str:
 
 
 def _meeting(device: Any) -> tuple[str, dict[str, float]]:
-    found, _ = _launch(device, "meeting", ROUNDS)
+    found, _ = _launch(device, "core barrier", ROUNDS)
     assert {seen.done for seen in found} == {ROUNDS}, "cores left the loop early"
     sync, blocks = (max(each) / ROUNDS / CYCLES_PER_MICRO for each in _meeting_cycles(found))
     faster = "syncall" if sync < blocks else "blocks"
     return (
         f"{ROUNDS} meetings of {device.cores} cores, every other by SyncAll; one takes {sync:.2f} us by SyncAll, "
-        f"{blocks:.2f} us by blocks: {settings.MEETING.name}={faster} is the faster",
+        f"{blocks:.2f} us by blocks: {settings.CORE_BARRIER.name}={faster} is the faster",
         {"blocks": blocks, "syncall": sync},
     )
 
@@ -295,7 +293,7 @@ KERNEL_PROBES = (
     Probe("relay", "a core that another core has told sees what that one was told of", _relay),
     Probe("pull", "rows that a peer has written into its own memory are read as they are, not from stale lines", _pull),
     Probe("queues", "six event ids a pipe pair, and flags alone, order loads, sums and stores", _queue),
-    Probe("meeting", "after SyncAll, or the block of every core, all see each other's drained stores", _meeting),
+    Probe("core barrier", "after SyncAll, or the block of every core, all see each other's drained stores", _meeting),
     Probe(
         "writer-side relay",
         "what all cores have written before a meeting is there when one core's flag is, stored or pulled",

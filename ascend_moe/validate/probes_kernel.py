@@ -41,7 +41,7 @@ MODES = {
     "store": 2,
     "atomic": 3,
     "order": 4,
-    "meeting": 5,
+    "core barrier": 5,
     "cycles": 6,
     "zero": 7,
 }

@@ -1,7 +1,7 @@
-"""Where the time of an op goes: stamps of its phases, beside what the model predicts for the same configuration.
+"""Where the time of an op goes: timestamps of its phases, beside what the model predicts for the same configuration.
 
 `ascend-moe validate --bringup --times` on the ranks of a group, or on threads of the twin. What a CPU takes says
-nothing about an NPU: there it shows that the stamps work.
+nothing about an NPU: there it shows that the timestamps work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .. import comm, settings
 from .._text import filled, table
 from ..dispatchers import MC2Dispatcher
 from ..errors import AscendMoeError
-from ..native.stamps import LAUNCH, OPS, spent
+from ..native.timestamps import LAUNCH, OPS, spent
 from ..ops import npu_communicator
 from ..plan import Request
 from ..predict import predict
@@ -30,7 +30,7 @@ ROUNDS, WARM_UPS = 20, 4
 EXPERTS, MOST_PREDICTED = 256, 64  # ranks; more take minutes
 NOTE = (
     "slowest: core of all ranks; mean: of all cores; each the median of {} rounds. The model's launch is all of it, "
-    "that of the stamps what a core does of it itself. The phases of the model are those of its critical path."
+    "that of the timestamps what a core does of it itself. The phases of the model are those of its critical path."
 )
 
 
@@ -70,8 +70,8 @@ def about(request: Request) -> str:
 
 @contextmanager
 def stamped() -> Iterator[None]:
-    """Ops of this process leave stamps meanwhile."""
-    name, before = settings.STAMPS.name, os.environ.get(settings.STAMPS.name)
+    """Ops of this process leave timestamps meanwhile."""
+    name, before = settings.TIMESTAMPS.name, os.environ.get(settings.TIMESTAMPS.name)
     os.environ[name] = "1"
     try:
         yield
@@ -92,7 +92,7 @@ def rounds(place: DevicePlace, request: Request, algorithm: str) -> list[Round]:
         sent = dispatcher.dispatch(x, ids.int(), quant_mode=2)
         dispatcher.combine(sent.expand_x.to(x.dtype), sent, weights)
         if number >= WARM_UPS:
-            found.append({op: _summed(spent(_end(place).stamps(op))) for op in OPS})
+            found.append({op: _summed(spent(_end(place).timestamps(op))) for op in OPS})
     npu_communicator.check(place.group_ep)
     return found
 
@@ -123,13 +123,13 @@ def phases(ranks: Sequence[Sequence[Round]], algorithm: str) -> list[Phase]:
     """The rounds of all ranks as microseconds by phase.
 
     Raises:
-        AscendMoeError: a rank has left no stamps.
+        AscendMoeError: a rank has left no timestamps.
     """
     result = []
     for op in OPS:
         for rank, own in enumerate(ranks):
             if not all(each[op] for each in own):
-                raise AscendMoeError(f"rank {rank} left no stamps of {op}: it runs operators of another version")
+                raise AscendMoeError(f"rank {rank} left no timestamps of {op}: it runs operators of another version")
         by_round = [[rank[number][op] for rank in ranks] for number in range(len(ranks[0]))]
         for name in in_order(rank for each in by_round for rank in each):
             here = [[rank[name] for rank in each if name in rank] for each in by_round]

@@ -99,7 +99,7 @@ AM_API int am_run(void* comm, void* plan, const void* const* inputs, void* const
                   uint64_t fault_bytes);
 // Code of the algorithm that the last op ran (am_comm_algorithm); 0: none has run.
 AM_API uint32_t am_comm_algorithm_run(void* comm);
-// Stamps of phases (settings: ASCEND_MOE_STAMPS): those of an op (1 dispatch, 2 combine) that the cores of this rank
+// Stamps of phases (settings: ASCEND_MOE_TIMESTAMPS): those of an op (1 dispatch, 2 combine) that the cores of this rank
 // have left in its window, am_stamp_words() of each of 64 cores; and such words as text: "core<tab>phase<tab>cycles" a
 // line, cycles from the first core's launch on, of the cores that took part in the op of core 0.
 AM_API uint64_t am_stamp_words(void);

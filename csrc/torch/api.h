@@ -38,7 +38,7 @@ struct AmTorchEnd {
     int32_t context_kind, ranks_per_server, near_stores;
     int32_t auto_is_window;  // NPU: no bring-up has shown that direct's loads of other ranks' rows are right
     int64_t buffer_mib;      // NPU: HCCL_BUFFSIZE of the group
-    int64_t meeting;         // NPU: 1 + the way that bring-up has found the faster (MEETINGS of settings); 0: not known
+    int64_t meeting;         // NPU: 1 + the way that bring-up has found the faster (CORE_BARRIERS of settings); 0: not known
     int32_t on_npu;
     int32_t of_process_group;  // `alive` is asked in each call
     int32_t rdma_flags;        // rows between servers lie in flagged blocks

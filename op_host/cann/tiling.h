@@ -84,7 +84,7 @@ inline int64_t WindowMiBOf(int64_t attribute) {
 
 // MiB of a window that tensors of window_empty lie in; -1 when that is no whole number.
 inline int64_t LentMiBOf() {
-    const char* text = getenv("ASCEND_MOE_LENT_MIB");
+    const char* text = getenv("ASCEND_MOE_REGISTERED_MIB");
     if (text == nullptr || *text == '\0') return 0;
     char* end = nullptr;
     const long long given = strtoll(text, &end, 10);
@@ -111,9 +111,9 @@ inline int32_t SwitchedOn(const char* variable) {
     return text != nullptr && strcmp(text, "1") == 0 ? 1 : 0;
 }
 
-// How the cores of a rank meet: as ASCEND_MOE_MEETING says, else in the way that bring-up has found the faster here.
+// How the cores of a rank meet: as ASCEND_MOE_CORE_BARRIER says, else in the way that bring-up has found the faster here.
 inline int32_t MeetingOf(int64_t attribute) {
-    const char* text = getenv("ASCEND_MOE_MEETING");
+    const char* text = getenv("ASCEND_MOE_CORE_BARRIER");
     const bool told = text != nullptr && *text != '\0';
     const bool sync = told ? strcmp(text, "syncall") == 0 : attribute == kMeetBySyncAll + 1;
     return static_cast<int32_t>(sync ? kMeetBySyncAll : kMeetByBlocks);
@@ -175,18 +175,18 @@ inline bool DescribeMachine(const char* op, const SocName& soc, const CannAttrib
     }
     call.context_kind = static_cast<int32_t>(soc.IsA2() ? kContextA2 : kContextA3);
     if (!DescribeServers(op, soc, given, call)) return false;
-    call.near_stores = SwitchedOn("ASCEND_MOE_NEAR_STORES");
+    call.near_stores = SwitchedOn("ASCEND_MOE_INTRA_NODE_STORES");
     call.meeting = MeetingOf(given.meeting);
-    call.stamps = SwitchedOn("ASCEND_MOE_STAMPS");
+    call.stamps = SwitchedOn("ASCEND_MOE_TIMESTAMPS");
     call.rdma_flags = SwitchedOn("ASCEND_MOE_RDMA_FLAGS");
     call.lent_mib = LentMiBOf();
-    if (call.lent_mib < 0) return ReportError(op, "ASCEND_MOE_LENT_MIB is no whole number of MiB");
+    if (call.lent_mib < 0) return ReportError(op, "ASCEND_MOE_REGISTERED_MIB is no whole number of MiB");
     const int64_t taken = (soc.IsA2() ? kA2StateMiB : 0) + call.lent_mib;
     call.window_mib -= taken;
     if (call.window_mib > 0) return true;
     return ReportError(op,
                        "HCCL_BUFFSIZE is %lld, it must be more than %lld: the state area of Ascend910B and "
-                       "ASCEND_MOE_LENT_MIB are part of it",
+                       "ASCEND_MOE_REGISTERED_MIB are part of it",
                        static_cast<long long>(call.window_mib + taken), static_cast<long long>(taken));
 }
 

@@ -140,7 +140,7 @@ def test_close_waits_for_a_running_op(group: Any) -> None:
     thread = threading.Thread(target=op)
     thread.start()
     entered.wait(10)
-    with pytest.raises(CommBusy, match="an op still runs"):
+    with pytest.raises(CommBusy, match="an op is still running"):
         end.close(wait_s=0.05)
     assert not end.closed
     threading.Timer(0.1, leave.set).start()
@@ -188,4 +188,4 @@ def test_nobody_is_gone_because_no_descriptor_is_left(monkeypatch: pytest.Monkey
         process_gone(os.getpid())
     with pytest.raises(OSError, match="Too many open files"):
         machine_id.__wrapped__()
-    assert describe_process(os.getpid()) == f"process {os.getpid()} cannot be looked at (Too many open files)"
+    assert describe_process(os.getpid()) == f"process {os.getpid()} cannot be inspected (Too many open files)"

@@ -189,7 +189,7 @@ def test_store_host_stopped_or_killed_before_it_calls() -> None:
     with Ranks(3, rank0_hosts=True, timeout_s=timeout_s) as ranks:
         ranks.stop(0)
         for outcome in ranks.call(comm.comm_name, ranks=[1, 2]):
-            assert_named(outcome, "CommTimeout", 0, "store of the process group has not answered", "rank 0")
+            assert_named(outcome, "CommTimeout", 0, "store of the process group has not responded", "rank 0")
             assert outcome.seconds < timeout_s + 2
         ranks.resume(0)
         assert values(ranks.call(cases.op)) == exchanged(3)

@@ -16,10 +16,10 @@ from bare_ends import WHOLE, plan_of
 
 import ascend_moe
 from ascend_moe import comm
-from ascend_moe.comm.communicator import GroupEnd
+from ascend_moe.comm.communicator import GroupCommunicator
 from ascend_moe.errors import ArgumentError, AscendMoeError, PeerLost, WindowTooSmall
 from ascend_moe.native.library import lib
-from ascend_moe.native.windows import MIB, window_lent_bytes
+from ascend_moe.native.windows import MIB, window_registered_bytes
 
 WORLD = 2
 
@@ -43,16 +43,16 @@ def on_rank_0(cluster: comm.LocalCluster, work: Any) -> Any:
 
 
 def test_the_setting_is_the_size_of_the_registered_area(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert window_lent_bytes(3 * MIB) == 3 * MIB
-    monkeypatch.setenv("ASCEND_MOE_LENT_MIB", "7")
+    assert window_registered_bytes(3 * MIB) == 3 * MIB
+    monkeypatch.setenv("ASCEND_MOE_REGISTERED_MIB", "7")
     with comm.LocalCluster(1, window_mib=2) as cluster:
         ends = cluster.run(lambda rank, group: comm.lookup(group, 1, rank))
-        assert (ends[0].data_bytes, ends[0].lent_bytes) == (2 * MIB, 7 * MIB)
-    monkeypatch.setenv("ASCEND_MOE_LENT_MIB", "0")
+        assert (ends[0].data_bytes, ends[0].registered_bytes) == (2 * MIB, 7 * MIB)
+    monkeypatch.setenv("ASCEND_MOE_REGISTERED_MIB", "0")
     with comm.LocalCluster(WORLD, window_mib=1) as cluster, pytest.raises(WindowTooSmall) as raised:
         on_rank_0(cluster, lambda group: take(0, group, 4))
-    assert (raised.value.needed_mib, raised.value.variable) == (1, "ASCEND_MOE_LENT_MIB")
-    assert "ASCEND_MOE_LENT_MIB=0 leaves no room for registered buffers" in str(raised.value)
+    assert (raised.value.needed_mib, raised.value.variable) == (1, "ASCEND_MOE_REGISTERED_MIB")
+    assert "ASCEND_MOE_REGISTERED_MIB=0 leaves no room for registered buffers" in str(raised.value)
 
 
 def test_rows_must_end_inside_their_block() -> None:
@@ -132,8 +132,8 @@ def test_a_registered_area_without_room_is_reported(cluster: comm.LocalCluster) 
         with pytest.raises(WindowTooSmall, match="2 window tensors hold space") as raised:
             take(0, group, 1)
         error = raised.value
-        assert (error.needed_mib, error.held, error.variable) == (2, 2, "ASCEND_MOE_LENT_MIB")
-        assert "export ASCEND_MOE_LENT_MIB=2 on all ranks" in str(error) and "1 MiB" in str(error)
+        assert (error.needed_mib, error.held, error.variable) == (2, 2, "ASCEND_MOE_REGISTERED_MIB")
+        assert "export ASCEND_MOE_REGISTERED_MIB=2 on all ranks" in str(error) and "1 MiB" in str(error)
         kept.pop()
         with pytest.raises(WindowTooSmall, match="1 window tensor holds space") as raised:
             take(0, group, 1024)
@@ -181,7 +181,7 @@ def test_closed_and_failed_ends_lend_nothing(cluster: comm.LocalCluster) -> None
         on_rank_0(cluster, lambda group: take(0, group, 1))
     ends[1].close()
     with pytest.raises(AscendMoeError, match="closed"):
-        ends[1].lend(32)
+        ends[1].register(32)
 
 
 def test_threads_take_and_drop_at_once(cluster: comm.LocalCluster) -> None:
@@ -254,7 +254,7 @@ def test_a_held_error_keeps_no_window_that_was_closed(seeds: range) -> None:
 
 
 def test_a_generator_that_has_caught_the_error_goes_on() -> None:
-    end = GroupEnd()
+    end = GroupCommunicator()
 
     def steps() -> Iterator[str]:
         try:

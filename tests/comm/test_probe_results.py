@@ -120,12 +120,12 @@ def aged(days: float) -> Callable[[Path, pytest.MonkeyPatch], None]:
     [
         *((lambda path, _, mode=mode: path.chmod(mode), rf"may be written by others \(mode {mode:o}\): run `ascend-moe")
           for mode in (0o664, 0o646)),
-        (another_owner, r"belongs to user \d+, not to this one"),
+        (another_owner, r"belongs to user \d+, not to this user"),
         (linked, "cannot be read"),
-        (aged(181), "is 181 days old, at most 180 count"),
-        (aged(-2), "is of the future"),
+        (aged(181), "is 181 days old, the limit is 180"),
+        (aged(-2), "has a time in the future"),
         (aged(179), ""),
-        *((lambda path, _, text=text: path.write_text(text), "is no verdict of this version: run")
+        *((lambda path, _, text=text: path.write_text(text), "is not a result file of this version: run")
           for text in ("", "{}", "[]", '{"format": 2}', '{"format": 1, "soc": "x"}', "\x00")),
     ],
 )  # fmt: skip
@@ -158,33 +158,33 @@ def test_the_variable_goes_before_the_file(text: str, names: set[str], monkeypat
 @pytest.mark.parametrize("text", ["push", "pull,", "all,pull", "1"])
 def test_a_bad_variable_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_PROVEN", text)
-    with pytest.raises(ArgumentError, match=r"ASCEND_MOE_PROVEN=.* must be none, all, or probes of"):
+    with pytest.raises(ArgumentError, match=r"ASCEND_MOE_PROVEN=.* must be none, all, or a comma-separated list"):
         probe_results.proven(SOC, ONE_SERVER, 2)
 
 
 def test_the_faster_core_barrier_is_the_one_that_was_timed(tmp_path: Path) -> None:
     """Only where its probe has passed and both were timed; of any number of ranks; that of several servers too."""
     kind = probe_results.machine(SOC, SEVERAL_SERVERS)
-    for meetings, faster in (
+    for barriers, faster in (
         ({"blocks": 2.0, "syncall": 1.5}, "syncall"),
         ({"blocks": 1.5, "syncall": 2.0}, "blocks"),
         ({"blocks": 2.0, "syncall": 2.0}, "blocks"),
         ({"syncall": 1.0}, ""),
         ({}, ""),
     ):
-        path = probe_results.write(kind, 2, ALL, meetings)
-        assert {probe_results.faster_meeting(SOC, topology) for topology in probe_results.TOPOLOGIES} == {faster}
+        path = probe_results.write(kind, 2, ALL, barriers)
+        assert {probe_results.faster_barrier(SOC, topology) for topology in probe_results.TOPOLOGIES} == {faster}
         found = probe_results.read(path)
-        assert found is not None and found.meetings == meetings
-        assert ("us by syncall" in probe_results.about(found)) == ("syncall" in meetings)
-    probe_results.write(kind, 2, {**ALL, "meeting": "FAIL"}, {"blocks": 2.0, "syncall": 1.5})
-    assert probe_results.faster_meeting(SOC, SEVERAL_SERVERS) == ""
-    assert probe_results.faster_meeting("Ascend910B3", SEVERAL_SERVERS) == ""
+        assert found is not None and found.barriers == barriers
+        assert ("us by syncall" in probe_results.about(found)) == ("syncall" in barriers)
+    probe_results.write(kind, 2, {**ALL, "core barrier": "FAIL"}, {"blocks": 2.0, "syncall": 1.5})
+    assert probe_results.faster_barrier(SOC, SEVERAL_SERVERS) == ""
+    assert probe_results.faster_barrier("Ascend910B3", SEVERAL_SERVERS) == ""
     words = json.loads(kind.path.read_text())
-    del words["meetings"]  # an older version's
+    del words["barriers"]  # an older version's
     kind.path.write_text(json.dumps(words))
     found = probe_results.read(kind.path)
-    assert found is not None and not found.meetings
-    kind.path.write_text(json.dumps(words | {"meetings": {"blocks": "soon"}}))
-    with pytest.raises(AscendMoeError, match="is no verdict of this version"):
+    assert found is not None and not found.barriers
+    kind.path.write_text(json.dumps(words | {"barriers": {"blocks": "soon"}}))
+    with pytest.raises(AscendMoeError, match="is not a result file of this version"):
         probe_results.read(kind.path)

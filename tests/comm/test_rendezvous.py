@@ -163,7 +163,7 @@ def _breaks(self: Records[Record], rank: int) -> None:
     ("read", "timeout", "error", "text"),
     [
         (_breaks, 20, PeerLost, r"store .* has failed \(Broken pipe\); rank 0 normally hosts"),
-        (lambda records, rank: time.sleep(3), 0.2, CommTimeout, r"store .* not answered for 1\.\d s; rank 0 norm"),
+        (lambda records, rank: time.sleep(3), 0.2, CommTimeout, r"store .* not responded for 1\.\d s; rank 0 norm"),
     ],
 )
 def test_store_that_fails(
@@ -186,10 +186,10 @@ def test_store_that_fails(
     [
         ("ASCEND_MOE_RANKS_PER_SERVER", {"ranks_per_server": 2, "context": "a2", "data_bytes": 1 << 19}, 0, 2),
         ("ASCEND_MOE_CONTEXT", {"context": "a3"}, "table", "a3"),
-        ("ASCEND_MOE_NEAR_STORES", {"near_stores": 1}, 0, 1),
+        ("ASCEND_MOE_INTRA_NODE_STORES", {"near_stores": 1}, 0, 1),
         ("ASCEND_MOE_RDMA_FLAGS", {"rdma_flags": 1}, 0, 1),
         ("HCCL_BUFFSIZE", {"data_bytes": 2 << 20}, 1, 2),
-        ("ASCEND_MOE_LENT_MIB", {"lent_bytes": 5 << 20}, 1, 5),
+        ("ASCEND_MOE_REGISTERED_MIB", {"registered_bytes": 5 << 20}, 1, 5),
         ("window layout", {"total": 1 << 21}, 0, 1 << 21),
         ("machine", {"machine": "elsewhere", "host": "another-host"}, "", "another-host"),
         ("PID namespace", {"pid_space": "pid:[1]"}, pid_namespace(), "pid:[1]"),

@@ -59,7 +59,7 @@ def test_a_group_on_several_super_pods_is_refused_with_canns_numbers() -> None:
     assert "group 'g': HCCL_LOGIC_SUPERPOD_ID is 0 on rank 1 and 7 on rank 3: nothing here carries rows from" in said
     canns = "W in 16..256 and a multiple of 16, H 1024..7168 in steps of 32, BS to 256, K to 16, L to 24, E to 512, "
     assert f"{canns}W*L to 512, equal batches, no mask of pairs, no special experts" in said
-    assert "`ascend-moe plan --super-pods 2`" in said and "make a group of the ranks of each super-pod" in said
+    assert "`ascend-moe plan --super-pods 2`" in said and "create one group per super-pod" in said
 
 
 # ---- host names
@@ -131,14 +131,14 @@ def test_one_name_for_two_machines_is_found() -> None:
 def test_fewer_ranks_of_a_name_than_were_started_there() -> None:
     """Only a group of the whole job is judged: others need not have all ranks of a server."""
     made = posts(on(4, 4), local_world=8)
-    text = "LOCAL_WORLD_SIZE is 8 on rank 0 of group 'g', but 4 of its 8 ranks have that one's host name 'host0'"
+    text = "LOCAL_WORLD_SIZE is 8 on rank 0 of group 'g', but 4 of its 8 ranks have its host name 'host0'"
     assert text in str(told(made)) and told(made, job=16) == 4
     assert told(posts(on(4, 4), local_world=8, share=8)) == 8
 
 
 @pytest.mark.parametrize(
     ("name", "field"),
-    [(SETTING, "share"), ("ASCEND_MOE_NEAR_STORES", "near_stores"), ("ASCEND_MOE_RDMA_FLAGS", "rdma_flags")],
+    [(SETTING, "share"), ("ASCEND_MOE_INTRA_NODE_STORES", "near_stores"), ("ASCEND_MOE_RDMA_FLAGS", "rdma_flags")],
 )
 def test_settings_that_differ_are_named_on_every_rank(name: str, field: str) -> None:
     made = posts(on(4, 4), **{field: [4 if field == "share" else 1] * 5 + [0] * 3})
@@ -204,7 +204,7 @@ def meet(store: Any, made: Sequence[ServerRecord], there: Sequence[int], timeout
         time.sleep(0.01 * (rank * 7 % 3))
         records = Records(store, None, "servers", rank, made[rank], f"rank {rank}")
         try:
-            return [post.host for post in npu_servers._meet(records, len(made), timeout)]
+            return [post.host for post in npu_servers._exchange(records, len(made), timeout)]
         except CommTimeout as error:
             return error
 
@@ -227,6 +227,6 @@ def test_a_rank_that_does_not_come_is_named(before: bool) -> None:
         meet(store, posts(hosts), range(4))
     for error in meet(store, posts(hosts), [0, 1, 3], timeout=0.5):
         assert isinstance(error, CommTimeout) and error.details["phase"] == "open"
-        assert 2 in error.details["ranks"] and "did not say where they run within 0.5 s" in str(error)
+        assert 2 in error.details["ranks"] and "did not report their host within 0.5 s" in str(error)
         if not before:
             assert (error.rank, error.ranks) == (2, [2])

@@ -52,7 +52,7 @@ def test_who_votes_is_a_member_and_who_comes_late_is_refused() -> None:
     made = votes(4, lambda rank: rank == 2)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda rank: made[rank].agree(0.5), (0, 1))) == [[0, 1]] * 2  # 3 has not come
-        with pytest.raises(CommTimeout, match="has gone on as ranks 0, 1 without this rank") as late:
+        with pytest.raises(CommTimeout, match="has continued as ranks 0, 1 without this rank") as late:
             made[3].agree(5)
         assert late.value.ranks == [0, 1]
         assert list(pool.map(lambda rank: made[rank].all_fine([0, 1], rank == 0, 5), (0, 1))) == [False] * 2
@@ -63,7 +63,7 @@ def test_who_votes_is_a_member_and_who_comes_late_is_refused() -> None:
 def test_a_store_that_fails_or_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     (vote,) = votes(1)
     silent = threading.Event()
-    monkeypatch.setattr("ascend_moe.comm.vote._ANSWER_S", 0.1)
+    monkeypatch.setattr("ascend_moe.comm.vote._RESPONSE_S", 0.1)
 
     def fails(*_: Any) -> None:
         raise RuntimeError("Connection reset by peer\nmore")
@@ -74,7 +74,7 @@ def test_a_store_that_fails_or_is_silent_is_named(monkeypatch: pytest.MonkeyPatc
     ):
         vote.agree(5)
     vote._store = type("Store", (), {"set": staticmethod(lambda *_: silent.wait(20))})()
-    with pytest.raises(CommTimeout, match=r"has not answered for 0\.1 s; rank 0 normally hosts it"):
+    with pytest.raises(CommTimeout, match=r"has not responded for 0\.1 s; rank 0 normally hosts it"):
         vote.agree(5)
     silent.set()
 

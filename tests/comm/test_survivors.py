@@ -85,7 +85,7 @@ def test_windows_that_do_not_open_on_one_rank_are_opened_on_none() -> None:
         found = ended(ranks, [0, 1, 2])
         assert "too many open files" in found[1][0]
         assert all(
-            text.startswith("PeerLost") and "has failed meanwhile: agree again" in text for text, _ in found[::2]
+            text.startswith("PeerLost") and "has failed meanwhile: call agree again" in text for text, _ in found[::2]
         )
         assert [alive for _, alive in found] == [[0, 1, 2]] * 3
         places = [place for _, place in values(ranks.call(cases.agree_and_shrink))]
@@ -168,4 +168,4 @@ def test_a_rank_that_was_left_out_stays_out() -> None:
         values(ranks.call(ascend_moe.comm_name))
         values(ranks.call(ascend_moe.agree, "0", 1.5, ranks=[0, 1]))
         for outcome in ranks.call(ascend_moe.shrink, "0", [0, 1, 2], ranks=[0, 1]):
-            refused(outcome, "alive", "ascend_moe.agree has returned [0, 1]")
+            refused(outcome, "alive", "ascend_moe.agree returned [0, 1]")

@@ -99,10 +99,10 @@ def signal_self_at(point: str, number: int) -> None:
     """The next opening sends this process a signal: at 'record', 'peer', 'map' or 'ready'."""
 
     opening = rendezvous.Opening
-    take, meet = opening._take, opening._meet
+    take, meet = opening._take, opening._announce
 
     def hit() -> None:
-        opening._take, opening._meet = take, meet  # type: ignore[method-assign]
+        opening._take, opening._announce = take, meet  # type: ignore[method-assign]
         os.kill(os.getpid(), number)
 
     def taking(self: Any, rank: int) -> None:
@@ -119,7 +119,7 @@ def signal_self_at(point: str, number: int) -> None:
         if point == "ready":
             hit()
 
-    opening._take, opening._meet = taking, meeting  # type: ignore[method-assign]
+    opening._take, opening._announce = taking, meeting  # type: ignore[method-assign]
 
 
 def fail_mapping_once() -> None:

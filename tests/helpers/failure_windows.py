@@ -37,10 +37,10 @@ class State:
         library.lib().am_window_layout(cluster.world_size, layout)
         windows = cluster._windows
         assert windows is not None, "no op has run"
-        base, end = windows._bases[rank], windows.ends[rank]
+        base, end = windows._bases[rank], windows.communicators[rank]
         if context_kind() == CONTEXT_A2:  # what is in front of the data elsewhere lies behind them
             data = base + layout[1]
-            return cls(data + end.data_bytes + end.lent_bytes, data, end.data_bytes, cluster.world_size)
+            return cls(data + end.data_bytes + end.registered_bytes, data, end.data_bytes, cluster.world_size)
         return cls(base + layout[1], base + layout[0], end.data_bytes, cluster.world_size)
 
     def words(self, offset: int, count: int) -> ctypes.Array[ctypes.c_uint32]:
@@ -100,7 +100,7 @@ class State:
 
 def set_epoch(cluster: ascend_moe.LocalCluster, rank: int, epoch: int) -> None:
     """The rank's next op runs as the one after this epoch. All ranks do it before their first op."""
-    with cluster.end(rank).use() as handle:
+    with cluster.communicator(rank).use() as handle:
         library.lib().am_comm_set_epoch(handle, epoch)
 
 

@@ -27,7 +27,7 @@ class Trip:
     def leaves(self, rank: int) -> list[Tensor]:
         """The tensors of a rank that have a gradient."""
         given = self.case.inputs[rank]
-        every = [given.x, given.expert_scales, *given.own_terms.values()]
+        every = [given.x, given.expert_scales, *given.local_addends.values()]
         # Of no rows numpy makes strides of 0, which gradcheck does not take.
         return [torch.empty(tensor.shape).copy_(tensor) for tensor in every if tensor is not None]
 
@@ -56,7 +56,7 @@ class Trip:
             count = int(sent[4][case.experts - 1])
             order = torch.randperm(count, generator=torch.Generator().manual_seed(rank))
             rows, index = rows[order], index.view(-1)[: 3 * count].view(count, 3)[order].reshape(-1)
-        options |= dict(zip(given.own_terms, own, strict=True))
+        options |= dict(zip(given.local_addends, own, strict=True))
         yield combine(rows, given.expert_ids, index, sent[4], weights, *place, **options)
 
     def factors(self, rank: int, counts: Tensor, shape: Sequence[int]) -> Tensor:

@@ -204,7 +204,7 @@ class Worlds:
         environment = {"ASCEND_MOE_COMM_ALG": options.algorithm, "ASCEND_MOE_AIV_CORES": str(case.cores)}
         if options.servers > 1:
             environment["ASCEND_MOE_RANKS_PER_SERVER"] = str(case.world // options.servers)
-            environment["ASCEND_MOE_NEAR_STORES"] = str(int(options.near))
+            environment["ASCEND_MOE_INTRA_NODE_STORES"] = str(int(options.near))
         key = (options.servers, options.near)
         with mock.patch.dict(os.environ, environment):
             cluster = self._clusters.setdefault(key, op_runs.Clusters())[case.world]

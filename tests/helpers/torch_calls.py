@@ -20,7 +20,7 @@ def overload(name: str) -> Any:
     return getattr(OPS, name).default
 
 
-def own_terms(value: T) -> dict[str, T]:
+def local_addends(value: T) -> dict[str, T]:
     """Returns ``value`` for each term that V2's combine adds and that needs no special experts, by its name."""
     return {name: value for name in OWN_TERMS if name not in SpecialTensors._fields}
 
@@ -89,7 +89,7 @@ class Variant:
         if self.extras:
             kwargs.update(tp_send_counts=dispatched[5], expand_scales=dispatched[6])
         if self.extras and self.version:
-            kwargs |= {name: torch.ones(self.batch(rank), HIDDEN, dtype=self.dtype) for name in own_terms(None)}
+            kwargs |= {name: torch.ones(self.batch(rank), HIDDEN, dtype=self.dtype) for name in local_addends(None)}
         tensors = (rows, self.ids(rank), dispatched[2], dispatched[4], self.weights(rank))
         return (*tensors, group_ep, world, rank, EXPERTS), kwargs
 

@@ -46,8 +46,10 @@ class WindowLibrary:
         assert self.mapped.pop(base) == total
         self.inner.am_window_unmap(base, total)
 
-    def am_comm_create(self, rank: int, world: int, bases: Any, data_bytes: int, lent_bytes: int, fds: Any) -> int:
-        handle = int(self.inner.am_comm_create(rank, world, bases, data_bytes, lent_bytes, fds))
+    def am_comm_create(
+        self, rank: int, world: int, bases: Any, data_bytes: int, registered_bytes: int, fds: Any
+    ) -> int:
+        handle = int(self.inner.am_comm_create(rank, world, bases, data_bytes, registered_bytes, fds))
         self.comms[handle] = list(bases)
         return handle
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from op_host_calls import A2, A3, GROUP, PROBE_TYPE, OpCall, definition, plan, probe, shapes, tile
-from torch_calls import own_terms
+from torch_calls import local_addends
 
 from ascend_moe.ops import calls as native
 from ascend_moe.reference.cases import Case, draw
@@ -115,7 +115,7 @@ REFUSED = [
     combine().changed(global_bs=8),
     combine().changed(comm_quant_mode=1),
     combine(dtype=torch.float32).changed(comm_quant_mode=2),
-    combine().changed(**own_terms((torch.bfloat16, (16, 256)))),
+    combine().changed(**local_addends((torch.bfloat16, (16, 256)))),
     dispatch(soc=A2, share=4).changed(comm_alg="direct"),
     dispatch(soc=A2, share=4, contract=2).changed(comm_alg="hierarchy"),
     combine(soc=A2, share=1, contract=2).changed(comm_alg="hierarchy"),
@@ -177,11 +177,11 @@ def test_head_asks_hccl_for_the_task_of_the_soc(make, soc: str, task: int, algor
         ({"ASCEND_MOE_TIMEOUT_S": "0.5"}, {}, {"deadline_micros": 500_000}),
         ({"ASCEND_MOE_TIMEOUT_S": "0.5"}, {"timeout_us": 1234}, {"deadline_micros": 1234}),
         ({"ASCEND_MOE_TIMEOUT_S": ""}, {}, {"deadline_micros": 300_000_000}),
-        ({"ASCEND_MOE_STAMPS": "1"}, {}, {"stamps": 1}),
-        ({"ASCEND_MOE_MEETING": "syncall"}, {}, {"meeting": 1}),
-        ({"ASCEND_MOE_MEETING": "syncall"}, {"meeting": 1}, {"meeting": 1}),
-        ({"ASCEND_MOE_MEETING": "blocks"}, {"meeting": 2}, {"meeting": 0}),
-        ({"ASCEND_MOE_MEETING": ""}, {"meeting": 2}, {"meeting": 1}),  # as bring-up has timed
+        ({"ASCEND_MOE_TIMESTAMPS": "1"}, {}, {"stamps": 1}),
+        ({"ASCEND_MOE_CORE_BARRIER": "syncall"}, {}, {"meeting": 1}),
+        ({"ASCEND_MOE_CORE_BARRIER": "syncall"}, {"meeting": 1}, {"meeting": 1}),
+        ({"ASCEND_MOE_CORE_BARRIER": "blocks"}, {"meeting": 2}, {"meeting": 0}),
+        ({"ASCEND_MOE_CORE_BARRIER": ""}, {"meeting": 2}, {"meeting": 1}),  # as bring-up has timed
         ({}, {"meeting": 1}, {"meeting": 0}),
         # Without ASCEND_MOE_TIMEOUT_S 10 s less than the op-execute timeout in ms, but something.
         (100_000, {}, {"deadline_micros": 90_000_000}),
@@ -229,12 +229,12 @@ def test_variables_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HCCL_BUFFSIZE", "1")
     assert "HCCL_BUFFSIZE is 1, it must be more than 1: the state area of Ascend910B" in tile(dispatch(soc=A2)).error
     assert tile(dispatch()).error == ""
-    monkeypatch.setenv("ASCEND_MOE_LENT_MIB", "1")
+    monkeypatch.setenv("ASCEND_MOE_REGISTERED_MIB", "1")
     assert "HCCL_BUFFSIZE is 1, it must be more than 1: " in tile(dispatch()).error
     for text in ("-1", "some", "1.5"):
-        monkeypatch.setenv("ASCEND_MOE_LENT_MIB", text)
-        assert "ASCEND_MOE_LENT_MIB is no whole number of MiB" in tile(dispatch()).error
-    monkeypatch.delenv("ASCEND_MOE_LENT_MIB")
+        monkeypatch.setenv("ASCEND_MOE_REGISTERED_MIB", text)
+        assert "ASCEND_MOE_REGISTERED_MIB is no whole number of MiB" in tile(dispatch()).error
+    monkeypatch.delenv("ASCEND_MOE_REGISTERED_MIB")
     monkeypatch.delenv("HCCL_BUFFSIZE")
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "soon")
     assert "ASCEND_MOE_TIMEOUT_S is no number of seconds above 0" in tile(dispatch()).error

@@ -48,7 +48,7 @@ def test_cores_that_meet_by_syncall_give_the_same(algorithm: str, monkeypatch: p
 
     def body(rank: int, group_ep: str, seed: int) -> list[str]:
         if seed == 2:  # ranks may differ
-            os.environ["ASCEND_MOE_MEETING"] = "syncall" if rank == 0 else "blocks"
+            os.environ["ASCEND_MOE_CORE_BARRIER"] = "syncall" if rank == 0 else "blocks"
         place, wrong = DevicePlace(group_ep, 3, rank), []
         for contract in (1, 2):
             for ids in ("any", "bad", "hot"):
@@ -58,14 +58,14 @@ def test_cores_that_meet_by_syncall_give_the_same(algorithm: str, monkeypatch: p
 
     with ascend_moe.LocalCluster(3) as cluster:
         for meeting in ("syncall", "blocks", "syncall"):
-            monkeypatch.setenv("ASCEND_MOE_MEETING", meeting)
+            monkeypatch.setenv("ASCEND_MOE_CORE_BARRIER", meeting)
             seed = next(seeds)
             assert cluster.run(lambda rank, group_ep, seed=seed: body(rank, group_ep, seed)) == [[]] * 3
 
 
 @pytest.mark.parametrize("text", ["v1,DC,window", "v2,DC,window", "v2,DC,direct"])
 def test_no_schedule_finds_a_race_in_meetings_by_syncall(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_MEETING", "syncall")
+    monkeypatch.setenv("ASCEND_MOE_CORE_BARRIER", "syncall")
     found = explore.campaign([explore.parse(f"w2,c3,l2,k2,b3,{text}")], 30, 1, a_case=30)
     assert found.finding is None, found.finding
 

@@ -134,8 +134,8 @@ def test_a_dispatcher_has_the_option(algorithm: str, clusters: op_runs.Clusters)
             sent = dispatcher.dispatch(given.x, given.expert_ids, x_active_mask=given.x_active_mask)
             rows = case.expert_rows(rank, sent.expand_x, None, sent.ep_recv_counts)
             arguments = (rows, sent, given.expert_scales)
-            whole = dispatcher.combine(*arguments, **given.own_terms)
-            return rows, whole, dispatcher.begin_combine(*arguments, **given.own_terms).finish()
+            whole = dispatcher.combine(*arguments, **given.local_addends)
+            return rows, whole, dispatcher.begin_combine(*arguments, **given.local_addends).finish()
 
     runs = clusters[WORLD].run(body)
     sums = case.combined([rows for rows, *_ in runs], case.dispatched())
@@ -144,7 +144,7 @@ def test_a_dispatcher_has_the_option(algorithm: str, clusters: op_runs.Clusters)
             op_runs.check_combine(rank, result, sums[rank])
     with pytest.raises(ArgumentError, match="comm_quant_mode is 1; need 0 or 2"):
         MC2Dispatcher("group", 2, 0, 2, comm_quant_mode=1)
-    with pytest.raises(ArgumentError, match="zero_copy does not go with comm_quant_mode 2"):
+    with pytest.raises(ArgumentError, match="zero_copy does not work with comm_quant_mode 2"):
         MC2Dispatcher("group", 2, 0, 2, comm_quant_mode=2, zero_copy=True)
 
 

@@ -37,7 +37,7 @@ WIDE = Case(world=34, local=1, topk=2, batch=2, cores=1, batches="unequal", seed
 def servers(monkeypatch: pytest.MonkeyPatch, share: int, kind: str = "a2", near: bool = False) -> None:
     """So many ranks on each server, 0: all on one; `near`: reached by stores."""
     monkeypatch.setenv("ASCEND_MOE_CONTEXT", kind)
-    monkeypatch.setenv("ASCEND_MOE_NEAR_STORES", str(int(near)))
+    monkeypatch.setenv("ASCEND_MOE_INTRA_NODE_STORES", str(int(near)))
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
 
 

@@ -21,7 +21,7 @@ from soak_rows import Tally
 
 import ascend_moe
 from ascend_moe.errors import CommTimeout, ConfigMismatch, CorruptStatus, InvalidExpertId, RoutingOverflow
-from ascend_moe.ops import answers
+from ascend_moe.ops import callbacks
 from ascend_moe.validate.run import DevicePlace
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
@@ -180,7 +180,7 @@ def trial(world: int, wait_s: float, spoil: Spoil, combine: int = 0, **more: Any
         if rank == of.source:
             reader_done.wait(wait_s)
         hasty = of.deadline if rank == of.reader else 0
-        with answers.deadline(int(hasty * 1e6)) if hasty else contextlib.nullcontext():
+        with callbacks.deadline(int(hasty * 1e6)) if hasty else contextlib.nullcontext():
             one = caught(op)
         if rank == of.reader:
             reader_done.set()

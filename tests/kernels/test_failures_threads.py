@@ -17,7 +17,7 @@ from failure_windows import set_epoch
 
 import ascend_moe
 from ascend_moe.errors import AscendMoeError, CommTimeout, PeerLost
-from ascend_moe.ops import answers
+from ascend_moe.ops import callbacks
 from ascend_moe.validate.run import DevicePlace
 
 pytestmark = pytest.mark.tsan
@@ -112,7 +112,7 @@ def test_rank_that_returns_without_calling_is_waited_for() -> None:
         if place.rank == 2:
             return []
         there.wait()
-        with answers.deadline(int(DEADLINE_S * 1e6)):
+        with callbacks.deadline(int(DEADLINE_S * 1e6)):
             first = caught(cases.combine, place, sent, 1)
         return [first, *(caught(cases.combine, place, sent, 1) for _ in range(2))]
 

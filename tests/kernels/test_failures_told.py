@@ -16,7 +16,7 @@ from failure_windows import ABORT_MAGIC, HEADER_BLOCKS, RECORD_MAGIC, WORDS, Sta
 import ascend_moe
 from ascend_moe.errors import CommTimeout, InvalidExpertId, PeerLost, RoutingOverflow
 from ascend_moe.native.windows import ranks_per_server
-from ascend_moe.ops import answers
+from ascend_moe.ops import callbacks
 from ascend_moe.validate.run import DevicePlace
 
 pytestmark = [pytest.mark.asan, pytest.mark.tsan]
@@ -39,7 +39,7 @@ def test_a_rank_that_gives_up_tells_all_others(cluster: ascend_moe.LocalCluster)
     def body(rank: int, group_ep: str) -> tuple[Caught, Caught]:
         place = DevicePlace(group_ep, WORLD, rank)
         assert cases.round_trip(place, 3) == "right"
-        with answers.deadline(int(SOON * 1e6)) if rank == IMPATIENT else contextlib.nullcontext():
+        with callbacks.deadline(int(SOON * 1e6)) if rank == IMPATIENT else contextlib.nullcontext():
             first = Caught(None, None, 0, 0) if rank == ABSENT else caught(cases.dispatch, place, 1)
             waited.wait()
             second = caught(cases.dispatch, place, 1)
@@ -142,7 +142,7 @@ def test_of_two_failures_at_once_the_rank_that_is_missing_counts(cluster: ascend
             state.run(next_epoch(state.epoch), 0, LOCAL)[0] = 1
         waited.wait()
         late = rank in (0, ABSENT)
-        with answers.deadline(int(SOON * 1e6)) if rank == IMPATIENT else contextlib.nullcontext():
+        with callbacks.deadline(int(SOON * 1e6)) if rank == IMPATIENT else contextlib.nullcontext():
             first = None if late else caught(cases.dispatch, place, 1)
         waited.wait()
         return first or caught(cases.dispatch, place, 1)

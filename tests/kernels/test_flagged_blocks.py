@@ -21,7 +21,7 @@ WINDOW_MIB = 4
 def servers(monkeypatch: pytest.MonkeyPatch, share: int, near: bool = False) -> None:
     """So many ranks on each server, and flags between them."""
     monkeypatch.setenv("ASCEND_MOE_RDMA_FLAGS", "1")
-    monkeypatch.setenv("ASCEND_MOE_NEAR_STORES", str(int(near)))
+    monkeypatch.setenv("ASCEND_MOE_INTRA_NODE_STORES", str(int(near)))
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
 
 

@@ -55,7 +55,7 @@ def test_between_servers_equal_to_reference(
     """72 ranks, several to a server, reached by BatchWrite."""
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "240")
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
-    monkeypatch.setenv("ASCEND_MOE_NEAR_STORES", flags)
+    monkeypatch.setenv("ASCEND_MOE_INTRA_NODE_STORES", flags)
     monkeypatch.setenv("ASCEND_MOE_RDMA_FLAGS", flags)
     with LocalCluster(72, window_mib=2) as cluster:
         kind = {"topk": 4, "ids": "distinct", "batches": "zero rank", "seed": share}

@@ -10,7 +10,7 @@ import op_runs
 import pytest
 import torch
 from op_runs import Clusters
-from torch_calls import own_terms
+from torch_calls import local_addends
 
 import ascend_moe.reference as ref
 from ascend_moe.call import SpecialExperts
@@ -87,7 +87,7 @@ def test_nothing_travels(clusters: Clusters, algorithm: str, monkeypatch: pytest
     x = torch.linspace(-2, 2, 3 * 32).reshape(3, 32)
     ids = torch.tensor([[3, 3], [-1, 2], [2, -1]], dtype=torch.int32)  # copy twice, zero, zero
     weights = torch.tensor([[0.5, 0.25], [1.0, 2.0], [3.0, 4.0]])
-    own = own_terms(x * 8)
+    own = local_addends(x * 8)
     given = ref.RankInput(x, ids, expert_scales=weights, ori_x=x, **own)
     case = Case.of([given, given], 2, contract=2, **SpecialExperts(1, 1, 0).given)
     runs = op_runs.run(clusters[2], case)
@@ -105,7 +105,7 @@ def test_inputs_may_share_memory(clusters: Clusters, algorithm: str, monkeypatch
     ids = torch.tensor([[0, 2, 4], [1, 3, 5], [3, 0, 5]], dtype=torch.int32)  # 2: zero, 3: copy, 4 and 5: const
     threes, twos = [table[:3], table[1:4], table[2:5]], [table[:2], table[1:3]]
     for ori_x, shared, consts, alphas in itertools.product(threes, threes, twos, twos):
-        own = {"ori_x": ori_x, "const_expert_v": consts, **own_terms(shared)}
+        own = {"ori_x": ori_x, "const_expert_v": consts, **local_addends(shared)}
         own |= {"const_expert_alpha_1": alphas, "const_expert_alpha_2": alphas}
         given = ref.RankInput(table[:3], ids, expert_scales=torch.ones(3, 3), **own)
         run(clusters, Case.of([given, given], 2, contract=2, **SpecialExperts(1, 1, 2).given))

@@ -158,7 +158,7 @@ def test_longest_rows(clusters: Clusters, hidden: int, dtype: str, contract: int
 def test_windows_above_4_gib(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sparse memory, of which an op touches little; regions and halves begin beyond 32 bits."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-    monkeypatch.setenv("ASCEND_MOE_LENT_MIB", "0")
+    monkeypatch.setenv("ASCEND_MOE_REGISTERED_MIB", "0")
     with LocalCluster(3, window_mib=13 * 1024) as cluster:
         for seed, contract in enumerate((1, 2, 1, 2)):
             case = legal(Case(world=3, local=2, topk=3, batch=5, contract=contract, quant_mode=2, cores=2, seed=seed))

@@ -17,7 +17,7 @@ from ascend_moe import plan
 from ascend_moe.call import SpecialExperts
 from ascend_moe.comm import LocalCluster
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatched, MC2Dispatcher
-from ascend_moe.dispatchers.base import OnTheWay
+from ascend_moe.dispatchers.base import PendingCall
 from ascend_moe.dispatchers.rows import quantize_dispatch_rows
 from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingOverflow
 from ascend_moe.reference.cases import Case, draw
@@ -61,7 +61,7 @@ def call(dispatcher: Any, case: Case, rank: int) -> tuple[Dispatched, torch.Tens
     rows = case.expert_rows(rank, sent.expand_x, sent.dynamic_scales, sent.ep_recv_counts)
     rows = torch.cat([rows, torch.full((3, case.hidden), float("nan"), dtype=rows.dtype)])
     weights = None if case.plain else one.expert_scales
-    return sent, rows, dispatcher.combine(rows, sent, weights, **one.own_terms)
+    return sent, rows, dispatcher.combine(rows, sent, weights, **one.local_addends)
 
 
 def numbers(case: Case) -> dict[str, int]:
@@ -450,10 +450,10 @@ def test_the_call_that_has_only_sent_is_received_once_by_whoever_comes_first() -
             raise ValueError(name)
         return name
 
-    way = OnTheWay()
-    way.settle()
+    way = PendingCall()
+    way.wait()
     first = way.sent(lambda: finish("first"))
-    way.settle()
+    way.wait()
     assert received == ["first"] and first() == first() == "first"
     second = way.sent(lambda: finish("second"))
     assert second() == "second" and received == ["first", "second"]
@@ -461,5 +461,5 @@ def test_the_call_that_has_only_sent_is_received_once_by_whoever_comes_first() -
     for again in (way.settle, lost):
         with pytest.raises(ValueError, match="lost"):
             again()
-    way.settle()
+    way.wait()
     assert received == ["first", "second", "lost", "lost"]

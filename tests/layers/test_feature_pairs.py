@@ -105,7 +105,7 @@ def steps(features: FeatureSet, layer: MoELayer) -> Callable[..., torch.Tensor]:
         shared = layer.run_shared(x)
         sent = sent.finish() if begun else sent
         combine = carrier.begin_combine if begun else carrier.combine
-        out = combine(layer.run_experts(sent), sent, weights, **layer.own_terms(x, shared), **second)
+        out = combine(layer.run_experts(sent), sent, weights, **layer.local_addends(x, shared), **second)
         return out.finish() if begun else out
 
     call = (lambda x: layer(x)) if features.has("calls", "forward") else by_calls
@@ -158,7 +158,7 @@ def work(features: FeatureSet, rank: int, group_ep: str) -> RankRun:
     out = call(x, *times)
     weights, ids = routed(layer, x)
     shared = layer.run_shared(x)
-    terms = {name: tensor for name, tensor in layer.own_terms(x, shared).items() if tensor is not None}
+    terms = {name: tensor for name, tensor in layer.local_addends(x, shared).items() if tensor is not None}
     return RankRun(layer, RankInput(x, ids, expert_scales=weights, **terms), out, times)
 
 

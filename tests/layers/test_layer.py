@@ -335,7 +335,7 @@ def test_wrong_configurations_name_the_argument(values: dict[str, Any], argument
 
 def test_a_router_that_only_the_config_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ROUTERS, "argmax", ROUTERS["softmax"])
-    with pytest.raises(ArgumentError, match=r"'argmax', which MoELayer cannot route by; need one") as caught:
+    with pytest.raises(ArgumentError, match=r"'argmax', which MoELayer does not support; need one") as caught:
         MoELayer(MoEConfig(32, 24, 8, 3, router="argmax"), one_rank())
     assert caught.value.argument == "router"
 

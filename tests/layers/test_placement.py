@@ -134,7 +134,7 @@ def test_no_rank_has_an_expert_twice_and_the_tables_agree(count: int) -> None:
         ({"ranks": 0}, "replicas", "is 8"),
         ({"groups": 3}, "groups", "is 3; it must divide the 8 experts and the 4 ranks"),
         ({"load": torch.tensor([[1.0, -1.0] * 4])}, "load", "negative"),
-        ({"load": torch.tensor([[1.0, torch.inf] * 4])}, "load", "infinite"),
+        ({"load": torch.tensor([[1.0, torch.inf] * 4])}, "load", "non-finite"),
         ({"load": torch.zeros(8)}, "load", "2-D"),
     ],
 )

@@ -269,7 +269,7 @@ def check_a_window_too_small_is_refused_as_on_the_cpu() -> None:
     assert said(outcome(OP["dispatch"], **call, **place(HCCL))) == wanted
     own = new_group(pg_options=window_of(64))
     kind, text, _ = said(outcome(OP["dispatch"], **call, **place(own)))
-    fix = 'make the group with pg_options.hccl_config["hccl_buffer_size"] = 448 on all ranks'
+    fix = 'create the group with pg_options.hccl_config["hccl_buffer_size"] = 448 on all ranks'
     assert kind is WindowTooSmall and text.endswith(fix) and "export" not in text
     meet()
 
@@ -277,7 +277,7 @@ def check_a_window_too_small_is_refused_as_on_the_cpu() -> None:
 def check_a_groups_own_window_size_counts_and_an_a2_keeps_its_state_area_in_it() -> None:
     name = new_group(pg_options=window_of(64))
     Trip(6).run(name, True).check()
-    end, soc_of = npu_communicator._ends[name], torch.npu.get_device_name
+    end, soc_of = npu_communicator._open[name], torch.npu.get_device_name
     a2 = "910B" in soc_of()
     assert (end.buffer_mib, end.data_bytes) == (64, (64 - a2) << 20)
     assert (end.context_kind, end.ranks_per_server) == ((2, WORLD) if a2 else (1, 0))
@@ -294,11 +294,11 @@ def check_a_groups_own_window_size_counts_and_an_a2_keeps_its_state_area_in_it()
 def check_what_only_tiling_refuses_is_told_at_once_with_its_status() -> None:
     valid(HCCL)
     ascend_moe.close(HCCL)
-    before, made = os.environ.get("HCCL_BUFFSIZE"), binding.End
+    before, made = os.environ.get("HCCL_BUFFSIZE"), binding.CommHandle
     # Without a size of its own the launch has op_host read the variable itself.
-    binding.End = lambda **facts: made(**{**facts, "buffer_mib": 0})  # type: ignore[assignment,misc]
+    binding.CommHandle = lambda **facts: made(**{**facts, "buffer_mib": 0})  # type: ignore[assignment,misc]
     npu_communicator.find(HCCL, WORLD, RANK, NPU)
-    binding.End = made  # type: ignore[misc]
+    binding.CommHandle = made  # type: ignore[misc]
     os.environ["HCCL_BUFFSIZE"] = "many"
     kind, text, _ = said(outcome(valid, name=HCCL))
     os.environ.pop("HCCL_BUFFSIZE") if before is None else os.environ.update(HCCL_BUFFSIZE=before)
@@ -325,11 +325,11 @@ def check_a_rank_that_does_not_call_is_named_and_the_group_stays_failed() -> Non
         torch.npu.synchronize()
     del os.environ["ASCEND_MOE_TIMEOUT_S"]
     ascend_moe.close(name)
-    assert name not in npu_communicator._ends
+    assert name not in npu_communicator._open
     ascend_moe.check()
     error = outcome(OP["dispatch"], **good)
     assert (type(error) is CommTimeout and "found by rank 0" in str(error)) or RANK == 0
-    assert str(error).count("has failed for good: destroy its process group") == 1, error
+    assert str(error).count("has failed: destroy its process group") == 1, error
     valid(new_group())
     meet()
 
@@ -403,7 +403,7 @@ def check_gradients_are_those_of_the_cpu() -> None:
 
 
 def check_direct_combine_publishes_window_tensors_where_they_lie() -> None:
-    os.environ["ASCEND_MOE_LENT_MIB"] = "3"
+    os.environ["ASCEND_MOE_REGISTERED_MIB"] = "3"
     name, trip, shape = new_group(), Trip(4), {"dtype": torch.bfloat16}
     shape |= {"group_ep": name, "ep_world_size": WORLD, "ep_rank_id": RANK}
     trip.run(name, True).check()
@@ -439,11 +439,11 @@ def check_direct_combine_publishes_window_tensors_where_they_lie() -> None:
     while ascend_moe.window_empty(rows.shape, **shape).data_ptr() != first:  # torch_npu's queue lets go of it last
         assert time.monotonic() < until, "its place is not free again"
     assert ascend_moe.window_empty((0, H), **shape).shape == (0, H)
-    del os.environ["ASCEND_MOE_LENT_MIB"]
+    del os.environ["ASCEND_MOE_REGISTERED_MIB"]
     ascend_moe.close(name)
     lent[0].fill_(1)  # as memory it stays good while HCCL's window lives
     error = outcome(ascend_moe.window_empty, (1,), **shape)
-    assert type(error) is WindowTooSmall and error.details["variable"] == "ASCEND_MOE_LENT_MIB", error
+    assert type(error) is WindowTooSmall and error.details["variable"] == "ASCEND_MOE_REGISTERED_MIB", error
 
 
 def check_ranks_without_tokens_launch_too() -> None:

@@ -144,7 +144,7 @@ def check_arguments_that_this_torch_npu_lacks_are_named() -> None:
         args, kwargs = to_npu((call.args, {**call.kwargs, argument: value}))
         for function in (call.overload(), getattr(npu, call.op)):
             if argument in generation().lacks.get(call.op, {}):
-                with raises(f"{argument} is given: {call.op} of this torch_npu has no such", ArgumentError):
+                with raises(f"{argument} is not supported by {call.op} of the installed torch_npu", ArgumentError):
                     function(*args, **kwargs)
             assert tensors(function(*args, **{**kwargs, argument: 1 if argument == "k" else None}))
 

@@ -82,7 +82,7 @@ def check_ranks_that_differ_raise_the_same_error() -> None:
         os.environ[PROVEN] = values[RANK]
         here = place()
         for _ in range(2):  # what the ranks have said stays
-            with raises(f"what bring-up has proven differs in group .*: .* on rank {RANK}, .* on rank", ConfigMismatch):
+            with raises(f"bring-up results differ in group .*: .* on rank {RANK}, .* on rank", ConfigMismatch):
                 ran(here)
         dist.barrier(GLOO)
     os.environ[PROVEN] = "all"

@@ -19,7 +19,7 @@ from ascend_moe.errors import ArgumentError, LibraryError
 from ascend_moe.native import library as _lib
 from ascend_moe.native import torch_npu as _torch_npu
 from ascend_moe.native.torch_npu import NEWER, OLDER
-from ascend_moe.ops import answers, npu_adapter, npu_adapter_build, npu_communicator
+from ascend_moe.ops import callbacks, npu_adapter, npu_adapter_build, npu_communicator
 from ascend_moe.ops.npu_adapter_build import BuildError
 
 NAMES = npu.WINDOW_OPERATORS
@@ -78,7 +78,7 @@ def test_every_op_has_a_kernel_for_npu_tensors(name: str, monkeypatch: pytest.Mo
         with pytest.raises(RuntimeError, match=text) as caught:
             private_use(name, **given)
         with pytest.raises(kind, match=text):  # in the class that the public function raises
-            raise answers.kept(caught.value)
+            raise callbacks.stored_error(caught.value)
 
 
 def test_adapter_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_refusal_of_the_compiler_is_one_line_first(wheels: Path, tmp_path: Pat
     with pytest.raises(BuildError) as caught:  # these headers are empty folders
         npu_adapter_build.build(_lib.native_source_root(), tmp_path / "out.so")
     first = str(caught.value).splitlines()[0]
-    assert first.startswith("the torch_npu adapter does not compile against torch 2.9.1+cpu and torch_npu 2.9.1: ")
+    assert first.startswith("compiling the torch_npu adapter against torch 2.9.1+cpu and torch_npu 2.9.1 failed: ")
     assert "error: " in first and not (tmp_path / "out.so").exists()
 
 
@@ -202,7 +202,7 @@ def test_packaged_adapter_is_taken_only_for_these_versions(
     assert first == second == tmp_path / "cache/npu" / key / npu_adapter_build.LIBRARY
     assert len(built) == 1  # then it comes from the cache
     begins, ends = caplog.messages
-    assert begins.startswith(f"ascend_moe: builds the torch_npu adapter into {first.parent}, once; about ")
+    assert begins.startswith(f"ascend_moe: building the torch_npu adapter into {first.parent} (once per version")
     assert ends.startswith("ascend_moe: built the torch_npu adapter in ")
     monkeypatch.setattr(npu_adapter_build, "versions", lambda: ("2.9.1+cpu", "2.9.1.post1"))
     assert npu_adapter.library_path() not in (first, library) and len(built) == 2
@@ -245,7 +245,7 @@ def test_calls_are_fitted_to_the_torch_npu_that_is_there(monkeypatch: pytest.Mon
                     if given.get(argument) is not None and given[argument] is not default
                 ]
                 if wrong:
-                    with pytest.raises(ArgumentError, match=f"({'|'.join(wrong)}) is given: {name} of this torch_npu"):
+                    with pytest.raises(ArgumentError, match=f"({'|'.join(wrong)}) is not supported by {name} of"):
                         _torch_npu.fitted(name, given)
                 else:
                     kept = {k: v for k, v in given.items() if k not in operators.lacks.get(name, {})}

@@ -65,7 +65,7 @@ def test_every_probe_of_the_bringup_passes(soc: str, cores: int, tmp_path: Path)
     kept = probe_results.read(kind.path)
     probe_results.forget(kind)
     assert kept is not None and kept.ranks == 2 and probe_results.allows("direct", kept.passed)
-    assert set(kept.meetings) == {"blocks", "syncall"} and min(kept.meetings.values()) > 0
+    assert set(kept.barriers) == {"blocks", "syncall"} and min(kept.barriers.values()) > 0
     found = {finding["name"]: finding for finding in read(printed)["findings"]}
     assert dict(kept.probes) == {name: finding["verdict"] for name, finding in found.items()}
     names = [probe.name for probe in (SERVERS, *KERNEL_PROBES, *OP_PROBES)]

@@ -23,7 +23,7 @@ import torch_npu.op_plugin.meta._meta_registrations as registrations
 from moe_operator_checks import calls
 from npu_runs import run_checks
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch_calls import own_terms
+from torch_calls import local_addends
 
 from ascend_moe.native.torch_npu import NEWER, OLDER, operators, refused
 from ascend_moe.ops.schemas import SCHEMAS, TORCH_NPU_SCHEMAS
@@ -122,7 +122,7 @@ def _combines(version: str) -> Iterator[Case]:
     for sizes in product(tp_world_size=[0, 1, 2], comm_quant_mode=[0, 2]):
         yield combine(version, tp_send_counts=T((1,), INT32), x_active_mask=T((6, 4), BOOL), **sizes)
     if version:
-        for sizes in product(**own_terms([None, T((6, H), BF16)]), copy_expert_num=[0, 1]):
+        for sizes in product(**local_addends([None, T((6, H), BF16)]), copy_expert_num=[0, 1]):
             yield combine(version, ori_x=T((6, H), BF16), **sizes)
 
 
@@ -193,7 +193,7 @@ def _contradictions() -> Iterator[Case]:
     shared, routed = T((6, H), BF16), (T((7, 8)), T((7, 2), INT32))
     two, stacked = ([T((4, 8))], [T((8, 10))] * 2), ([T((4, 8))], [T((2, 8, 10))])
     groups = {"group_list": T((2,), INT64)}
-    yield combine(**own_terms(shared))
+    yield combine(**local_addends(shared))
     yield from (combine(dtype=INT32), combine(dtype=INT32, out_dtype=1), combine("_v2", dtype=INT32))
     yield dispatch("_v2", scales=T((16, H)))
     yield dispatch("_v2", experts=24, expert_shard_type=1)

@@ -328,7 +328,7 @@ def test_two_processes_build_once(
 
 def test_a_failing_build_names_the_error(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools(fast.parents[1], monkeypatch, 'print("a.cpp:1: error: no"); sys.exit(2)')
-    with pytest.raises(LibraryError, match=r"checked engine does not build: a\.cpp:1: error: no"):
+    with pytest.raises(LibraryError, match=r"building the checked engine failed: a\.cpp:1: error: no"):
         build.built_part("checked", SOURCES, fast)
     folder = build.build_folder(SOURCES, fast)
     assert [path.name for path in folder.iterdir()] == ["checked.lock"], "nothing half-built stays"

@@ -46,8 +46,8 @@ def test_names_are_in_the_table_and_spelt_nowhere_else() -> None:
         (settings.HCCL_BUFFSIZE, " 7 ", 7),
         (settings.HCCL_BUFFSIZE, " ", settings.DEFAULT_WINDOW_MIB),
         (settings.TIMEOUT_S, "1.5", 1.5),
-        (settings.LENT_MIB, "0", 0),
-        (settings.LENT_MIB, "", None),
+        (settings.REGISTERED_MIB, "0", 0),
+        (settings.REGISTERED_MIB, "", None),
         (settings.CACHE, "/somewhere", Path("/somewhere")),
         (settings.CONTEXT, "a2", "a2"),
         (settings.ENGINE, "", "fast"),
@@ -63,7 +63,7 @@ def test_values_are_parsed(
 
 BAD = [
     *((settings.HCCL_BUFFSIZE, text) for text in ("0", "-1", "65536", "1.5", "2e2", "0x10", "1_0", "२")),
-    *((settings.LENT_MIB, text) for text in ("-1", "0.5", "65536", "many")),
+    *((settings.REGISTERED_MIB, text) for text in ("-1", "0.5", "65536", "many")),
     *((settings.TIMEOUT_S, text) for text in ("0", "-3", "nan", "inf", "soon")),
     (settings.AIV_CORES, "65"),
     (settings.RANKS_PER_SERVER, "-1"),

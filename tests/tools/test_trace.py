@@ -23,7 +23,7 @@ from ascend_moe import timeline
 from ascend_moe._text import write_whole
 from ascend_moe.cli import trace as trace_command
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout
-from ascend_moe.ops import answers
+from ascend_moe.ops import callbacks
 from ascend_moe.predict import roundtrip
 from ascend_moe.timeline import MEASURED, PREDICTED, Event, Timeline, chrome, stats
 from ascend_moe.timeline import picture as trace_picture
@@ -128,7 +128,7 @@ def test_a_wait_that_nobody_ends_is_tied_to_no_store(monkeypatch: pytest.MonkeyP
 
     def body(rank: int, group_ep: str) -> None:
         if rank == 0:
-            with answers.deadline(100_000), pytest.raises(CommTimeout):
+            with callbacks.deadline(100_000), pytest.raises(CommTimeout):
                 round_trip(rank, group_ep)
 
     with ascend_moe.LocalCluster(WORLD, window_mib=16) as cluster, ascend_moe.trace() as recording:

@@ -306,7 +306,7 @@ BROKEN = [
         r"rank \d, core \d: at 640 is",
     ),
     (
-        "meeting",  # a core does not see another's store
+        "core barrier",  # a core does not see another's store
         "            StoreBlock(workspace_ + Post(core_, n), value);",
         "            if (core_ + 1 < tiling_->cores) StoreBlock(workspace_ + Post(core_, n), value);",
         r"rank \d, core \d: at 2 is",
@@ -407,7 +407,7 @@ def test_store_probe_stays_on_its_server() -> None:
     """With 5 ranks on servers of 2: nothing is stored to, or read from, a rank of another server."""
     made: list[ascendc_twin.Windows] = []
     found = PROBES["peer store and read"].on(Twin(world=5, layout="a2", near=2, spoil=made.append))
-    assert found.verdict == PASS and "ASCEND_MOE_NEAR_STORES=1" in found.detail, found
+    assert found.verdict == PASS and "ASCEND_MOE_INTRA_NODE_STORES=1" in found.detail, found
     share = 16 * 1024 + 3 * 512  # of a source, as the probe lays them out
     for owner in range(5):
         data = made[0].data(owner)
@@ -526,10 +526,10 @@ def test_skipped_is_not_passed() -> None:
 
 def test_the_times_of_meetings_are_kept_for_the_verdict() -> None:
     """Both ways, of the slowest rank."""
-    found = PROBES["meeting"].on(Twin())
-    assert set(found.figures) == set(settings.MEETINGS) and min(found.figures.values()) > 0
+    found = PROBES["core barrier"].on(Twin())
+    assert set(found.figures) == set(settings.CORE_BARRIERS) and min(found.figures.values()) > 0
     of_ranks = [(PASS, "a", {"blocks": 2.0, "syncall": 1.0}), (PASS, "b", {"blocks": 1.0, "syncall": 3.0})]
-    both = bringup._together(PROBES["meeting"], of_ranks)
+    both = bringup._together(PROBES["core barrier"], of_ranks)
     assert both.figures == {"blocks": 2.0, "syncall": 3.0} and both.verdict == PASS
 
 

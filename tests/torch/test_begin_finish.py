@@ -330,7 +330,7 @@ def test_the_example_of_the_page_runs(clusters: Clusters) -> None:
 
     def run(rank: int, group_ep: str) -> None:
         mine, place = case.inputs[rank], DevicePlace(group_ep, 2, rank)
-        (shared,) = mine.own_terms.values()
+        (shared,) = mine.local_addends.values()
         got = names["moe"](
             mine.x,
             mine.expert_ids,

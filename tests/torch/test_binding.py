@@ -32,7 +32,7 @@ from ascend_moe.errors import (
     PeerLost,
 )
 from ascend_moe.native import binding
-from ascend_moe.ops import answers
+from ascend_moe.ops import callbacks
 
 PLAIN, PLAIN_V2 = VARIANTS[0], VARIANTS[1]
 OP = overload(PLAIN.dispatch_name)
@@ -118,14 +118,14 @@ def test_a_call_that_was_forgotten_while_it_was_prepared_is_prepared_again(
 ) -> None:
     """A group that another thread closes meanwhile must not come back."""
     warm(group_ep)
-    opened = answers._open
+    opened = callbacks._open
 
     def closed_meanwhile(*given: Any) -> None:
         binding.forget()
         opened(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(answers, "_open", closed_meanwhile)
+        patch.setattr(callbacks, "_open", closed_meanwhile)
         binding.forget()
         assert_calls(0, 1, lambda: dispatch(group_ep))
     assert_calls(0, 1, lambda: dispatch(group_ep))
@@ -237,8 +237,10 @@ def test_every_variable_that_a_call_reads_is_watched(group_ep: str, monkeypatch:
     with binding.prepare_always(), monkeypatch.context() as watched:
         watched.setattr(os, "environ", Recording())
         dispatch(group_ep)
-    assert settings.CHECK_PAIRS.name in seen  # which every dispatch reads itself
-    assert seen - {settings.CHECK_PAIRS.name} == set(answers.VARIABLES) - {"HCCL_EXEC_TIMEOUT"}  # read on an NPU alone
+    assert settings.CHECK_ROUTING.name in seen  # which every dispatch reads itself
+    assert seen - {settings.CHECK_ROUTING.name} == set(callbacks.VARIABLES) - {
+        "HCCL_EXEC_TIMEOUT"
+    }  # read on an NPU alone
 
 
 # ---- what calls mean may change

@@ -12,12 +12,12 @@ import torch._inductor.config
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.compile_utils import fx_graph_cse
-from torch_calls import EXPERTS, VARIANTS, Variant, overload, own_terms
+from torch_calls import EXPERTS, VARIANTS, Variant, local_addends, overload
 
 from ascend_moe import MoEConfig, MoELayer
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.native import binding
-from ascend_moe.ops import answers
+from ascend_moe.ops import callbacks
 from ascend_moe.ops import calls as native
 
 PLAIN = VARIANTS[0]
@@ -48,13 +48,13 @@ def ops_in(graph: torch.fx.Graph) -> list[str]:
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The op codes of every kernel launch."""
     seen: list[int] = []
-    prepare = answers._open  # asked in every call below
+    prepare = callbacks._open  # asked in every call below
 
     def counted(call: Any, end: Any) -> None:
         prepare(call, end)
         seen.append(native.OP_DISPATCH if b"dispatch" in call.contents.op else native.OP_COMBINE)
 
-    monkeypatch.setattr(answers, "_open", counted)
+    monkeypatch.setattr(callbacks, "_open", counted)
     torch._dynamo.reset()
     with binding.prepare_always():
         yield seen
@@ -148,7 +148,7 @@ def training_step(group_ep: str) -> tuple[Callable[..., torch.Tensor], tuple[tor
     def layer(x: torch.Tensor, weights: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         sent = overload("npu_moe_distribute_dispatch_v2")(x, ids, *place, expert_scales=weights)
         rows = (sent[0] * sent[6][:, None], ids, sent[2], sent[4], weights)
-        made: torch.Tensor = overload("npu_moe_distribute_combine_v2")(*rows, *place, **own_terms(own))
+        made: torch.Tensor = overload("npu_moe_distribute_combine_v2")(*rows, *place, **local_addends(own))
         return made.sin()
 
     return layer, (x, VARIANTS[1].weights(0), x.flip(0))

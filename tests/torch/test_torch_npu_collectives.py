@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch_calls import own_terms
+from torch_calls import local_addends
 
 import ascend_moe
 from ascend_moe import npu_moe_distribute_combine_v2, npu_moe_distribute_dispatch_v2
@@ -152,7 +152,7 @@ def test_add_rms_norm_is_the_formula(form: str, dtype: torch.dtype) -> None:
             kwargs |= {name: torch.randn(shape, generator=own).to(dtype) for name, shape in shapes.items()} | SPECIAL
         args, kwargs = layer(rank, world, group, dtype, batch, **kwargs)
         if form == "shared":
-            kwargs |= own_terms(torch.randn(batch, 1, HIDDEN).to(dtype))
+            kwargs |= local_addends(torch.randn(batch, 1, HIDDEN).to(dtype))
         y, rstd, x = npu_moe_distribute_combine_add_rms_norm(*args, **kwargs, norm_eps=eps)
         assert (y.dtype, rstd.dtype, x.dtype) == (dtype, torch.float32, dtype)
         assert (y.shape, rstd.shape, x.shape) == ((batch, 1, HIDDEN), (batch, 1, 1), (batch, 1, HIDDEN))
@@ -186,7 +186,7 @@ def test_add_rms_norm_is_the_formula(form: str, dtype: torch.dtype) -> None:
         ({"tp_world_size": 2}, "tp_world_size"),
         ({"zero_expert_num": -1}, "zero_expert_num"),
         ({"copy_expert_num": 1}, "ori_x"),
-        *(({name: torch.ones(5, HIDDEN).half()}, name) for name in ("ori_x", *own_terms(None))),
+        *(({name: torch.ones(5, HIDDEN).half()}, name) for name in ("ori_x", *local_addends(None))),
         ({"comm_alg": "no such"}, "comm_alg"),
     ],
     ids=str,

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch_calls import EXPERTS, VARIANTS, Call, Variant, overload, own_terms, run
+from torch_calls import EXPERTS, VARIANTS, Call, Variant, local_addends, overload, run
 
 import ascend_moe
 from ascend_moe import npu
@@ -82,7 +82,7 @@ def test_wrong_calls_fail_with_torchs_class_in_one_line(group_ep: str) -> None:
         ((x, ids, *place[:-1], 2**70), "moe_expert_num does not fit in 64 bits"),
         ((x, ids, *place[:-1], "4"), "moe_expert_num is of type str; it must be int"),
         (([1.0], ids, *place), "x is of type list; it must be Tensor"),
-        ((x, ids, "\ud800", *place[1:]), "group_ep is no text that UTF-8 can write"),
+        ((x, ids, "\ud800", *place[1:]), "group_ep cannot be encoded as UTF-8"),
         ((x, ids, "no group", *place[1:]), "group_ep='no group' names no live communicator"),
     ):
         with pytest.raises(Exception) as theirs:
@@ -252,7 +252,7 @@ def test_opcheck_is_clean(variant: Variant, group_ep: str) -> None:
     [
         *((variant, "x") for variant in VARIANTS[:2]),
         *((variant, name) for variant in (PLAIN, VARIANTS[3]) for name in ("expand_x", "expert_scales")),
-        *((VARIANTS[3], name) for name in own_terms(None)),
+        *((VARIANTS[3], name) for name in local_addends(None)),
     ],
     ids=lambda value: getattr(value, "name", value),
 )

@@ -173,7 +173,7 @@ def test_rows_that_did_not_arrive_have_a_gradient_of_zero(
 def carried(dispatcher: Dispatcher, case: Case, by_experts: bool) -> list[Tensor]:
     """A rank's result and its gradients, the experts being linear; the weights multiply there, or in combine."""
     given = case.inputs[dispatcher.rank]
-    every = (given.x, given.expert_scales, *given.own_terms.values())
+    every = (given.x, given.expert_scales, *given.local_addends.values())
     leaves = [each.detach().clone().requires_grad_() for each in every]
     options: dict[str, Any] = {"x_active_mask": given.x_active_mask, "global_bs": case.global_bs}
     options |= {"expert_scales": leaves[1]} if by_experts else {}
@@ -185,7 +185,7 @@ def carried(dispatcher: Dispatcher, case: Case, by_experts: bool) -> list[Tensor
         assert torch.equal(sent.expand_scales[:count] != 0, torch.ones(count, dtype=torch.bool))
         rows = rows * torch.nn.functional.pad(sent.expand_scales[:count], (0, len(rows) - count))[:, None]
     weights = None if by_experts else leaves[1]
-    own = dict(zip(given.own_terms, leaves[2:], strict=True))
+    own = dict(zip(given.local_addends, leaves[2:], strict=True))
     y = dispatcher.combine(rows.to(case.torch_dtype), sent, weights, **own)
     (y.float() * (1 + torch.arange(y.numel()).view(y.shape) % 7)).sum().backward()
     return [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]

@@ -257,7 +257,7 @@ def sharded_and_quantized(model: nn.Module) -> None:
 #: And what is said.
 WRONG: dict[Callable[[nn.Module], None], str] = {
     reduced_late: "moe.w_gate_up is in delay_all_reduce_named_params, but differs by rank: leave it out of them",
-    sharded_and_quantized: "w_down is sharded by fully_shard: quantize the layer before that",
+    sharded_and_quantized: "w_down is sharded by fully_shard: call quantize_() before fully_shard",
 }
 
 

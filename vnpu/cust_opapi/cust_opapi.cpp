@@ -76,7 +76,7 @@ std::string FileOfEngine() {
 
 // As the tiling function reads it.
 int NearStores() {
-    const char* given = getenv("ASCEND_MOE_NEAR_STORES");
+    const char* given = getenv("ASCEND_MOE_INTRA_NODE_STORES");
     return given != nullptr && strcmp(given, "1") == 0 ? 1 : 0;
 }
 

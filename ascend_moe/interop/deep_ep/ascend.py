@@ -43,7 +43,7 @@ from ascend_moe.interop.deep_ep.rows import FP8_ROWS, QUANT_MODES, pack
 from ascend_moe.interop.deep_ep.strategies import LowLatencyEPCommStrategy, NormalEPCommStrategy
 from ascend_moe.layer_ops import calls, dispatch_ffn_combine
 from ascend_moe.layer_ops.arguments import Tokens, experts_of
-from ascend_moe.ops.pairs import Pairs
+from ascend_moe.ops.sent_ids import SentIdStore
 from ascend_moe.permute import segment_of_rows
 
 P = ParamSpec("P")
@@ -93,7 +93,7 @@ class Runtime:
     ) -> None:
         check_environment()
         self.place = BufferPlace(group_name, group_size, rank)
-        self._pairs = Pairs()
+        self._sent_ids = SentIdStore()
 
     @torch.no_grad()
     def _dispatch(
@@ -126,7 +126,7 @@ class Runtime:
         self, x: Tensor, topk_idx: Tensor, index: Tensor, counts: Tensor, weights: Tensor | None, tokens: int
     ) -> Tensor:
         """One combine, weighted where weights are given. ``index``, ``counts``: of the dispatch."""
-        ids = self._pairs.checked("topk_idx", index, narrow("topk_idx", topk_idx))
+        ids = self._sent_ids.checked("topk_idx", index, narrow("topk_idx", topk_idx))
         dispatcher = self.place.dispatcher(counts.numel())
         sent = dispatcher.resume(ids, index, counts, max_tokens=max(tokens, 1))
         return dispatcher.combine(x.contiguous(), sent, None if weights is None else weights.float())
@@ -190,7 +190,7 @@ class Runtime:
         rows = self._dispatch(x, topk_idx, experts, most, quant_type if use_quant else "none", topk_weights, waits)
         counts, number = rows.ep_recv_counts, int(rows.ep_recv_counts[-1])
         index = rows.expand_idx[: 3 * number].clone()
-        self._pairs.sent(index, narrow("topk_idx", topk_idx))
+        self._sent_ids.add(index, narrow("topk_idx", topk_idx))
         at = torch.arange(number, device=index.device), index[2::3].long()
         ids = torch.full((number, topk_idx.shape[1]), -1, dtype=torch.int64, device=index.device)
         ids[at] = segment_of_rows(rows.expert_token_nums.cumsum(0), number)
@@ -261,7 +261,7 @@ class Runtime:
         rule = "is {}; x has {} tokens"
         need(tokens >= x.shape[0], "num_max_dispatch_tokens_per_rank", rule, tokens, x.shape[0])
         rows = self._dispatch(x, topk_ids, num_experts, tokens, quant_mode)
-        self._pairs.sent(rows.expand_idx, narrow("topk_idx", topk_ids))
+        self._sent_ids.add(rows.expand_idx, narrow("topk_idx", topk_ids))
         received = (rows.expand_x, rows.dynamic_scales, rows.expert_token_nums, rows.expand_idx, rows.ep_recv_counts)
         return (*received, EventHandle(), events.nothing)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ascend_moe import comm, plan, settings
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import MC2Dispatcher
-from ascend_moe.dispatchers.base import OnTheWay
+from ascend_moe.dispatchers.base import PendingCall
 from ascend_moe.errors import ArgumentError, InvalidExpertId, need, need_dims, with_typed_errors
 from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
 from ascend_moe.ops.collectives import gather_rows
@@ -254,7 +254,7 @@ class BufferBase:
         self.group, self.group_size, self.rank = group, self._place.world, self._place.rank
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode = low_latency_mode
-        self._on_the_way = OnTheWay()
+        self._pending = PendingCall()
 
     get_low_latency_rdma_size_hint = staticmethod(get_low_latency_rdma_size_hint)
 

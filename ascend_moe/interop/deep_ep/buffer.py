@@ -100,7 +100,7 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
     def destroy(self) -> None:
         """End the use of this object; a call that has only sent receives. The windows belong to the group."""
         super().destroy()
-        self._on_the_way.settle()
+        self._pending.wait()
 
     def get_dispatch_layout(
         self,
@@ -173,7 +173,7 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
             Others: as the ops.
         """
         events.begin(previous_event)
-        self._on_the_way.settle()
+        self._pending.wait()
         if handle is not None:
             need(topk_idx is None and topk_weights is None, "topk_idx", "is given with a handle, which has the places")
             again = call_of(handle, Sent, "dispatch").again(x)
@@ -242,7 +242,7 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
             ArgumentError: a rule above is broken. Others: as the ops.
         """
         events.begin(previous_event)
-        self._on_the_way.settle()
+        self._pending.wait()
         sent = call_of(handle, Sent, "dispatch")
         need_dims("x", x, 2, dtypes=FLOATS)
         need(x.shape[0] >= sent.rows, "x", "has {} rows; dispatch returned {}", x.shape[0], sent.rows)

@@ -20,7 +20,7 @@ from ascend_moe.interop.deep_ep.base import BufferBase, Handle, call_of, need_wh
 from ascend_moe.interop.deep_ep.events import EventOverlap, WaitStats
 from ascend_moe.interop.deep_ep.mask import RankMask, mapped
 from ascend_moe.interop.deep_ep.rows import Format, places_of
-from ascend_moe.ops.pairs import SentIds
+from ascend_moe.ops.sent_ids import SentIds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -225,7 +225,7 @@ class _LowLatencyMode(BufferBase):
         waits = WaitStats("dispatch_wait_recv_cost_stats", costs, x, *own)
         format.check(x.shape[1])
         self._need_room()
-        self._on_the_way.settle()
+        self._pending.wait()
         self._mask.apply()
         rows, ids = format.pack(x), mapped(narrow("topk_idx", topk_idx), self._mask.table(local))
         place = self._mask.place
@@ -246,7 +246,7 @@ class _LowLatencyMode(BufferBase):
         source = result.source[:-1].view(result.shape[:2])
         handle = Handle.of(result, source, result.range, tokens, x.shape[1], num_experts)
         shown = (shown, _columns(result.values[1][:-1])) if format.fp8 else shown
-        hook = self._on_the_way.sent(result.receive) if return_recv_hook else events.nothing
+        hook = self._pending.sent(result.receive) if return_recv_hook else events.nothing
         if not return_recv_hook:
             result.receive()
         return shown, result.count, handle, events.finished(async_finish, x, topk_idx), hook
@@ -319,13 +319,13 @@ class _LowLatencyMode(BufferBase):
         ids = result.ids.checked("topk_idx", mapped(narrow("topk_idx", topk_idx), result.table))
         dispatcher, sent = result.dispatcher, result.sent
         sent = dispatcher.resume(ids, sent.expand_idx, sent.ep_recv_counts, max_tokens=result.tokens)
-        self._on_the_way.settle()
+        self._pending.wait()
         hook, times = events.nothing, waits.given(result.ranks)
         if return_recv_hook:
             begun = self._watched(dispatcher.begin_combine)(rows, sent, topk_weights, **times)
             finish = self._watched(waits.after(begun.finish))
             total = rows.new_zeros(wanted) if out is None else out
-            hook = self._on_the_way.sent(lambda: _copy(total, finish()))
+            hook = self._pending.sent(lambda: _copy(total, finish()))
         else:
             total = self._watched(waits.after(dispatcher.combine))(rows, sent, topk_weights, **times)
             total = total if out is None else out.copy_(total)

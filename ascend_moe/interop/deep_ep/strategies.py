@@ -29,7 +29,7 @@ from ascend_moe.interop.deep_ep import events
 from ascend_moe.interop.deep_ep.base import BufferPlace, Group, dispatch_layout, most_tokens_of, need_whole
 from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
 from ascend_moe.interop.deep_ep.rows import FP8_ROWS, QUANT_MODES, places_of
-from ascend_moe.ops.pairs import SentIds
+from ascend_moe.ops.sent_ids import SentIds
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ascend_moe._tensors import narrow, wide_ids_named
 from ascend_moe.dispatchers import Dispatched
-from ascend_moe.dispatchers.base import OnTheWay
+from ascend_moe.dispatchers.base import PendingCall
 from ascend_moe.errors import RoutingOverflow, need, need_shape, with_typed_errors
 from ascend_moe.interop.vllm.all2all import All2AllHandle
 from ascend_moe.interop.vllm.quantization import is_w8a8
@@ -101,7 +101,7 @@ class PrepareAndFinalize:
         self.mk, self.handle, self.batched = mk, handle, batched
         self.dispatcher = handle.dispatcher
         self._calls: Any = WeakIdKeyDictionary()  # ids that prepare has returned -> call
-        self._on_the_way = OnTheWay()
+        self._pending = PendingCall()
 
     # ---- what it is
 
@@ -175,7 +175,7 @@ class PrepareAndFinalize:
             topk = topk_ids.shape[1]
             need(topk == 1, "apply_router_weight_on_input", "needs K = 1; topk_ids has K = {}", topk)
             a1, weights = (a1.float() * weights).to(a1.dtype), torch.ones_like(weights)
-        self._on_the_way.settle()
+        self._pending.wait()
         named = wide_ids_named(topk_ids, self.dispatcher.rank)
         ids = narrow("topk_ids", topk_ids).contiguous()
 
@@ -250,7 +250,7 @@ class PrepareAndFinalize:
         rows = self._rows_of(call, fused_expert_output, topk_weights, topk_ids, weight_and_reduce_impl)
         shape = (len(call.weights), rows.shape[1])
         need_shape("output", output, shape, dtypes=(call.dtype,))
-        self._on_the_way.settle()
+        self._pending.wait()
         del self._calls[key]
         result = self._sent(lambda: self.dispatcher.begin_combine(rows, call.sent, call.weights).finish)
 
@@ -294,5 +294,5 @@ class PrepareAndFinalize:
         """Returns what receives a call, once: where nothing can be sent first, it starts the call too."""
         with torch.no_grad():
             if self.dispatcher.sends_first:
-                return self._on_the_way.sent(start())
+                return self._pending.sent(start())
         return functools.cache(lambda: start()())

@@ -97,7 +97,7 @@ def test_a_rank_generator_gives_the_groups_of_drawn_layouts() -> None:
     assert known.get_ranks("dp") == [[0, 2, 4, 6], [1, 3, 5, 7], [8, 10, 12, 14], [9, 11, 13, 15]]
     assert known.get_ranks("pp")[:2] == [[0, 8], [1, 9]] and known.get_ranks("dp-tp")[1] == list(range(8, 16))
     for wrong, message in (
-        ({"ep": 2, "cp": 2}, "ep is 2 and cp 2; one generator has one of them"),
+        ({"ep": 2, "cp": 2}, "ep is 2 and cp 2; one of them must be 1"),
         ({"pp": 2, "order": "tp-dp"}, "order is 'tp-dp', without pp of 2 ranks"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -115,7 +115,7 @@ def test_ranks_that_differ_in_comm_alg_are_named_by_all(
 ) -> None:
     """After a quarter of the deadline all know it, and the group works on."""
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "2")
-    monkeypatch.setenv("ASCEND_MOE_NEAR_STORES", near)
+    monkeypatch.setenv("ASCEND_MOE_INTRA_NODE_STORES", near)
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
     levels = legal(replace(CASE, world=world))
 

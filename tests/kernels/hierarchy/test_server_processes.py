@@ -70,7 +70,7 @@ def halt_before_passing_on(op: str) -> None:
     own, server, world = end.vote._bases[place.rank] + PAGE, place.rank // 2, CASE.world
     if op == "dispatch":
         neighbour, lane = place.rank ^ 1, (place.rank + 2) % world
-        state = end.vote._bases[neighbour] + PAGE + end.data_bytes + end.lent_bytes  # on A2 it comes last
+        state = end.vote._bases[neighbour] + PAGE + end.data_bytes + end.registered_bytes  # on A2 it comes last
         runs = -(-(1024 + 32 * world) // 512) * 512
         stride = 32 * (2 + 2048 // world // 4)
         pages = [((state + runs + stride * (parity * world + lane)) // PAGE * PAGE, PAGE) for parity in (0, 1)]

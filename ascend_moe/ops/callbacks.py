@@ -1,8 +1,8 @@
-"""Answers what the library of the torch ops asks Python, in calls that no equal call came before, and errors.
+"""Callbacks of the torch ops' C++ library into Python: settings, groups and error classes.
 
-The library knows rules, plans and launches. Python knows settings and groups, and has the classes of errors:
-an error is kept here for the thread, the library makes torch raise a RuntimeError of the same text, and ``kept`` gives
-the error itself to raise in its stead.
+The library calls them on a cache miss (no equal call before) and on an error. An error is stored per thread, the
+library makes torch raise a RuntimeError with the same text, and `stored_error` returns the original error to raise
+instead.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from . import calls, npu_adapter, npu_communicator
 VARIABLES = (
     settings.AIV_CORES.name,
     settings.COMM_ALG.name,
-    settings.MEETING.name,
-    settings.STAMPS.name,
+    settings.CORE_BARRIER.name,
+    settings.TIMESTAMPS.name,
     settings.TIMEOUT_S.name,
     settings.HCCL_INTRA_PCIE.name,
     settings.HCCL_INTRA_ROCE.name,
@@ -37,47 +37,48 @@ _NAME_BYTES = binding.Settings.comm_alg.size - 1
 
 T = TypeVar("T")
 _here = threading.local()  # .error: of this thread's call; .text: its message, which the library reads
-fresh: set[int] = set()  # threads whose call asked for settings: no equal call came before
+missed: set[int] = set()  # threads whose call missed the library's cache of calls
 
 
 # ---- errors
 
 
-def _keep(error: BaseException) -> int:
-    """Keeps an error for ``kept``; returns the address of its message."""
-    # The frames of a typed error hold it, and with them the tensors of the call; they tell nothing that it does not.
+def _store(error: BaseException) -> int:
+    """Store an error for `stored_error`; return the address of its message."""
+    # A typed error's traceback would keep the tensors of the call alive and adds nothing to the message.
     _here.error = error.with_traceback(None) if isinstance(error, errors.AscendMoeError) else error
     _here.text = ctypes.create_string_buffer((str(error) or type(error).__name__).encode())
     return ctypes.addressof(_here.text)
 
 
-def kept(error: RuntimeError) -> BaseException:
-    """Returns what this thread's call has kept, when ``error`` is torch's word for that; else ``error``."""
+def stored_error(error: RuntimeError) -> BaseException:
+    """Return the error that this thread's call stored if ``error`` has its text, else ``error``."""
     found, _here.error = getattr(_here, "error", None), None
     return found if found is not None and str(error).startswith(_here.text.value.decode()) else error
 
 
-def _answer(name: str) -> Callable[..., int | None]:
-    """The function ``_name`` of this module, as it is when it is asked. No exception may pass through C: it
-    is kept, and the address of its message returned.
+def _callback(name: str) -> Callable[..., int | None]:
+    """Return a C callback for ``_name`` of this module, looked up per call.
+
+    No exception may pass through C: it is stored, and the callback returns the address of its message.
     """
 
-    def answer(*arguments: Any) -> int | None:
+    def run(*arguments: Any) -> int | None:
         try:
             globals()[f"_{name}"](*arguments)
             return None
         except BaseException as error:  # also KeyboardInterrupt, in the opening of a group
-            return _keep(error)
+            return _store(error)
 
-    return answer
+    return run
 
 
-# ---- answers
+# ---- callbacks
 
 
 @contextlib.contextmanager
 def deadline(micros: int) -> Iterator[None]:
-    """Ops of this thread on the CPU wait so long for other ranks meanwhile; no equal call replays one."""
+    """Context manager: this thread's CPU ops wait at most ``micros`` microseconds; calls bypass the cache."""
     _here.deadline = micros / 1e6
     try:
         with binding.prepare_always():
@@ -90,26 +91,23 @@ def _text(address: int, size: int) -> str:
     return ctypes.string_at(address, size).decode()
 
 
-def _settings(pointer: Any, answer: Any) -> None:
-    call, told = pointer.contents, answer.contents
-    fresh.add(threading.get_ident())
+def _settings(pointer: Any, out: Any) -> None:
+    call, reply = pointer.contents, out.contents
+    missed.add(threading.get_ident())
     binding.use_engine()
     algorithm = calls.comm_algorithm(_text(call.comm_alg, call.comm_alg_bytes))
     cores, deadline = calls.core_count(), getattr(_here, "deadline", None) or timeout_s()
     first_deadline = deadline
     if call.on_npu:
         binding.use_adapter(npu_adapter.load())
-        deadline, first_deadline = (
-            npu_communicator.deadline_s(first=False),
-            npu_communicator.deadline_s(first=True),
-        )
+        deadline, first_deadline = (npu_communicator.deadline_s(first=first) for first in (False, True))
     world, rank = comm.size_and_rank(_text(call.group_ep, call.group_ep_bytes)) or (-1, None)
-    told.world, told.rank = world, -1 if rank is None else rank
-    told.most_window_mib, told.cores = MAX_WINDOW_MIB, cores
-    told.meeting = settings.MEETINGS.index(settings.MEETING.get())
-    told.stamps = int(settings.STAMPS.get())
-    told.deadline_micros, told.first_deadline_micros = int(deadline * 1e6), int(first_deadline * 1e6)
-    told.comm_alg = algorithm.encode()[:_NAME_BYTES]
+    reply.world, reply.rank = world, -1 if rank is None else rank
+    reply.most_window_mib, reply.cores = MAX_WINDOW_MIB, cores
+    reply.meeting = settings.CORE_BARRIERS.index(settings.CORE_BARRIER.get())
+    reply.stamps = int(settings.TIMESTAMPS.get())
+    reply.deadline_micros, reply.first_deadline_micros = int(deadline * 1e6), int(first_deadline * 1e6)
+    reply.comm_alg = algorithm.encode()[:_NAME_BYTES]
 
 
 def _open(pointer: Any, end: Any) -> None:
@@ -120,8 +118,8 @@ def _open(pointer: Any, end: Any) -> None:
         found: Any = npu_communicator.find(group_ep, call.world, call.rank, device, call.op.decode())
     else:
         found = comm.lookup(group_ep, call.world, call.rank)
-    end[0] = found.end.handle
-    _here.end = found  # until the next call of this thread: the library takes its share after this returns
+    end[0] = found.ops_handle.handle
+    _here.end = found  # kept alive until this thread's next call: the library takes its reference after this returns
 
 
 def _alive(number: int) -> int:
@@ -132,17 +130,17 @@ def _alive(number: int) -> int:
 def _unusable(number: int) -> None:
     end = by_number(number)
     if end is None:
-        raise errors.CommClosed("the communicator of this call is closed and gone")
+        raise errors.CommClosed("the communicator of this call was closed; call again to open a new one")
     end.raise_why_unusable()
     text = f"rank {end.rank}: the communicator of group {end.name!r} is closed, or its process group was destroyed"
     raise errors.CommClosed(text, rank=end.rank)
 
 
 def _failed(number: int, code: int, record: int, fault: bytes) -> None:
-    """The lock of the end is held."""
+    """Raise the error of a failed op; the caller holds the communicator's lock."""
     end = by_number(number)
     if end is None:
-        raise errors.AscendMoeError(f"an op of a communicator that is gone failed with code {code}")
+        raise errors.AscendMoeError(f"an op failed with code {code} after its communicator was closed")
     words = (ctypes.c_int32 * calls.error_record_words()).from_address(record)
     raise calls.failure(code, words, fault.decode(), end)
 
@@ -162,12 +160,12 @@ def _refused(pointer: Any, kind: bytes, text: bytes, argument: bytes) -> None:
     raise getattr(errors, kind.decode())(text.decode(), **details)
 
 
-_for_good: list[binding.Callbacks] = []  # the library calls them as long as the process lives
+_for_good: list[binding.Callbacks] = []  # the library calls them until the process exits
 
 
 def connect() -> None:
-    """Before the first call."""
+    """Register the callbacks with the library, before the first call."""
     kinds: dict[str, Any] = {field[0]: field[1] for field in binding.Callbacks._fields_}
-    functions = {name: _alive if name == "alive" else _answer(name) for name in kinds}
+    functions = {name: _alive if name == "alive" else _callback(name) for name in kinds}
     _for_good.append(binding.Callbacks(**{name: kinds[name](functions[name]) for name in kinds}))
     binding.connect(_for_good[0], VARIABLES)

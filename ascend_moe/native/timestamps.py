@@ -1,4 +1,4 @@
-"""Stamps of phases that the cores of an op leave in their window (``settings.STAMPS``)."""
+"""Timestamps of phases that the cores of an op record in their window (``settings.TIMESTAMPS``)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ LAUNCH, END = "launch", "end"
 
 
 @dataclass(frozen=True)
-class Stamp:
-    """That a core began a phase, ``cycles`` after the first core of its rank began the launch."""
+class Timestamp:
+    """The start of a phase on a core, in cycles after the first core of its rank began the launch."""
 
     core: int
     phase: str
@@ -26,31 +26,31 @@ class Stamp:
 
 
 def words_of_core() -> int:
-    """Words that a core has in the window, for each op."""
+    """Return the number of words per core and op in the window."""
     return int(library.lib().am_stamp_words())
 
 
-def of_communicator(handle: int, op: str, native: Any = None) -> list[Stamp]:
-    """What the cores of this rank's last ``op`` have left, core by core; ``native``: another engine's library."""
+def of_communicator(handle: int, op: str, native: Any = None) -> list[Timestamp]:
+    """Return the timestamps of this rank's last ``op``, core by core; ``native``: another engine's library."""
     words = (ctypes.c_uint32 * (MAX_CORES * words_of_core()))()
     (native or library.lib()).am_comm_stamps(handle, OPS[op], words)
     return of_words([*words])
 
 
-def of_words(words: Sequence[int]) -> list[Stamp]:
-    """The stamps in the words of all cores, those of the first core first. Empty: none were left."""
+def of_words(words: Sequence[int]) -> list[Timestamp]:
+    """Return the timestamps in the words of all cores, in core order; empty if none were recorded."""
     given = (ctypes.c_uint32 * (MAX_CORES * words_of_core()))(*words)
     lib = library.lib()
     text = ctypes.create_string_buffer(lib.am_stamps_text(given, None, 0))
     lib.am_stamps_text(given, text, len(text))
     lines = [line.split("\t") for line in text.value.decode().splitlines()]
-    return [Stamp(int(core), phase, int(cycles)) for core, phase, cycles in lines]
+    return [Timestamp(int(core), phase, int(cycles)) for core, phase, cycles in lines]
 
 
-def spent(stamps: Sequence[Stamp]) -> list[dict[str, int]]:
-    """Of each core: cycles by phase, in its order; `LAUNCH` is what the core did before the first phase."""
+def spent(timestamps: Sequence[Timestamp]) -> list[dict[str, int]]:
+    """Return for each core the cycles by phase, in order; `LAUNCH` is the time before its first phase."""
     cores: list[dict[str, int]] = []
-    for first, then in pairwise([*stamps, Stamp(-1, END, 0)]):
+    for first, then in pairwise([*timestamps, Timestamp(-1, END, 0)]):
         if first.phase == LAUNCH:
             cores.append({})
         if first.phase != END and first.core == then.core:

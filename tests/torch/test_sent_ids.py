@@ -14,7 +14,7 @@ from torch import Tensor
 from ascend_moe import LocalCluster, begin_combine, begin_dispatch, ops
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError, RoutingMismatch
-from ascend_moe.ops import pairs, registration
+from ascend_moe.ops import registration, sent_ids
 
 WORLD, EXPERTS, TOKENS, TOPK, HIDDEN = 2, 4, 6, 2, 32
 Trip = Callable[[int, str, Tensor, Any, Tensor, Any], Tensor]
@@ -92,7 +92,7 @@ def test_ids_that_changed_places_are_refused(
         missed = outcomes(cluster, trip, ids, None, other, None)
         right = outcomes(cluster, trip, ids, None, ids, None)
         assert not any(torch.equal(*each) for each in zip(missed, right, strict=True)), "combine alone does not see it"
-    monkeypatch.setenv("ASCEND_MOE_CHECK_PAIRS", "1")
+    monkeypatch.setenv("ASCEND_MOE_CHECK_ROUTING", "1")
     for number in range(6):
         ids, other = both((trip.__name__, number))
         for rank, error in enumerate(outcomes(cluster, trip, ids, None, other, None)):
@@ -107,7 +107,7 @@ def test_ids_that_changed_places_are_refused(
 
 @pytest.mark.parametrize("trip", [v1, v2, in_two])
 def test_only_pairs_that_are_routed_count(trip: Trip, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_CHECK_PAIRS", "1")
+    monkeypatch.setenv("ASCEND_MOE_CHECK_ROUTING", "1")
     ids, _ = drawn(trip.__name__)
     mask = torch.tensor([True] * (TOKENS - 1) + [False])
     other = ids.clone()
@@ -136,7 +136,7 @@ def test_ids_changed_in_place_under_a_dispatcher(cluster: LocalCluster, monkeypa
         assert torch.equal(dispatcher.combine(sent.expand_x, sent, torch.ones(TOKENS, TOPK)), 2 * rows_of(rank))
         return str(caught.value)
 
-    monkeypatch.setenv("ASCEND_MOE_CHECK_PAIRS", "1")
+    monkeypatch.setenv("ASCEND_MOE_CHECK_ROUTING", "1")
     assert all("which dispatch had as" in text for text in cluster.run(run))
 
 
@@ -153,21 +153,21 @@ def test_gradients_pass(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) 
         assert x.grad is not None
         return x.grad
 
-    monkeypatch.setenv("ASCEND_MOE_CHECK_PAIRS", "1")
+    monkeypatch.setenv("ASCEND_MOE_CHECK_ROUTING", "1")
     assert all(torch.equal(grad, torch.full_like(grad, 6)) for grad in cluster.run(run))
 
 
 def test_nothing_stays_when_the_results_are_gone(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_CHECK_PAIRS", "1")
+    monkeypatch.setenv("ASCEND_MOE_CHECK_ROUTING", "1")
     ids, other = drawn(1)
     outcomes(cluster, v2, ids, None, ids, None)
     gc.collect()
     for _ in range(20):
         outcomes(cluster, v2, ids, None, ids, None)
-    assert len(registration._pairs.kept) <= 2 * WORLD
+    assert len(registration._sent_ids.stored) <= 2 * WORLD
     # A copy of assist_info_for_combine is nobody's.
-    known, index = pairs.Pairs(), torch.zeros(3)
-    known.sent(index, ids)
+    known, index = sent_ids.SentIdStore(), torch.zeros(3)
+    known.add(index, ids)
     assert known.checked("expert_ids", index.clone(), other) is other
     with pytest.raises(ArgumentError, match="expert_ids of token"):
         known.checked("expert_ids", index[:1], other)
@@ -175,7 +175,7 @@ def test_nothing_stays_when_the_results_are_gone(cluster: LocalCluster, monkeypa
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.nightly)])
 def test_a_compiled_pair_is_compared(backend: str, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_CHECK_PAIRS", "1")
+    monkeypatch.setenv("ASCEND_MOE_CHECK_ROUTING", "1")
     with LocalCluster(1, window_mib=4) as alone:
 
         def run(rank: int, group: str) -> None:
@@ -201,8 +201,8 @@ def test_on_an_npu_other_ids_become_those_of_nobody(cluster: LocalCluster) -> No
 
     def run(rank: int, group: str) -> None:
         ids, other = drawn(rank)
-        assert torch.equal(pairs._or_nobody(ids, ids.clone(), ids), ids)
-        nobody = pairs._or_nobody(other, other, ids)
+        assert torch.equal(sent_ids._or_nobody(ids, ids.clone(), ids), ids)
+        nobody = sent_ids._or_nobody(other, other, ids)
         assert (nobody == -1).all() and nobody.dtype == ids.dtype
         with pytest.raises(RoutingMismatch):
             v2(rank, group, ids, None, nobody, None)

@@ -8,11 +8,11 @@ import pytest
 
 from ascend_moe import explore
 from ascend_moe.native import library
-from ascend_moe.native.stamps import END, LAUNCH, Stamp, of_words, spent, words_of_core
+from ascend_moe.native.timestamps import END, LAUNCH, Timestamp, of_words, spent, words_of_core
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import cost_table
 from ascend_moe.predict.world import TimedWorld
-from ascend_moe.settings import STAMPS
+from ascend_moe.settings import TIMESTAMPS
 from ascend_moe.timeline import PHASE, Event
 
 ORDER = {
@@ -37,36 +37,42 @@ def test_stamps_are_the_engines_times_and_cost_nothing_where_they_are_off(
     costs = {name: cost.value for name, cost in cost_table(request.soc).items()}
     counted, times = {}, {}
     for given in ("1", "0"):
-        monkeypatch.setenv(STAMPS.name, given)
+        monkeypatch.setenv(TIMESTAMPS.name, given)
         with TimedWorld(request, algorithm, 0, False) as world:
             for op in ("dispatch", "combine"):
                 found = world.run(op, costs, events=100_000)
                 counted[op, given], times[op, given] = found.instructions, found.us
-                stamps = world.stamps(op, 1)
+                timestamps = world.timestamps(op, 1)
                 if given == "1":
-                    assert_same(stamps, [event for event in found.events if event.rank == 1], ORDER[algorithm, op])
+                    assert_same(timestamps, [event for event in found.events if event.rank == 1], ORDER[algorithm, op])
                 else:
-                    assert not stamps
+                    assert not timestamps
     for op in ("dispatch", "combine"):  # a store a core, when all else is done
         assert counted[op, "1"] == counted[op, "0"] + request.ranks * request.cores
         assert times[op, "0"] < times[op, "1"] < times[op, "0"] + 2
 
 
-def assert_same(stamps: list[Stamp], events: list[Event], order: list[str]) -> None:
-    """A phase with instructions begins in the timeline with the first of them, at most 2 us after its stamp."""
-    inner = {(stamp.core, stamp.phase): stamp.cycles for stamp in stamps if stamp.phase not in (LAUNCH, END)}
+def assert_same(timestamps: list[Timestamp], events: list[Event], order: list[str]) -> None:
+    """A phase with instructions begins in the timeline with the first of them, at most 2 us after its timestamp."""
+    inner = {
+        (timestamp.core, timestamp.phase): timestamp.cycles
+        for timestamp in timestamps
+        if timestamp.phase not in (LAUNCH, END)
+    }
     marks = {(e.core, e.phase): e.start_ns / 20 for e in events if e.name == PHASE and e.phase != LAUNCH}
     assert inner.keys() >= marks.keys()
     late = [cycles - inner[place] for place, cycles in marks.items()]
     assert max(late) - min(late) <= 100
     assert [name for name in order if name in {phase for _, phase in inner}] == order
-    ends = [stamp for stamp in stamps if stamp.phase in (LAUNCH, END)]
-    assert [stamp.phase for stamp in ends] == [LAUNCH, END] * 12 and min(stamp.cycles for stamp in ends) == 0
+    ends = [one for one in timestamps if one.phase in (LAUNCH, END)]
+    assert [timestamp.phase for timestamp in ends] == [LAUNCH, END] * 12 and min(
+        timestamp.cycles for timestamp in ends
+    ) == 0
 
 
 @pytest.mark.parametrize("text", ["v1,DC,window", "v2,DC,window", "v2,DC,direct"])
 def test_no_schedule_finds_a_race_in_stamps(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(STAMPS.name, "1")
+    monkeypatch.setenv(TIMESTAMPS.name, "1")
     found = explore.campaign([explore.parse(f"w2,c3,l2,k2,b3,{text}")], 30, 1, a_case=30)
     assert found.finding is None, found.finding
 
@@ -85,8 +91,8 @@ def test_stamps_of_cycles_that_wrap_around_and_of_an_older_op_are_told_apart() -
     put(2, 6, 1, 2, 3)
     found = of_words(words)
     assert found == [
-        *(Stamp(0, name, cycles) for name, cycles in ((LAUNCH, 4), ("BuffInit", 15), (END, 35))),
-        *(Stamp(1, name, cycles) for name, cycles in ((LAUNCH, 0), ("BuffInit", 7), (END, 30))),
+        *(Timestamp(0, name, cycles) for name, cycles in ((LAUNCH, 4), ("BuffInit", 15), (END, 35))),
+        *(Timestamp(1, name, cycles) for name, cycles in ((LAUNCH, 0), ("BuffInit", 7), (END, 30))),
     ]
     assert spent(found) == [{LAUNCH: 11, "BuffInit": 20}, {LAUNCH: 7, "BuffInit": 23}]
 

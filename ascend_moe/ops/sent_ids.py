@@ -1,0 +1,87 @@
+"""Comparison of combine's ids with those of its dispatch.
+
+Combine itself compares only the number of rows per expert: with ids permuted within equal counts it would add wrong
+rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import reductions
+
+from ..errors import need
+
+
+def _routed(ids: Tensor, mask: Tensor | None) -> Tensor:
+    """Return a copy of the ids with -1 where the mask is False."""
+    if mask is None:
+        return ids.detach().clone()
+    return torch.where(mask if mask.dim() == 2 else mask.unsqueeze(1), ids.detach(), -1)
+
+
+_StorageWeakRef: Any = reductions.StorageWeakRef  # frees the memory, but its identity is not reused
+
+
+def _or_nobody(ids: Tensor, given: Tensor, sent: Tensor) -> Tensor:
+    """Return the ids, or -1 for all if the two differ, so that combine's own check of counts fails."""
+    return torch.where((given == sent).all(), ids, -1)
+
+
+class SentIds:
+    """A copy of a dispatch's ids, 4 bytes each. Reads nothing on the host for NPU tensors."""
+
+    def __init__(self, ids: Tensor, mask: Tensor | None = None) -> None:
+        self._ids = _routed(ids, mask)
+
+    def checked(self, argument: str, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the ids for the combine; on an NPU all -1 if they differ, so that combine raises RoutingMismatch.
+
+        Raises:
+            ArgumentError: on the CPU: an id differs from dispatch's.
+        """
+        same = (ids.shape, ids.dtype, ids.device) == (self._ids.shape, self._ids.dtype, self._ids.device)
+        if not same or not (mask is None or (mask.dtype == torch.bool and mask.shape in (ids.shape, ids.shape[:1]))):
+            return ids  # the op raises the error
+        given = _routed(ids, mask)
+        if ids.device.type != "cpu":
+            return _or_nobody(ids, given, self._ids)
+        if not torch.equal(given, self._ids):
+            token, k = (given != self._ids).nonzero()[0].tolist()
+            rule = "of token {}, k {} is {}, which dispatch had as {} (-1: not routed); pass dispatch's ids and mask"
+            need(False, argument, rule, token, k, int(given[token, k]), int(self._ids[token, k]))
+        return ids
+
+
+class SentIdStore:
+    """The ids of dispatches with live results, by the tensor that combine receives.
+
+    That is assist_info_for_combine, or V1's expand_idx. The combine of a copy of it is not compared. ``stored`` is one
+    dictionary for the life of the process; it is empty unless ids are compared.
+    """
+
+    def __init__(self) -> None:
+        self.stored: dict[Any, SentIds] = {}
+        self._lock = threading.Lock()
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        with self._lock:
+            self.stored.clear()
+
+    def add(self, index: Tensor, ids: Tensor, mask: Tensor | None = None) -> None:
+        """Store the ids of a dispatch for the lifetime of ``index``, which it has returned."""
+        sent = SentIds(ids, mask)
+        with self._lock:
+            for key in [key for key in self.stored if key.expired()]:
+                del self.stored[key]
+            self.stored[_StorageWeakRef(index.untyped_storage())] = sent
+
+    def checked(self, argument: str, index: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Run `SentIds.checked` for the dispatch that returned ``index``; return the ids if it is unknown."""
+        with self._lock:
+            sent = self.stored.get(_StorageWeakRef(index.untyped_storage()))
+        return ids if sent is None else sent.checked(argument, ids, mask)
