@@ -1,26 +1,227 @@
-"""Checkpoints of one tiny MoE layer in every format, with the values behind them; to be changed and written."""
+"""Checkpoints of one tiny MoE layer in every format, written from its description, with the values behind them."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from quantized_files import (
-    FORMATS,
-    Tensors,
-    compressed,
-    description,
-    fp8_block,
-    fp8_channel,
-    fp8_method,
-)
 from safetensors.torch import save_file
 from torch import Tensor
+
+Tensors = dict[str, Tensor]
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+FP8_CHANNEL = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+BY_BLOCK = {"strategy": "block", "block_structure": [12, 20]}
+INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 8}
+TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+
+
+def channel(matrix: Tensor, most: float) -> tuple[Tensor, Tensor]:
+    """A matrix (N, K) in units of its channels' scales (N, 1)."""
+    scale = matrix.abs().amax(1, keepdim=True) / most
+    return matrix / scale, scale
+
+
+def modelslim(tensors: Tensors, name: str, offset: float = 0.0) -> Tensor:
+    """int8 codes, scales and offsets an output channel; the value is (code - offset) * scale."""
+    units, scale = channel(tensors[name], 127)
+    codes = (units + offset).round().clamp(-128, 127).to(torch.int8)
+    tensors |= {name: codes, f"{name}_scale": scale, f"{name}_offset": torch.full_like(scale, offset)}
+    return (codes.double() - offset) * scale.double()
+
+
+def modelslim_int4(tensors: Tensors, name: str, group: int = 0, packed: bool = True) -> Tensor:
+    """int4 codes, two output channels a byte, scales an output channel, by group second ones; the bias of x - 8.
+
+    The channels' scales are powers of two where there are second ones: their product is then exact.
+    """
+    matrix = tensors[name]
+    rows, columns = matrix.shape
+    units, scale = channel(matrix.reshape(-1, group or columns), 7)
+    codes, scale = units.round().to(torch.int8).reshape(rows, columns), scale.reshape(rows, -1)
+    exact = codes.double() * scale.double().repeat_interleave(columns // scale.shape[1], 1)
+    even, odd = codes[::2], codes[1::2]
+    tensors[name] = (odd << 4) | (even & 15) if packed else codes
+    first = torch.full((rows, 1), 0.25) if group else scale
+    tensors |= {f"{name}_scale": first, f"{name}_offset": torch.zeros(rows, 1)}
+    if group:
+        tensors |= {f"{name}_scale_second": scale * 4, f"{name}_offset_second": torch.zeros_like(scale)}
+    if packed:
+        bias, parts = (8 * exact.sum(1)).float(), 16 if "down_proj" in name else 1
+        tensors[f"{name.removesuffix('.weight')}.scale_bias"] = (bias[:, None] / parts).repeat(1, parts)
+    return exact
+
+
+def zero_points(tensors: Tensors, name: str, bits: int, group: int = 0) -> Tensor:
+    """Codes that are not symmetric, and the code of zero; by group packed along the channels."""
+    matrix, half = tensors.pop(name), 1 << (bits - 1)
+    rows, columns = matrix.shape
+    grouped = matrix.reshape(rows, -1, group or columns)
+    low, high = grouped.amin(-1, keepdim=True), grouped.amax(-1, keepdim=True)
+    scale = (high - low) / (2 * half - 1)
+    zero = (-half - low / scale).round().clamp(-half, half - 1)
+    codes = (grouped / scale + zero).round().clamp(-half, half - 1)
+    exact = ((codes - zero).double() * scale.double()).reshape(rows, columns)
+    codes, zero, scale = codes.reshape(rows, columns), zero[..., 0], scale[..., 0]
+    if group:
+        tensors |= {f"{name}_packed": words(codes, bits), f"{name}_shape": torch.tensor([rows, columns])}
+        tensors[f"{name}_zero_point"] = words(zero.t(), bits).t().contiguous()
+    else:
+        tensors |= {name: codes.to(torch.int8), f"{name}_zero_point": zero.to(torch.int8)}
+    tensors[f"{name}_scale"] = scale
+    return exact
+
+
+def int8_channel(tensors: Tensors, name: str) -> Tensor:
+    units, scale = channel(tensors[name], 127)
+    tensors |= {name: units.round().to(torch.int8), f"{name}_scale": scale}
+    return tensors[name].double() * scale.double()
+
+
+def int4_bytes(tensors: Tensors, name: str, group: int = 0) -> Tensor:
+    """One int4 a byte, a scale a channel or a group of K."""
+    matrix = tensors[name]
+    units, scale = channel(matrix.reshape(-1, group or matrix.shape[1]), 7)
+    codes, scale = units.round().to(torch.int8).reshape(matrix.shape), scale.reshape(len(matrix), -1)
+    tensors |= {name: codes, f"{name}_scale": scale}
+    return codes.double() * scale.double().repeat_interleave(group or matrix.shape[1], 1)
+
+
+def int8_tensor(tensors: Tensors, name: str) -> Tensor:
+    scale = tensors[name].abs().amax().reshape(1) / 127
+    tensors |= {name: (tensors[name] / scale).round().to(torch.int8), f"{name}_scale": scale}
+    return tensors[name].double() * scale.double()
+
+
+def fp8_channel(tensors: Tensors, name: str) -> Tensor:
+    units, scale = channel(tensors[name], 448)
+    scale = scale.bfloat16()
+    tensors |= {name: units.to(torch.float8_e4m3fn), f"{name}_scale": scale}
+    return tensors[name].double() * scale.double()
+
+
+def fp8_block(tensors: Tensors, name: str, high: int = 12, wide: int = 20, *, end: str = "_scale") -> Tensor:
+    """Scales of blocks that are not square."""
+    rows, columns = tensors[name].shape
+    scale = torch.rand(-(-rows // high), -(-columns // wide), generator=torch.manual_seed(rows)) + 0.5
+    tensors |= {name: (tensors[name] / blocks(scale, tensors[name], high, wide)).to(torch.float8_e4m3fn)}
+    tensors[f"{name}{end}"] = scale
+    return tensors[name].double() * blocks(scale, tensors[name], high, wide).double()
+
+
+def blocks(scale: Tensor, matrix: Tensor, high: int, wide: int) -> Tensor:
+    """A scale a block, for every number of a matrix."""
+    rows, columns = matrix.shape
+    return scale.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
+
+
+def fp8_exponents(tensors: Tensors, name: str) -> Tensor:
+    """Scales of blocks as e8m0: powers of two."""
+    fp8_block(tensors, name)
+    scale = tensors[f"{name}_scale"].log2().round().exp2()
+    tensors[f"{name}_scale"] = scale.to(torch.float8_e8m0fnu)
+    return tensors[name].double() * blocks(scale, tensors[name], 12, 20).double()
+
+
+def words(codes: Tensor, bits: int) -> Tensor:
+    """Codes plus half their range, 32 / bits in an int32, the first in the lowest bits."""
+    numbers = (codes.long() + (1 << (bits - 1))).reshape(len(codes), -1, 32 // bits)
+    sums = (numbers << (torch.arange(32 // bits) * bits)).sum(-1)
+    return torch.where(sums >= 1 << 31, sums - (1 << 32), sums).int()
+
+
+def packed(tensors: Tensors, name: str, bits: int, group: int) -> Tensor:
+    """Symmetric codes by group of K, in words."""
+    matrix, half = tensors.pop(name), 1 << (bits - 1)
+    rows, columns = matrix.shape
+    units, scale = channel(matrix.reshape(-1, group), half - 1)
+    codes = units.round().reshape(rows, columns).long()
+    scale = scale.reshape(rows, -1)
+    tensors |= {
+        f"{name}_packed": words(codes, bits),
+        f"{name}_scale": scale,
+        f"{name}_shape": torch.tensor([rows, columns]),
+    }
+    return codes.double() * scale.double().repeat_interleave(group, 1)
+
+
+def compressed(form: str, weights: dict[str, Any], rows: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": rows}
+    said = {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
+    return said | {"ignore": ["lm_head", r"re:.*mlp\.gate$"]} | more
+
+
+def fp8_method(**more: Any) -> dict[str, Any]:
+    return {"quant_method": "fp8", "activation_scheme": "dynamic"} | more
+
+
+def fp8_tensor(tensors: Tensors, name: str) -> Tensor:
+    scale = tensors[name].abs().amax() / 448
+    tensors |= {name: (tensors[name] / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+    return tensors[name].double() * scale.double()
+
+
+W8A8, W4A8 = {"scheme": "W8A8_DYNAMIC"}, {"scheme": "W4A8_DYNAMIC", "version": "1.0.0"}
+ASYMMETRIC = {"symmetric": False}
+#: How a matrix is written, and quantization_config, or a description's scheme and what it says besides.
+FORMATS: dict[str, tuple[Callable[[Tensors, str], Tensor], dict[str, Any]]] = {
+    "ModelSlim": (modelslim, W8A8),
+    "ModelSlim with offsets": (lambda tensors, name: modelslim(tensors, name, 3.0), W8A8),
+    "ModelSlim W4A8": (modelslim_int4, W4A8 | {"group_size": 0}),
+    "ModelSlim W4A8 by group": (
+        lambda tensors, name: modelslim_int4(tensors, name, 8), W4A8 | {"group_size": 8}
+    ),
+    "ModelSlim W4A8, older": (
+        lambda tensors, name: modelslim_int4(tensors, name, 8, packed=False), W4A8 | {"version": "0", "group_size": 8}
+    ),
+    "int8 by channel": (int8_channel, compressed("int-quantized", INT8, TOKENS)),
+    "int8 by tensor": (int8_tensor, compressed("int-quantized", INT8 | {"strategy": "tensor"}, TOKENS)),
+    "int8 with zero points": (
+        lambda tensors, name: zero_points(tensors, name, 8), compressed("int-quantized", INT8 | ASYMMETRIC, TOKENS)
+    ),
+    "int4 in bytes": (
+        int4_bytes, compressed("int-quantized", INT4 | {"strategy": "channel", "group_size": None}, TOKENS)
+    ),
+    "int4 in bytes by group": (
+        lambda tensors, name: int4_bytes(tensors, name, 8), compressed("int-quantized", INT4, TOKENS)
+    ),
+    "fp8 by channel": (fp8_channel, compressed("float-quantized", FP8_CHANNEL)),
+    "fp8 by block": (fp8_block, compressed("float-quantized", FP8_CHANNEL | BY_BLOCK)),
+    "fp8 by block, e8m0 scales": (fp8_exponents, compressed("float-quantized", FP8_CHANNEL | BY_BLOCK)),
+    "fp8 by channel, quant_method fp8": (fp8_channel, fp8_method()),
+    "fp8 by tensor, quant_method fp8": (fp8_tensor, fp8_method()),
+    "int4 by group": (lambda tensors, name: packed(tensors, name, 4, 8), compressed("pack-quantized", INT4, TOKENS)),
+    "int4 by group, float rows": (
+        lambda tensors, name: packed(tensors, name, 4, 8), compressed("pack-quantized", INT4 | {"actorder": "static"})
+    ),
+    "int4 with zero points": (
+        lambda tensors, name: zero_points(tensors, name, 4, 8), compressed("pack-quantized", INT4 | ASYMMETRIC)
+    ),
+    "int8 by channel, packed": (
+        lambda tensors, name: packed(tensors, name, 8, tensors[name].shape[1]), compressed("pack-quantized", INT8)
+    ),
+    "int8 by channel, packed, int8 rows": (
+        lambda tensors, name: packed(tensors, name, 8, tensors[name].shape[1]),
+        compressed("pack-quantized", INT8, TOKENS),
+    ),
+}  # fmt: skip
+KEPT_INT8 = ("ModelSlim", "int8 by channel", "int8 by channel, packed, int8 rows")
+KEPT_INT4 = tuple(kind for kind in FORMATS if re.search("W4A8|int4 by|int4 in", kind))
+
+
+def description(said: dict[str, Any], names: list[str], quantized: list[str]) -> dict[str, Any]:
+    """ModelSlim's description of tensors, of which those of some matrices are quantised."""
+    scheme = said["scheme"]
+    made = {name: scheme if re.sub(r"\.\w+$", ".weight", name) in quantized else "FLOAT" for name in names}
+    return made | {"model_quant_type": scheme} | {key: said[key] for key in said if key != "scheme"}
+
 
 E, H, INNER = 4, 64, 32
 BLOCK = "model.layers.0.mlp"
@@ -144,8 +345,6 @@ def quantize(made: Tiny, kind: str) -> None:
         made.description = description(said, [*before, *names, *made.tensors], names)
     elif said:
         made.config["quantization_config"] = copy.deepcopy(said)
-    if "config_groups" in said:
-        made.config["quantization_config"]["ignore"] = ["lm_head", r"re:.*mlp\.gate$"]
 
 
 def fuse(made: Tiny, kind: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -145,6 +146,19 @@ def test_padded_rows_go_there_and_back(seed: int) -> None:
                 permute(x, chosen, probs, num_out_tokens=wrong, drop_and_pad=True)
 
 
+@pytest.mark.parametrize("tokens", [0, 9])
+def test_permute_sorts_rows_by_expert_and_unpermute_adds_them_up(tokens: int) -> None:
+    x, probs, chosen = randn(tokens, 4), randn(tokens, 5, seed=1), randn(tokens, 5, seed=2) > 0
+    rows, weights, sources, _, counts = permute(x, chosen, probs, num_out_tokens=int(chosen.sum()))
+    pairs = [(token, expert) for expert in range(5) for token in range(tokens) if chosen[token, expert]]
+    assert sources.tolist() == [token for token, _ in pairs] and torch.equal(rows, x[sources]) and counts is None
+    assert weights is not None and weights.tolist() == [float(probs[pair]) for pair in pairs]
+    assert torch.equal(permute(x, chosen)[0], rows)
+    torch.testing.assert_close(unpermute(rows, sources, x.shape), x * chosen.sum(1, keepdim=True))
+    with pytest.raises(ValueError, match="align_size is 16"):
+        permute(x, chosen, align_size=16)
+
+
 def test_rows_are_weighed_and_added_in_the_wider_type() -> None:
     """Rounded once, to the rows' type."""
     x, probs = randn(6, 8, seed=3).bfloat16(), randn(6, 5, seed=4)
@@ -161,6 +175,13 @@ def test_chunks_may_be_empty_and_rows_none(dtype: torch.dtype) -> None:
     found, probs = sort_chunks_by_idxs(torch.arange(5.0), sizes, order, torch.arange(5.0))
     assert found.tolist() == [3, 4, 0, 1, 2] and probs is not None and torch.equal(found, probs)
     assert sort_chunks_by_idxs(torch.empty(0, 4), sizes * 0, order)[0].shape == (0, 4)
+    rows, parts = randn(9, 4).requires_grad_(), torch.tensor([3, 0, 2, 4], dtype=dtype)
+    for each in itertools.permutations(range(4)):
+        order = torch.tensor(each, dtype=dtype)
+        found, _ = sort_chunks_by_idxs(rows, parts, order)
+        assert torch.equal(found, torch.cat([rows.split(parts.tolist())[i] for i in each]))
+        assert torch.equal(sort_chunks_by_idxs(found, parts[order.long()], order.argsort())[0], rows)
+        assert bool((torch.autograd.grad(found.sum(), rows)[0] == 1).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

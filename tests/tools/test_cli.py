@@ -22,7 +22,7 @@ import torch
 import transformers
 import typer
 from hf_models import LAYER, save, saved
-from quantized_files import written
+from tiny_checkpoints import tiny
 
 from ascend_moe import cli, run, validate
 from ascend_moe.checkpoint.config import moe_config
@@ -187,11 +187,11 @@ def test_run_and_plan_take_layers_with_parts_of_their_own(name: str, layer: int)
 )
 def test_run_and_plan_take_quantised_experts(kind: str, tmp_path: Path) -> None:
     """int8 rows, as dispatch and combine of the reference have them; near the layer of the dequantised weights."""
-    directory = str(written(kind, tmp_path)[0])
-    code, output = invoke("run", "--checkpoint", directory, "--layer", "1", "-r", "2", "-b", "9,5", "-n", "1")
+    directory = str(tiny(kind).write(tmp_path))
+    code, output = invoke("run", "--checkpoint", directory, "--layer", "0", "-r", "2", "-b", "9,5", "-n", "1")
     assert code == 0 and "PASS in" in output and "int8 rows, coded experts" in output, output
     code, output = invoke("plan", "--checkpoint", directory, "-r", "2")
-    assert code == 0 and "fp32 rows, contract" in output, output  # layer 0 is in float
+    assert code == 0 and "fp32 rows, int8 on the way, contract" in output, output
 
 
 def test_plan_of_a_checkpoint(tmp_path: Path) -> None:
