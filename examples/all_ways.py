@@ -1,9 +1,9 @@
-"""One MoE layer, one set of weights, by the calls of every system that this package serves: the results are one.
+"""One MoE layer, one set of weights, by the calls of every supported system: the results are equal.
 
 python examples/all_ways.py
 
-Prints a row for each way: the largest difference to the layer's definition on any rank, and whether that is as it must
-be, equal bits where the order of arithmetic is one, else one rounding of bf16.
+Prints a row per interface: the largest difference to the layer's definition on any rank, and whether it is allowed:
+none where the order of arithmetic is the same, else one rounding of bf16.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Layer:
 
 
 def alone(layer: Layer) -> Tensor:
-    """The layer's definition, without any other rank: what every way must give."""
+    """Return the layer's definition, computed without other ranks: the expected result."""
     pairs = layer.ids.flatten().argsort(stable=True)
     counts = layer.ids.flatten().bincount(minlength=E)
     w_gate_up, w_down = layer.every_w13.transpose(1, 2), layer.every_w2.transpose(1, 2)
@@ -96,7 +96,7 @@ def alone(layer: Layer) -> Tensor:
     return total.bfloat16()
 
 
-WAYS: dict[str, tuple[Callable[[Layer], Tensor], bool]] = {}  # way -> function, equal bits
+WAYS: dict[str, tuple[Callable[[Layer], Tensor], bool]] = {}  # interface -> function, equal bits
 
 
 def way(name: str, equal: bool = True) -> Callable[[Callable[[Layer], Tensor]], Callable[[Layer], Tensor]]:
@@ -288,7 +288,7 @@ def deep_ep_low_latency(layer: Layer) -> Tensor:
 
 
 def compare(rank: int, group: dist.ProcessGroup) -> dict[str, tuple[float, bool]]:
-    """By way: the largest difference to the definition on this rank, and whether it is allowed."""
+    """Return the largest difference to the definition on this rank by interface, and whether it is allowed."""
     layer = Layer.of(rank, group)
     expected = alone(layer)
     found = {}
@@ -308,7 +308,7 @@ def compare(rank: int, group: dist.ProcessGroup) -> dict[str, tuple[float, bool]
 
 def table(ranks: list[dict[str, tuple[float, bool]]]) -> tuple[str, bool]:
     """The rows over all ranks, and whether all are as they must be."""
-    lines = [f"{'way':<36}{'largest difference':>20}  must be"]
+    lines = [f"{'interface':<36}{'largest difference':>20}  must be"]
     every_fits = True
     for name, (_, equal) in WAYS.items():
         difference, fits = max(rank[name][0] for rank in ranks), all(rank[name][1] for rank in ranks)

@@ -8,15 +8,15 @@ from constants import Shape
 
 HANG, ROW, COUNTS = "hang", "a row of another op is read", "counts of another op are accepted"
 KEPT = "counts of another op are read"
-DATA, STATUS = "a row lands in a half in use", "a status block lands in a half in use"
-EPOCHS, CORES = "cores of a rank are in different epochs", "cores of a rank leave with different verdicts"
+DATA, STATUS = "a row lands in a buffer in use", "a status block lands in a buffer in use"
+EPOCHS, CORES = "cores of a rank are in different epochs", "cores of a rank leave with different status codes"
 RANKS, WORD = "ranks do not agree on the error", "a status word that nobody can have written"
 LIST = "a list of another op is read"
-LENT, COUNTED = "lent rows of another op are read", "places are counted before all cores have"
-LEAVES = "a core leaves an op that core 0 goes on with"
-SUMS_KEPT = "a core keeps its sums of an op that has failed"
+REGISTERED, COUNTED = "registered rows of another op are read", "places are counted before all cores have"
+LEAVES = "a core leaves an op that core 0 continues"
+SUMS_KEPT = "a core stores its sums of an op that has failed"
 BLAME = "an error names a rank that is not to blame"
-COMPLETED = "an op fails that another rank has left for good"
+COMPLETED = "an op fails that another rank has completed"
 STICKY = "a failed communicator is used again"
 
 BEFORE_3 = 0xFFFFFFFD  # three ops across the wrap: 0xFFFFFFFE, 0xFFFFFFFF, 2
@@ -122,7 +122,7 @@ def hierarchy(name: str, ops: int, macros: tuple[str, ...], mutants: tuple[Mutan
 ALL_WHOLE = ("ALL_ROWS", "WHOLE_RUN", "FIFO")
 NOT_COMPARED = (Mutant("config_not_compared", (RANKS,)),)
 ONE_ROUND = Mutant("single_verdict_round", (CORES, RANKS))
-LENT_EARLY = (Mutant("lent_free_too_early", (LENT,)),)
+LENT_EARLY = (Mutant("lent_free_too_early", (REGISTERED,)),)
 GIVING_UP = (
     Mutant("fail_block_ignored", (HANG,)),
     Mutant("follower_decides", (LEAVES,)),
@@ -162,7 +162,7 @@ CASES = [
     # algorithm "direct", mixed with "window" in any order
     direct("direct w2 c2", 2, 3, (), DIRECT),
     direct("direct w2 c2, roles", 2, 3, ("ROLES",), (DIRECT[2], DIRECT[4])),
-    direct("direct w2 c2, lent", 2, 3, ("LENT",), LENT_EARLY),
+    direct("direct w2 c2, registered rows", 2, 3, ("REGISTERED",), LENT_EARLY),
     direct("direct w2 c2, giving up", 2, 3, ("GIVEUP",), GIVING_UP),
     direct("direct w2 c2, v2 window combine", 2, 3, ("SLOTS",), RETURNING),
     direct("direct w2 c2, v2 window combine giving up", 2, 3, ("SLOTS", "GIVEUP"), GIVING_UP, full=True),

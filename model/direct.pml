@@ -10,7 +10,7 @@
    halves before its cores have met.
 
    Macros of a run: ROLES (in dispatch core 0 makes all lists from all ids, the others store rows, and they meet
-   once), LENT (rows of direct combine lie in lent memory), SLOTS (some ops are V2's window combine), GIVEUP (core 0 of
+   once), REGISTERED (rows of direct combine lie in lent memory), SLOTS (some ops are V2's window combine), GIVEUP (core 0 of
    one rank may give up, or find its rank's counts wrong after all messages have come); M_<mutant>. W, C, N: ranks,
    cores of each, ops. Stores of a core land in any order. */
 #define WINDOW 0
@@ -146,8 +146,8 @@ inline ReadAll() {
                 CHECK("violated: a row of another op is read\n", !ROWS(j) || cell[CELL(q, DHALF(e), q, j)] == e);
                 CHECK("violated: a list of another op is read\n", !LISTS(j) || table[(q * 2 + DHALF(e)) * C + j] == e)
             :: a == COMBINE ->
-#ifdef LENT
-                CHECK("violated: lent rows of another op are read\n", lent[q] == e)
+#ifdef REGISTERED
+                CHECK("violated: registered rows of another op are read\n", lent[q] == e)
 #else
                 CHECK("violated: a row of another op is read\n", cell[CELL(q, DHALF(e), q, j)] == e)
 #endif
@@ -215,7 +215,7 @@ end_host:
                 fi
             :: else
             fi;
-#ifdef LENT
+#ifdef REGISTERED
             if :: algorithm[e] - 1 == COMBINE && !LENT_IS_FREE -> algorithm[e] = 1 + DISPATCH :: else fi;
             if :: algorithm[e] - 1 == COMBINE -> lent[r] = e :: else fi;
 #endif
@@ -236,7 +236,7 @@ end_core:
             tablesOut[I] = LISTS(c)
 #endif
         :: a == COMBINE ->
-#if !defined(LENT) && !defined(M_rows_after_runs)
+#if !defined(REGISTERED) && !defined(M_rows_after_runs)
             rowsOut[I] = 1
 #else
             skip
@@ -261,7 +261,7 @@ end_core:
         :: a == WINDOW -> rowsOut[I] = 1
         :: a == DISPATCH -> if :: TOGETHER -> tablesOut[I] = 1 :: else fi
         :: a == COMBINE ->
-#if !defined(LENT) && defined(M_rows_after_runs)
+#if !defined(REGISTERED) && defined(M_rows_after_runs)
             rowsOut[I] = 1
 #else
             skip
@@ -296,7 +296,7 @@ end_core:
     atomic {
         if :: SUMS -> told[r] = told[r] | 1 << c :: else fi;
         if
-        :: fails -> CHECK("violated: a core leaves an op that core 0 goes on with\n", gave[r] || judged[r])
+        :: fails -> CHECK("violated: a core leaves an op that core 0 continues\n", gave[r] || judged[r])
         :: else -> ReadAll()
         fi
     };
@@ -310,7 +310,7 @@ end_core:
         inside[r] = inside[r] & ~(1 << c); epochOf[I] = e;
         if
         :: inside[r] == 0 ->
-            CHECK("violated: a core keeps its sums of an op that has failed\n", !(gave[r] || judged[r]) || kept[r] == 0);
+            CHECK("violated: a core stores its sums of an op that has failed\n", !(gave[r] || judged[r]) || kept[r] == 0);
             if :: gave[r] -> dead[r] = 1 :: else -> done[r]++ fi
         :: else
         fi;

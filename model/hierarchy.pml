@@ -113,12 +113,12 @@ byte odd;             /* 1 + the rank that may take a message for an error, the 
 #define QUIET(q, half, e) (!(busy[q] && PARITY(cur[q]) == (half) && cur[q] != (e)))
 
 inline PutRow(q, half, e, region) {
-    CHECK("violated: a row lands in a half in use\n", QUIET(q, half, e));
+    CHECK("violated: a row lands in a buffer in use\n", QUIET(q, half, e));
     if :: op[q * 2 + half] != e -> op[q * 2 + half] = e; row[q * 2 + half] = 0; message[q * 2 + half] = 0 :: else fi;
     row[q * 2 + half] = row[q * 2 + half] | 1 << (region)
 }
 inline PutRun(q, half, e, at) {
-    CHECK("violated: a status block lands in a half in use\n", QUIET(q, half, e));
+    CHECK("violated: a status block lands in a buffer in use\n", QUIET(q, half, e));
     if :: op[q * 2 + half] != e -> op[q * 2 + half] = e; row[q * 2 + half] = 0; message[q * 2 + half] = 0 :: else fi;
     message[q * 2 + half] = message[q * 2 + half] | 1 << (at)
 }
@@ -132,7 +132,7 @@ inline Stage(e, rows, messages) {
     outMessage[OUT(PARITY(e))] = outMessage[OUT(PARITY(e))] | (messages)
 }
 inline PutStatus(q, e, source) {
-    CHECK("violated: a status block lands in a half in use\n", QUIET(q, PARITY(e), e));
+    CHECK("violated: a status block lands in a buffer in use\n", QUIET(q, PARITY(e), e));
     st[AT(q, e)] = WITH(st[AT(q, e)], source, e)
 }
 #ifdef M_relayed_to_the_other_parity
@@ -141,7 +141,7 @@ inline PutStatus(q, e, source) {
 #define RELAYED_AT(q) AT(q, cur[r])
 #endif
 inline PutRelayed(q) {
-    CHECK("violated: a status block lands in a half in use\n", QUIET(q, PARITY(cur[r]), cur[r]));
+    CHECK("violated: a status block lands in a buffer in use\n", QUIET(q, PARITY(cur[r]), cur[r]));
     st[RELAYED_AT(q)] = WITH(st[RELAYED_AT(q)], LANEMATE, cur[r])
 }
 #define OTHERS (((1 << W) - 1) & ~(1 << r))
@@ -516,7 +516,7 @@ leave:
     if
     :: atomic { ALIVE && DRAINED ->
            waits[r] = 0; accuses[r] = 0; turns[r] = 0;
-           CHECK("violated: an op fails that another rank has left for good\n", MAY_FAIL);
+           CHECK("violated: an op fails that another rank has completed\n", MAY_FAIL);
            if
            :: v ->
                CHECK("violated: an error names a rank that is not to blame\n", BLAMED(v - 1));

@@ -67,14 +67,14 @@ byte failed[W];            /* launches that have ended with a fatal error */
 
 #define LAND_ROW(q, m, mask, before, place) \
     :: atomic { (pr[I] & mask) && BEHIND(pr[I], before) AT_MEMORY(EV_LAND_ROW, q, m) -> \
-           CHECK("violated: a row lands in a half in use\n", QUIET_DATA(q, TARGET_HALF(rE[I]), rE[I])); \
+           CHECK("violated: a row lands in a buffer in use\n", QUIET_DATA(q, TARGET_HALF(rE[I]), rE[I])); \
            row[ROW_AT(q, TARGET_HALF(rE[I]), r) + place] = ROW(rE[I], m); \
            pr[I] = pr[I] & ~(mask); DONE }
 #ifdef WHOLE_RUN
 #define LAND_BLOCK(q, b, mask, before, rowmask)
 #define LAND_RUN(q, mask, rowmask) \
     :: atomic { (ps[I] & mask) && BEHIND(pr[I], rowmask) -> \
-           CHECK("violated: a status block lands in a half in use\n", QUIET_STATUS(q, cur[r])); \
+           CHECK("violated: a status block lands in a buffer in use\n", QUIET_STATUS(q, cur[r])); \
            k = 0; \
            do :: k < B -> st[RUN_AT(q, SHALF(cur[r]), r) + k] = cur[r]; k++ :: else -> break od; \
            k = 0; ps[I] = ps[I] & ~(mask) }
@@ -83,7 +83,7 @@ byte failed[W];            /* launches that have ended with a fatal error */
 #define LAND_BLOCK(q, b, mask, before, rowmask) \
     :: atomic { (ps[I] & mask) && BEHIND(ps[I], before) && BEHIND(pr[I], rowmask) \
                 AT_MEMORY(EV_LAND_BLOCK, q, b) -> \
-           CHECK("violated: a status block lands in a half in use\n", QUIET_STATUS(q, cur[r])); \
+           CHECK("violated: a status block lands in a buffer in use\n", QUIET_STATUS(q, cur[r])); \
            st[RUN_AT(q, SHALF(cur[r]), r) + b] = cur[r]; \
            ps[I] = ps[I] & ~(mask); DONE }
 #endif

@@ -175,7 +175,7 @@ class Translation:
             self._posted[launch] += line.bytes
         elif line.event == "load" and self._posted[launch] == self.cores * BLOCK and (*launch, line.core) not in passed:
             passed.add((*launch, line.core))
-            self._add("SYNC", number, line, x=meeting, text=f"meeting {meeting}")
+            self._add("SYNC", number, line, x=meeting, text=f"core barrier {meeting}")
 
     def _rows(self, number: int, line: Line) -> None:
         """A store or landing of rows."""

@@ -95,7 +95,7 @@ inline ReadBoard(round) {
 byte said[W * ROUNDS];
 #define AGREE(round) \
     if :: said[r * ROUNDS + round] == 0 -> said[r * ROUNDS + round] = v + 1 :: else fi; \
-    CHECK("violated: cores of a rank leave with different verdicts\n", said[r * ROUNDS + round] == v + 1)
+    CHECK("violated: cores of a rank leave with different status codes\n", said[r * ROUNDS + round] == v + 1)
 #define FORGET_SAID said[r * ROUNDS] = 0; said[r * ROUNDS + 1] = 0; said[r * ROUNDS + 2] = 0
 #else
 #define AGREE(round) skip

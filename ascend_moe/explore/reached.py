@@ -1,4 +1,4 @@
-"""Tells what a program makes the kernels do again: rings that are filled anew, chunks and batches after the first.
+"""Which parts of the kernels a program uses more than once: rings, chunks and batches after the first.
 
 All of it follows from the plans of the calls, their ids and their counts.
 """
@@ -19,42 +19,42 @@ from .program import TWO_LEVELS
 if TYPE_CHECKING:
     from .engine import OpCall, PlannedProgram
 
-#: Each with what a case of it has, on one core at least.
+#: Part -> what a case that reaches it has, on at least one core.
 REACHED = {
     "histograms": "histograms of the cores in more than one batch",
-    "pairs": "pairs in more than one chunk",
-    "send ring": "more rows to send than are on their way",
-    "tail ring": "more rows with tails than are on their way",
+    "routed tokens": "routed tokens in more than one chunk",
+    "send ring": "more rows to send than fit in flight",
+    "trailer ring": "more rows with trailers than fit in flight",
     "quantized pieces": "rows that are quantized in pieces",
-    "window copies": "more chunks to copy out of the window than are on their way",
-    "gather chunks": "more chunks to gather than are on their way",
+    "window copies": "more chunks to copy out of the window than fit in flight",
+    "gather chunks": "more chunks to gather than fit in flight",
     "lists": "list entries in more than one load",
     "weights": "expert_scales gathered in more than one load",
-    "shared rows": "rows that cross once for several experts",
+    "shared rows": "rows that are sent once for several experts",
     "roles": "cores that make the lists",
     "index": "expand_idx in more than one chunk",
-    "triples": "triples in more than one chunk",
-    "return ring": "more chunks to send back than are on their way",
-    "sum ring": "more rows to sum than are on their way",
+    "source indices": "source indices in more than one chunk",
+    "return ring": "more chunks to return than fit in flight",
+    "sum ring": "more rows to sum than fit in flight",
     "sums": "tokens to sum in more than one chunk",
     "parts": "tokens in several parts",
     "shorter part": "tokens whose last part is shorter",
     "shared in parts": "the shared expert's rows for tokens in several parts",
     "aligned ends": "rows over RDMA, for several local experts",
     "counts by vectors": "W a multiple of 8",
-    "records": "rows that cross once to another server, and go on there",
-    "servers' sums": "sums of tokens that came from other servers",
+    "records": "rows that are sent once to another server and forwarded there",
+    "servers' sums": "sums of tokens from other servers",
     "record batches": "tokens with records in more than two batches",
     "server chunks": "tokens counted by server in more than two chunks",
     "flag loads": "flags of a rank's blocks in more than two loads",
-    "times": "ops that add up what they wait for each rank",
-    "two launches": "ops that send and finish apart",
-    "lost rank": "ranks that go on as a group of their own, after another was killed",
+    "times": "ops that add up their wait for each rank",
+    "two launches": "ops that send and finish in two launches",
+    "lost rank": "ranks that continue as a group after another was killed",
 }
 
 
 def reached(program: PlannedProgram) -> set[str]:
-    """Returns the names of ``REACHED`` that the program reaches."""
+    """Return the names of ``REACHED`` that the program reaches."""
     found = {name for call in program.calls for name, yes in _Reach(program, call).all() if yes}
     return found | ({"two launches"} if set(program.program.sequence) & set("dc") else set())
 
@@ -69,7 +69,7 @@ class _Reach:
         case, tiling = self.program.program, self.call.tiling
         dispatch, window = self.call.op == calls.OP_DISPATCH, self.call.algorithm == "window"
         pairs, roles = max(self._pairs()), bool(tiling.get("list_cores"))
-        yield "pairs", pairs > tiling["chunk_pairs"] and not roles
+        yield "routed tokens", pairs > tiling["chunk_pairs"] and not roles
         yield "aligned ends", window and bool(tiling["transport"]) and case.local > 1 and self._rows() > 0
         yield "counts by vectors", case.world % 8 == 0 and case.cores > 1
         yield "times", case.measured
@@ -90,7 +90,7 @@ class _Reach:
         yield "quantized pieces", bool(case.quant_mode) and case.hidden > tiling["quant_piece"]
         if window:
             yield "send ring", routed > tiling["send_ring"]
-            yield "tail ring", 0 < tiling["tail_ring"] < routed
+            yield "trailer ring", 0 < tiling["tail_ring"] < routed
             yield "window copies", max(self._chunks(tiling["copy_rows"])) > tiling["copy_ring"]
             return
         yield "roles", bool(tiling["list_cores"])
@@ -111,7 +111,7 @@ class _Reach:
         triples = case.contract == 2 and not tiling["transport"]
         share = math.ceil(self._rows() / case.cores)
         yield "index", not triples and max(self._pairs()) > tiling["chunk_pairs"]
-        yield "triples", triples and share > tiling["chunk_pairs"]
+        yield "source indices", triples and share > tiling["chunk_pairs"]
         if not window:
             rows = math.ceil(share / tiling["send_rows"])
             yield "return ring", not self.call.lent and rows > tiling["return_ring"]

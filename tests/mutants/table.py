@@ -12,13 +12,13 @@ from dataclasses import dataclass
 # "borders" of what the kernels check, those of what comes of "failures", those of the "times" in performance_info,
 # those of the "two levels" of hierarchy, also "killed" in processes, or "explored" (these on both engines). On the
 # checked engine: explore mode with cases of the algorithm "window" or "direct", of ranks on several "servers", also
-# with "flags" in blocks that come in any order, of registered rows ("lent"), of "roles" (direct, some cores make
+# with "flags" in blocks that come in any order, of registered rows ("registered"), of "roles" (direct, some cores make
 # lists), of "long lists", of "shared rows" (direct, owners read a row once for all their experts), of "large" shares,
 # with "faults" (ranks that die or call no more, wrong inputs, corrupted blocks), or with "forged" counts in a status
 # message, also where combine keeps its "sums" then, or of ops in "two launches"; or what `ascend-moe explore -n 2000`
 # has "drawn"; or a case of so many ranks that their messages are matched in "parts".
 SUITE, ZERO_COPY, BORDERS, FAILURES = "suite", "zero copy", "borders", "failures"
-WINDOW, SERVERS, DIRECT, LENT, ROLES = "window", "servers", "direct", "lent", "roles"
+WINDOW, SERVERS, DIRECT, LENT, ROLES = "window", "servers", "direct", "registered", "roles"
 LONG_LISTS, SHARED_ROWS, FAULTS = "long lists", "shared rows", "faults"
 LARGE, FORGED, SUMS, TWO_LAUNCHES, DRAWN = "large", "forged", "sums", "two launches", "drawn"
 FLAGS = "flags"
@@ -485,7 +485,7 @@ PATCHES = r"""
 + owner = (Owner(*info_, static_cast<uint32_t>(id)) + 1) % info_->world;
 @ direct/sum
 = lent_as_published: readers look in the half for rows that lie in a lent area
-! lent, zero copy | wrong result | seen
+! registered, zero copy | wrong result | seen
 - PhaseOf(header1.GetValue(kH1OpPhase)) == kPhaseLent
 + false
 @ common/wait

@@ -67,9 +67,9 @@ ROWS = [*MUTANTS, unseen_in_one_library()[0]]
 
 
 def test_the_page_counts_them() -> None:
-    """docs/reliability.md has the number of each finder's mutants, and that of all."""
+    """docs/reliability.md has the number of each detector's mutants, and that of all."""
     page = (Path(__file__).resolve().parents[2] / "docs/reliability.md").read_text()
-    table = page.split("| finder | who that is | mutants |\n")[1].split("\n\n")[0]
+    table = page.split("| detector | tests | mutants |\n")[1].split("\n\n")[0]
     counts = {row.split(" | ")[0]: int(row.split(" | ")[2]) for row in re.findall(r"^\| (.+) \|$", table, re.MULTILINE)}
     assert counts == Counter(", ".join(mutant.finders) for mutant in MUTANTS)
     assert f"`make mutants` runs {len(MUTANTS)} kernels with a bug each" in page

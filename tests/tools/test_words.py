@@ -37,7 +37,7 @@ WORDS = {
 }
 #: Names of former classes, in this case only.
 NAMES = "Begun|OnTheWay|Standing|Regrouped|Grown|Board|Post|Ballot"
-PATTERN = re.compile(rf"(?<![\w-])(?:(?i:{'|'.join(WORDS)})|{NAMES})(?![\w-]|\.\w)")  # names of files may stay
+PATTERN = re.compile(rf"(?<![\w/-])(?:(?i:{'|'.join(WORDS)})|{NAMES})(?![\w/-]|\.\w)")  # not in names of files
 #: Words that stay in one file, and why.
 ALLOWED = {("CHANGELOG.md", "standin"): "the former name of a module and of a command"}
 #: What is not yet rewritten. Only shrinks.
