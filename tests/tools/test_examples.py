@@ -63,10 +63,10 @@ def test_a_framework_runs_over_this_package(framework: str, tmp_path: Path, monk
     assert run(name, [*TORCHRUN, "2"], tmp_path) == pasted_output(name)
 
 
-def test_every_way_gives_the_layer_as_the_page_shows(tmp_path: Path) -> None:
+def test_every_interface_returns_the_layer_as_the_page_shows(tmp_path: Path) -> None:
     """But for the differences: their last bits depend on the CPU."""
     page = (EXAMPLES.parent / "docs" / "frameworks.md").read_text()
-    shown = re.findall(r"^(?:way|\w.*  \d).*", page.partition("## All ways")[2], re.MULTILINE)
+    shown = re.findall(r"^(?:interface|\w.*  \d).*", page.partition("## All interfaces")[2], re.MULTILINE)
     printed = run("all_ways.py", [], tmp_path).splitlines()
     assert [line[:36] + line[56:] for line in printed] == [line[:36] + line[56:] for line in shown]
 
