@@ -1,4 +1,4 @@
-"""`ascendc-twin`: builds kernels for the emulator and lists what a library contains."""
+"""`ascendc-twin`: build kernels for the emulator and list the contents of a library."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from .errors import ArgumentError, LibraryError, TwinBuildError
 if TYPE_CHECKING:
     from .kernels import Kernels
 
-app = typer.Typer(no_args_is_help=True, help="AscendC kernels of your own on the CPU.")
+app = typer.Typer(no_args_is_help=True, help="Build, run and check your own AscendC kernels on the CPU.")
 
 
 @app.command("build")
 def build_command(
     sources: Annotated[list[Path], typer.Argument(help="Kernel sources.", exists=True, dir_okay=False)],
     defines: Annotated[
-        list[str] | None, typer.Option("-D", metavar="NAME[=VALUE]", help="Macro, e.g. -D DTYPE_X=half.")
+        list[str] | None, typer.Option("-D", metavar="NAME[=VALUE]", help="Define a macro, e.g. -D DTYPE_X=half.")
     ] = None,
     includes: Annotated[
-        list[Path] | None, typer.Option("-I", metavar="DIR", help="Folder of headers.", file_okay=False)
+        list[Path] | None, typer.Option("-I", metavar="DIR", help="Add a folder of headers.", file_okay=False)
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="name.so; default: the first source's name, here.")
+        Path | None, typer.Option("-o", "--output", help="Library to write; default: the first source's name with .so, in this folder.")
     ] = None,
-    engine: Annotated[str, typer.Option(metavar="fast|checked|both")] = "both",
-    debug: Annotated[bool, typer.Option("--debug", help="For gdb: -O0 -g.")] = False,
+    engine: Annotated[str, typer.Option(metavar="fast|checked|both", help="Engines to build for.")] = "both",
+    debug: Annotated[bool, typer.Option("--debug", help="Compile for gdb, with -O0 -g.")] = False,
 ) -> None:
-    """Compile kernels; ascendc_twin.load opens what comes out.
+    """Compile kernels into a library for `ascendc_twin.load`.
 
-    Exit code 0: built. 1: a source does not compile; the compiler's messages are shown. 2: wrong options.
+    Exit code 0: built. 1: a source does not compile; the compiler's messages are printed. 2: wrong options.
     """
     from .kernels import build, load
 
@@ -52,7 +52,7 @@ def build_command(
 
 @app.command("list")
 def list_command(
-    library: Annotated[Path, typer.Argument(help="What build made.", exists=True, dir_okay=False)],
+    library: Annotated[Path, typer.Argument(help="A library of `build`.", exists=True, dir_okay=False)],
 ) -> None:
     """Show the kernels of a library, their parameters, and the tiling keys of templates."""
     from .kernels import load

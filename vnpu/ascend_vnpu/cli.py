@@ -1,4 +1,4 @@
-"""`ascend-vnpu`: a command on the virtual NPU."""
+"""`ascend-vnpu`: run a command on the virtual NPU."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from .launch import DEFAULT_DEVICES, MAX_DEVICES, launch
 from .package import DEFAULT_SOC, SOC_OF_SERIES, SOCS, ArgumentError, LibraryError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-_SOC = f"{', '.join(SOCS)}. Default: {DEFAULT_SOC}, or {SOC_OF_SERIES['A2']} beside a vllm-ascend for A2."
+_SOC = f"{', '.join(SOCS)}. Default: {DEFAULT_SOC}, or {SOC_OF_SERIES['A2']} if a vllm-ascend for A2 is installed."
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def vnpu(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND [ARGUMENT ...]", help="Put -- before it.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND [ARGUMENT ...]", help="The command to run, after --.")],
     soc: Annotated[str | None, typer.Option(metavar="NAME", help=_SOC)] = None,
-    devices: Annotated[int, typer.Option(metavar="N", help=f"1 to {MAX_DEVICES}.")] = DEFAULT_DEVICES,
+    devices: Annotated[int, typer.Option(metavar="N", help=f"Number of devices, 1 to {MAX_DEVICES}.")] = DEFAULT_DEVICES,
     no_verify: Annotated[
         bool,
         typer.Option(
-            "--no-verify", help="Compare neither torch_npu's files with its RECORD nor NAME with vllm-ascend's."
+            "--no-verify", help="Do not compare torch_npu's files with its RECORD, or --soc with vllm-ascend."
         ),
     ] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No line on stderr about what this is.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print no line about the virtual NPU on stderr.")] = False,
 ) -> None:
-    """Run a command with torch_npu on a virtual NPU: host memory and CPU cores in the place of devices.
+    """Run a command with torch_npu on a virtual NPU: host memory and CPU cores replace devices.
 
     ascend-vnpu -- python script.py
 
     ascend-vnpu -- torchrun --nproc-per-node 4 script.py
 
-    For correctness only: it is not an NPU, and times measured on it mean nothing.
+    Use it to check results; times are not meaningful.
 
-    Exits with the command's exit code; with 2 where options are wrong or torch_npu does not fit the command.
+    Exit code: the command's; 2 for wrong options, or if torch_npu does not match torch.
     """
     launch(command, soc, devices, check=not no_verify, quiet=quiet)
 
