@@ -41,8 +41,7 @@ PATTERN = re.compile(rf"(?<![\w/-])(?:(?i:{'|'.join(WORDS)})|{NAMES})(?![\w/-]|\
 #: Words that stay in one file, and why.
 ALLOWED = {("CHANGELOG.md", "standin"): "the former name of a module and of a command"}
 #: What is not yet rewritten. Only shrinks.
-UNFINISHED = ("ascend_moe/", "csrc/", "docs/", "examples/", "model/", "op_host/", "op_kernel/", "twin/")
-UNFINISHED += ("vnpu/",)
+UNFINISHED = ("ascend_moe/", "csrc/", "docs/architecture.md", "op_host/", "op_kernel/", "twin/", "vnpu/")
 CHECKED = ("*.md", "docs/**/*.md", "docs/**/*.svg", "twin/*.md", "vnpu/*.md", "examples/**/*.md", "model/*.md")
 CHECKED += ("ascend_moe/**/*.py", "twin/ascendc_twin/**/*.py", "vnpu/ascend_vnpu/**/*.py")
 CHECKED += tuple(f"{folder}/**/*{suffix}" for folder in ("op_kernel", "op_host", "csrc") for suffix in (".h", ".cpp"))
