@@ -44,7 +44,9 @@ ALLOWED = {("CHANGELOG.md", "standin"): "the former name of a module and of a co
 UNFINISHED = ("ascend_moe/", "csrc/", "docs/architecture.md", "op_host/", "op_kernel/", "twin/", "vnpu/")
 CHECKED = ("*.md", "docs/**/*.md", "docs/**/*.svg", "twin/*.md", "vnpu/*.md", "examples/**/*.md", "model/*.md")
 CHECKED += ("ascend_moe/**/*.py", "twin/ascendc_twin/**/*.py", "vnpu/ascend_vnpu/**/*.py")
-CHECKED += tuple(f"{folder}/**/*{suffix}" for folder in ("op_kernel", "op_host", "csrc") for suffix in (".h", ".cpp"))
+CHECKED += tuple(
+    f"{folder}/**/*{suffix}" for folder in ("op_kernel", "op_host", "csrc", "twin", "vnpu") for suffix in (".h", ".cpp")
+)
 
 
 def texts(name: str, source: str) -> Iterator[tuple[int, str]]:
