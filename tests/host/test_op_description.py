@@ -118,9 +118,3 @@ def test_a_description_that_cannot_be_read_is_refused(old: str, new: str, said: 
     assert TEXT.count(old) == 1
     with pytest.raises(ValueError, match=said):
         op_description.operators(TEXT.replace(old, new))
-
-
-def test_what_is_made_has_lines_as_code_that_is_typed_has() -> None:
-    for made in (op_description.aclnn_header(TEXT), op_description.aclnn_source(TEXT)):
-        assert max(map(len, made.splitlines())) <= op_description.WIDTH
-        assert "tools/op_description.py" in made

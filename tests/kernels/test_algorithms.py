@@ -6,11 +6,9 @@ import os
 
 import failure_cases as cases
 import pytest
-import torch
 
 import ascend_moe
-from ascend_moe import errors, explore, plan
-from ascend_moe.plan import Request
+from ascend_moe import errors, explore
 from ascend_moe.reference.cases import Case
 from ascend_moe.validate.run import DevicePlace, run_case
 
@@ -68,26 +66,3 @@ def test_no_schedule_finds_a_race_in_meetings_by_syncall(text: str, monkeypatch:
     monkeypatch.setenv("ASCEND_MOE_CORE_BARRIER", "syncall")
     found = explore.campaign([explore.parse(f"w2,c3,l2,k2,b3,{text}")], 30, 1, a_case=30)
     assert found.finding is None, found.finding
-
-
-def test_auto_takes_what_fits_the_window() -> None:
-    """V2's combine needs maxBS*K slots in window and W*maxBS*min(K, L) rows in direct."""
-    one = Request(ranks=4, experts=32, hidden=1024, topk=8, batch=64, contract="v2", comm_alg="direct")
-    direct = plan.plan(one).buffsize_mib
-    size = torch.bfloat16.itemsize
-
-    def body(rank: int, group_ep: str) -> list[str]:
-        x, ids = torch.ones(64, 1024, dtype=torch.bfloat16), torch.arange(8, dtype=torch.int32).repeat(64, 1)
-        place = (group_ep, 4, rank, 32)
-        found = []
-        sent = ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, *place, comm_alg="auto")
-        found.append(ascend_moe.algorithm_of(group_ep))
-        ascend_moe.npu_moe_distribute_combine_v2(
-            sent[0], ids, sent[2], sent[4], torch.ones(64, 8), *place, comm_alg="auto"
-        )
-        return [*found, ascend_moe.algorithm_of(group_ep)]
-
-    assert direct == 2 * (4 * 64 * 8 * 1024 * size) // 2**20
-    for mib, want in ((direct - 1, ["direct", "window"]), (direct, ["direct", "direct"])):
-        with ascend_moe.LocalCluster(4, window_mib=mib) as cluster:
-            assert cluster.run(body) == [want] * 4

@@ -12,7 +12,7 @@ import torch
 from op_runs import Clusters
 
 from ascend_moe import comm
-from ascend_moe.errors import ArgumentError, AscendMoeError, RoutingMismatch, RoutingOverflow, WindowTooSmall
+from ascend_moe.errors import ArgumentError, AscendMoeError, RoutingMismatch, RoutingOverflow
 from ascend_moe.reference.cases import Case
 
 pytestmark = [pytest.mark.asan]
@@ -259,15 +259,3 @@ def test_a_wrong_triple_of_a_rank_whose_rows_are_counted_exactly(
 
     assert_right(case, combine_of(clusters[2], case, unchanged))
     assert_refused(combine_of(clusters[2], case, other), "assist_info_for_combine", 1)
-
-
-# ---- the window of direct
-
-
-def test_rows_of_pairs_count_in_directs_need() -> None:
-    """With smooth scales a row a pair is published: two lists, and 2 * 3852 rows of 64 bytes, are half a MiB."""
-    case = Case(world=2, local=1, topk=2, batch=3852, width=16, quant_mode=2, smooth=True, ids="distinct")
-    with comm.LocalCluster(2, window_mib=1) as cluster:
-        assert_right(case, combine_of(cluster, case, unchanged))
-        for error in op_runs.run(cluster, replace(case, batch=3853)):
-            assert isinstance(error, WindowTooSmall) and error.needed_mib == 2, error

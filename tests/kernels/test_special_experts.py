@@ -18,7 +18,6 @@ from ascend_moe.reference import cases
 from ascend_moe.reference.cases import Case
 
 ALGORITHMS = ["window", "direct"]
-SPECIAL = {"zero": (3, 0, 0), "copy": (0, 2, 0), "const": (0, 0, 2), "all": (2, 1, 2)}
 BASE = Case(contract=2, local=2, topk=4, batch=9, cores=5, shared=2, batches="zero rank", ids="mixed")
 
 
@@ -33,17 +32,6 @@ def run(clusters: Clusters, case: Case) -> list[Any]:
     runs = op_runs.run(clusters[case.world], case)
     op_runs.check(case, runs)
     return runs
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("dtype", cases.DTYPES)
-@pytest.mark.parametrize("kind", SPECIAL)
-def test_every_kind(clusters: Clusters, kind: str, dtype: str, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-    for seed, mask in enumerate(("none", "token", "pair", "prefix")):
-        case = case_with(*SPECIAL[kind], dtype=dtype, mask=mask, seed=seed, plain=seed == 2)
-        for alphas in (1, 2) if case.const_expert_num else (1,):
-            run(clusters, replace(case, alphas=alphas, weights=seed == 1, quant_mode=2 if seed == 3 else 0))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -149,27 +149,6 @@ def check_arguments_that_this_torch_npu_lacks_are_named() -> None:
             assert tensors(function(*args, **{**kwargs, argument: 1 if argument == "k" else None}))
 
 
-def check_the_gradients_of_a_grouped_matmul_are_grouped_products() -> None:
-    counts = torch.tensor([2, 0, 4])
-    for dtype in (torch.float32, torch.bfloat16):
-        found = []
-        for device in ("cpu", NPU):
-            torch.manual_seed(1)
-            x, w = (placed(torch.randn(shape).to(dtype), device).requires_grad_() for shape in ((9, 16), (3, 16, 32)))
-            args: dict[str, Any] = {"group_type": 0, "group_list_type": 1, "split_item": 3}
-            for function in (npu.npu_grouped_matmul, torch.ops.ascend_moe.npu_grouped_matmul):
-                x.grad = w.grad = None
-                begin = len(ORDER)
-                (y,) = function([x], [w], group_list=placed(counts, device), **args)
-                y[:6].sum().backward()
-                found.append([x.grad.cpu(), w.grad.cpu()])
-            torch.npu.synchronize()
-            products = [name for name in ORDER[begin:] if "GroupedMatmul" in name]
-            assert len(products) == (3 if device == NPU else 0), products
-        assert not any(found[0][0][6:].flatten().tolist())
-        assert not any(difference(found[0], other, False) for other in found[1:])
-
-
 def check_operators_without_a_gradient_say_so() -> None:
     """torch_npu has none of a grouped matmul; ours is of grouped products, which a list of x has not."""
     for op, label in (("npu_grouped_matmul", "lists"), ("npu_dynamic_quant", "rows")):

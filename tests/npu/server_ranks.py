@@ -89,28 +89,6 @@ def check_groups_of_some_ranks_are_counted_by_their_own() -> None:
         dist.barrier(GLOO)
 
 
-def check_unequal_servers_and_ranks_in_turn_are_refused_on_every_rank() -> None:
-    in_turn = [rank for pair in zip(range(HALF), range(HALF, WORLD), strict=True) for rank in pair]
-    for ranks, text in (
-        (list(range(HALF + 1)), rf"{HALF} of its {HALF + 1} ranks are on 'a' \(from rank 0 on\), 1 on 'b'"),
-        (in_turn, "ranks 0 and 2 are on 'a', but rank 1 between them is on 'b'"),
-    ):
-        # c10d sorts ranks: the order of names gives ranks in turn.
-        where = {rank: HOSTS[rank] for rank in range(WORLD)}
-        if ranks == in_turn:
-            where = dict(enumerate(HOSTS[rank] for rank in in_turn))
-        socket.gethostname = lambda where=where: where[RANK]
-        place = group_of(sorted(ranks))
-        if place is not None and ON_A2:
-            for _ in range(2):  # what ranks have said stays
-                with raises(text, ArgumentError):
-                    dispatch(place)
-        elif place is not None:
-            sound(place)
-        dist.barrier(GLOO)
-    socket.gethostname = lambda: HOSTS[RANK]
-
-
 def check_the_setting_goes_before_host_names_and_is_the_same_on_all() -> None:
     if not ON_A2:
         return
@@ -127,13 +105,6 @@ def check_the_setting_goes_before_host_names_and_is_the_same_on_all() -> None:
     with raises(f"{SETTING} differs in group", ConfigMismatch):
         dispatch(place)
     del os.environ[SETTING]
-    os.environ["LOCAL_WORLD_SIZE"] = str(WORLD)
-    place = everyone()
-    with raises(f"LOCAL_WORLD_SIZE is {WORLD} on rank 0 of group .*, but {HALF} of its {WORLD} ranks", ConfigMismatch):
-        dispatch(place)
-    os.environ["LOCAL_WORLD_SIZE"] = str(HALF)
-    sound(everyone())
-    del os.environ["LOCAL_WORLD_SIZE"]
     dist.barrier(GLOO)
 
 

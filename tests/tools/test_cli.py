@@ -338,7 +338,6 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("bench", ["--json", "/nowhere/at/all.json"], "no folder"),
         ("run", ["--preset", "gpt-5"], "'--preset' preset is 'gpt-5'; need one of deepseek-v3"),
         ("run", ["--ranks", "3"], "'--ranks' 3 ranks cannot share 256 experts evenly"),
-        ("run", ["--batch"], "'--batch' requires an argument"),
         ("run", ["--batch", "many"], "'--batch' 'many' is neither a number of tokens nor a list"),
         ("run", ["--batch", "1,2"], "'--batch' '1,2' lists 2 ranks, there are 4"),
         ("run", ["--seed", str(2**63)], "'--seed'"),
@@ -347,13 +346,11 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("run", ["--checkpoint", "."], "'--layer' say which decoder layer"),
         ("run", ["--checkpoint", ".", "--layer", "1"], "'--checkpoint' config.json does not exist"),
         ("run", ["--checkpoint", ".", "-p", "tiny"], "'--preset' the numbers come from --checkpoint"),
-        ("run", ["--text", "absent.txt"], "'--text'"),
         ("run", ["--text", "empty.txt"], "'--text' empty.txt is empty"),
         ("plan", ["--soc", "Ascend310P"], "soc is 'Ascend310P'; need one of Ascend910B1"),
         ("plan", ["-b", "4", "--global-bs", "64"], "leave --batch out"),
         ("plan", ["--global-bs", "65"], "multiple of the 16 ranks"),
         ("predict", [*PREDICT, "--ranks", "eight"], "--ranks eight is no list of whole numbers"),
-        ("predict", ["--ranks", "400"], "ep_world_size is 400, it must be in 1..384"),
         ("predict", [*PREDICT, "--batch", "4097"], "BS = 4097"),
         ("predict", [*PREDICT, "--cores", "49"], "cores is 49; Ascend910_9391 has 48"),
         ("validate", ["--device", "gpu"], "device is 'gpu'; need one of auto, npu, cpu"),
@@ -365,12 +362,9 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("validate", ["--comm-alg", "push"], "'--comm-alg' 'push' is none of auto, window, direct, hierarchy"),
         ("bench", ["--comm-alg", "hierarchy"], "hierarchy is between servers, and bench's ranks share one"),
         ("run", ["--checkpoint", ".", "--layer", "1", "--topk", "2"], "'--topk' the numbers come from --checkpoint"),
-        ("trace", ["-p", "tiny", "--out", "/nowhere/t.json"], "/nowhere"),
         ("trace", ["-p", "tiny", "--out", "/dev/full"], "/dev/full is a link or no regular file"),
         ("bench", ["--json", "link"], "is a link or no regular file"),
-        ("bench", ["--plot", "link"], "link is a link or no regular file"),
         ("trace", ["-p", "tiny", "--soc", "H100"], "H100"),
-        ("trace", ["-p", "tiny", "--comm-alg", "push"], "algorithm is 'push'"),
     ],
 )
 def test_wrong_options_are_told(
@@ -448,25 +442,16 @@ def test_plan_ends_where_no_window_would_help() -> None:
     assert code == 1 and out.splitlines()[-1].startswith("not possible: ep_world_size is 1000")
 
 
-@pytest.mark.parametrize("algorithm", ["window", "direct"])
-def test_comm_alg_is_what_the_ops_run(algorithm: str) -> None:
-    found = run_json(
-        "--iterations", "1", "--batch", "3", "-k", "2", "-e", "8", "--hidden", "64", "--comm-alg", algorithm
-    )
-    assert {name for of_rank in found["algorithms"] for name in of_rank.values()} == {algorithm} and os.environ.get(
-        "ASCEND_MOE_COMM_ALG"
-    ) is None
-    assert [found["config"][name] for name in ("top_k", "num_experts", "hidden_size")] == [2, 8, 64]
-    assert commands.said("validate", "-r", "1", "--extra", "0", "--dtype", "bf16", "--comm-alg", algorithm).code == 0
-
-
-@pytest.mark.parametrize("share", [0, 2])
-def test_run_by_hierarchy_passes_on_one_server_and_on_two(share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("algorithm", "share"), [("window", 0), ("direct", 0), ("hierarchy", 0), ("hierarchy", 2)])
+def test_comm_alg_is_what_the_ops_run(algorithm: str, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one server hierarchy is window. The variable is as before."""
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
-    options = "--iterations 1 --batch 3,0,2,3 -k 3 -e 8 --hidden 64 --comm-alg hierarchy"
+    options = f"--iterations 1 --batch 3,0,2,3 -k 3 -e 8 --hidden 64 --comm-alg {algorithm}"
     found = run_json(*options.split())
     names = {name for of_rank in found["algorithms"] for name in of_rank.values()}
-    assert found["pass"] and names == {"hierarchy" if share else "window"}
+    assert found["pass"] and names == {algorithm if share or algorithm != "hierarchy" else "window"}
+    assert os.environ.get("ASCEND_MOE_COMM_ALG") is None
+    assert [found["config"][name] for name in ("top_k", "num_experts", "hidden_size")] == [3, 8, 64]
 
 
 # ---- hostile values

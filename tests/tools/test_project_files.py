@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
-
 
 TREE = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not (TREE / ".github").is_dir(), reason="not in a source tree")
@@ -46,9 +42,6 @@ def test_the_version_stands_in_one_place() -> None:
     assert "version" not in yaml.safe_load((TREE / "CITATION.cff").read_text())
     section = re.search(r"^## (.*?), ", (TREE / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert section is not None and version.startswith(section[1])
-
-
-# ---- docstrings: tools/docs_docstrings.py, a step of `make lint`
 
 
 # ---- containers: make lint has a linter for them ----

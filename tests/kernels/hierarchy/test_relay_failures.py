@@ -81,17 +81,23 @@ def test_a_rank_that_does_not_come_is_named_by_all(op: str, absent: int) -> None
             assert waited < DEADLINE + 2
 
 
-def test_a_rank_that_does_not_come_after_ops_of_window_is_named() -> None:
-    """What an older op of hierarchy has left is no damage, though window writes other places."""
+@pytest.mark.parametrize(
+    ("before", "share"),
+    [
+        pytest.param((2, 0, 0, 0), 2, id="after ops of window"),  # an older op has left what is no damage
+        pytest.param((2,), 0, id="where others differ"),  # rank 0 runs hierarchy, and waits for all before it leaves
+    ],
+)
+def test_a_rank_that_does_not_come_is_named_with_ops_of_window(before: tuple[int, ...], share: int) -> None:
     absent = 3
 
     def body(rank: int, group_ep: str) -> Exception | None:
-        for case in (CASE, *(replace(CASE, share=0),) * 3):
-            assert isinstance(op_runs.run_rank(case, rank, group_ep), op_runs.RankRun)
+        for each in before:
+            assert isinstance(op_runs.run_rank(replace(CASE, share=each), rank, group_ep), op_runs.RankRun)
         if rank == absent:
             time.sleep(DEADLINE + 1)
             return None
-        return raised(op_runs.dispatch, CASE, rank, group_ep)
+        return raised(op_runs.dispatch, CASE if rank == 0 else replace(CASE, share=share), rank, group_ep)
 
     with LocalCluster(CASE.world, window_mib=8) as cluster:
         for rank, found in enumerate(cluster.run(body)):
@@ -137,23 +143,6 @@ def test_ranks_that_differ_in_comm_alg_are_named_by_all(
             assert (error.ours, error.theirs) == (ours, theirs)
             text = f"{op}: comm_alg is {ours} on rank {rank} and {theirs} on rank {error.rank}; it must be the same"
             assert text in str(error)
-
-
-def test_a_rank_that_does_not_come_where_others_differ_in_comm_alg_is_named() -> None:
-    """Who knows of the difference waits for all ranks before it leaves the op."""
-    absent = 3
-
-    def body(rank: int, group_ep: str) -> Exception | None:
-        assert isinstance(op_runs.run_rank(CASE, rank, group_ep), op_runs.RankRun)
-        if rank == absent:
-            time.sleep(DEADLINE + 1)
-            return None
-        return raised(op_runs.dispatch, CASE if rank == 0 else replace(CASE, share=0), rank, group_ep)
-
-    with LocalCluster(CASE.world, window_mib=8) as cluster:
-        for rank, found in enumerate(cluster.run(body)):
-            if rank != absent:
-                assert isinstance(found, CommTimeout) and found.details["rank"] == absent, (rank, found)
 
 
 NOTE_MAGIC, WINDOW, HIERARCHY = 0x4E4F5445, 1, 3  # of a note, in the place of an abort block; algorithms

@@ -7,14 +7,9 @@ from typing import Any
 import op_runs
 import pytest
 
-import ascend_moe
 from ascend_moe import LocalCluster
 from ascend_moe.call import SpecialExperts
-from ascend_moe.errors import ArgumentError
 from ascend_moe.reference.cases import Case, legal
-from ascend_moe.validate.run import DevicePlace
-from ascend_moe.validate.run import combine as op_combine
-from ascend_moe.validate.run import dispatch as op_dispatch
 
 WINDOW_MIB = 8
 
@@ -60,25 +55,6 @@ def test_both_ops_give_the_reference(monkeypatch: pytest.MonkeyPatch, spec: Case
 def test_drawn_cases_equal_the_reference(monkeypatch: pytest.MonkeyPatch, world: int, share: int, seeds: range) -> None:
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
     op_runs.check_drawn(seeds, world, WINDOW_MIB, share=(share,))
-
-
-def test_records_that_are_cut_short_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "hierarchy")
-    case = legal(Case(world=4, local=2, topk=2, share=2))
-
-    def body(rank: int, group_ep: str) -> str:
-        place = DevicePlace(group_ep, case.world, rank)
-        sent = op_dispatch(place, case)
-        rows = op_runs.expert_rows(case, rank, sent)
-        with pytest.raises(ArgumentError, match=r"hierarchy' needs at least \d+: pass dispatch's own") as short:
-            op_combine(place, case, rows, (*sent[:2], sent[2][: 3 * len(sent[0])], *sent[3:]))
-        needed = int(str(short.value).partition("at least ")[2].partition(":")[0])
-        op_combine(place, case, rows, (*sent[:2], sent[2][:needed], *sent[3:]))
-        return ascend_moe.algorithm_of(group_ep)
-
-    with LocalCluster(case.world, window_mib=WINDOW_MIB) as cluster:
-        assert cluster.run(body) == ["hierarchy"] * case.world
 
 
 @pytest.mark.parametrize("near", ["0", "1"])
