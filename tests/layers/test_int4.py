@@ -251,32 +251,25 @@ def test_weights_of_int4_rows_multiply_their_results() -> None:
     torch.testing.assert_close(grouped_mlp(*rows, **call, topk_scales=weights), wanted)
 
 
-def test_a_layer_of_int4_weights_takes_floats_and_codes_and_keeps_them() -> None:
-    """quantize_(4) of loaded floats, and floats loaded into it: the same codes; a cast keeps them; lists run alike."""
+def test_a_layer_of_int4_weights_keeps_its_codes_in_a_cast_and_calls_lists_alike() -> None:
     config = MoEConfig(hidden_size=32, moe_intermediate_size=16, num_experts=4, top_k=2)
 
     def rank_main(rank: int, group: str) -> None:
         made = [MC2Dispatcher(group, 1, rank, 4) for _ in range(2)]
         layer = MoELayer(config, made[0], dtype=torch.float32).init_weights()
-        floats = layer.state_dict()
         for groups, text in (((3, 1), "groups is 3; it must divide 32 rows of w_gate_up"), ((1, 0), "divide 16 rows")):
             with pytest.raises(ArgumentError, match=text):
                 MoELayer(config, made[1], dtype=torch.float32).init_weights().quantize_(4, groups)
         with pytest.raises(ArgumentError, match=r"bits is 2; it must be 8 or 4"):
             layer.quantize_(2)
-        layer.quantize_(4, (4, 2))
-        other = MoELayer(config, made[1], dtype=torch.float32).init_weights(1).quantize_(4, (4, 2))
-        other.load_state_dict(floats | {name: floats[name] for name in ("w_gate_up", "w_down")}, strict=False)
-        state = layer.state_dict()
+        state = layer.quantize_(4, (4, 2)).state_dict()
         assert state["w_gate_up"].dtype == torch.int32 and state["w_gate_up_scale"].shape == (4, 4, 32)
-        assert all(torch.equal(value, other.state_dict()[name]) for name, value in state.items())
         with pytest.raises(ArgumentError, match=r"w_down is int32 without w_down_correction"):
-            other.load_state_dict({name: value for name, value in state.items() if name != "w_down_correction"})
+            layer.load_state_dict({name: value for name, value in state.items() if name != "w_down_correction"})
         with pytest.raises(ArgumentError, match=r"w_gate_up is int32, the layer's weights are torch.float32"):
             MoELayer(config, made[1], dtype=torch.float32).load_state_dict(state)
         x = torch.randn(3, 32, generator=torch.Generator().manual_seed(2))
         y = layer(x)
-        assert torch.equal(copy.deepcopy(layer)(x), y)
         half = copy.deepcopy(layer).bfloat16()
         assert half.w_down.dtype == torch.int32 and half.w_down_correction is not None
         torch.testing.assert_close(half(x.bfloat16()).float(), y, rtol=0.1, atol=0.1)

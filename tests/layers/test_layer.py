@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 from collections.abc import Callable
@@ -105,28 +104,6 @@ def equals_transformers(model: str, carrier: str, world: int, fused: bool, dtype
     torch.testing.assert_close(result, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("model", ["mixtral", "qwen2_moe", "qwen3_moe"])
-def test_a_router_in_bf16_chooses_as_the_models_own(model: str) -> None:
-    """With router_dtype=bf16 a token goes where transformers' bf16 model sends it; in fp32 some go elsewhere."""
-    checkpoint = saved(model, dtype=BF16)
-    gate = copy.deepcopy(checkpoint.block.gate).bfloat16()
-    gate._forward_pre_hooks.clear()  # of `fp32_routing`
-    tokens = torch.randn(4000, checkpoint.hidden, generator=torch.Generator().manual_seed(4)).bfloat16()
-    with torch.no_grad():
-        scores, chosen = gate(tokens)[1:]
-    carrier = AllToAllDispatcher(threads(1).groups[0], checkpoint.experts)
-    elsewhere = {}
-    for kind in (BF16, FP32):
-        layer = build_layer(checkpoint.directory, LAYER, carrier, router_dtype=kind)
-        assert layer.gate_weight.dtype == layer.half().bfloat16().gate_weight.dtype == kind
-        weights, ids = layer.route(tokens)
-        assert weights.dtype == FP32
-        elsewhere[kind] = int((ids.long().sort().values != chosen.sort().values).any(1).sum())
-        if kind == BF16:
-            torch.testing.assert_close(weights, scores.float(), rtol=2**-8, atol=0)  # theirs may be rounded to bf16
-    assert elsewhere[BF16] == 0 and 0 < elsewhere[FP32] < 100
-
-
 @pytest.mark.parametrize("name", ["dtype", "router_dtype"])
 def test_dtypes_that_no_layer_has(name: str) -> None:
     carrier = AllToAllDispatcher(threads(1).groups[0], SMALL.num_experts)
@@ -158,13 +135,8 @@ def test_masks_and_unequal_batches(carrier: str, mask_kind: str) -> None:
         pairs = torch.ones(len(x), config.top_k, dtype=torch.bool)
         if mask is not None:
             pairs &= mask if mask.dim() == 2 else mask[:, None]
-        weights, ids = whole.route(x)
-        weights = weights * pairs
-        expected = whole.run_shared(x)
-        for expert in range(config.num_experts):
-            gate, up = (x @ whole.w_gate_up[expert]).chunk(2, -1)
-            rows = (torch.nn.functional.silu(gate) * up) @ whole.w_down[expert]
-            expected = expected + rows * (weights * (ids == expert)).sum(1, keepdim=True)
+        with torch.no_grad():
+            expected, _ = of_the_formula(whole, x, torch.arange(len(x)), pairs)
         expected[~pairs.any(1)] = 0
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
         assert not result[~pairs.any(1)].any()
@@ -219,10 +191,13 @@ def test_special_experts_are_chosen_and_add_their_terms(name: str, carrier: str)
         assert grad.any(), key
 
 
-def of_the_formula(layer: MoELayer, x: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def of_the_formula(
+    layer: MoELayer, x: torch.Tensor, tokens: torch.Tensor, active: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The layer's rows, every expert of every token by itself, and the chosen ids."""
     config, first = layer.config, layer.config.num_experts
     weights, ids = layer.route(x, tokens)
+    weights = weights if active is None else weights * active
     rows, row_ids, weights, _ = layer.enter(x, ids, weights)
     total = torch.zeros_like(rows)
     for token, k in itertools.product(range(len(rows)), range(row_ids.size(1))):
