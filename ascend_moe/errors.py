@@ -302,7 +302,7 @@ def unknown_argument(function: Callable[..., object], given: Iterable[str]) -> T
 
 
 def unknown_name(function: str, names: Sequence[str], given: Iterable[str]) -> TypeError | None:
-    """Like `unknown_argument`, for the name of a function and the ``names`` of its arguments."""
+    """Like `unknown_argument`, for the name of a function, the ``names`` of its arguments and those ``given``."""
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
@@ -312,7 +312,7 @@ def unknown_name(function: str, names: Sequence[str], given: Iterable[str]) -> T
 
 
 def with_right_names(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: a TypeError for a misspelled keyword of ``function`` suggests the nearest right name."""
+    """Decorator: ``function`` raises a TypeError for a misspelled keyword that suggests the nearest right name."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -378,7 +378,7 @@ def _misfit(error: Exception) -> bool:
 
 
 def with_typed_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: turn exceptions that no rule of ``function`` covers into ArgumentError.
+    """Decorator: ``function`` raises ArgumentError for exceptions that none of its rules covers.
 
     Unchanged are this package's errors, torch's own exception classes, and calls that do not fit the signature, where
     the error suggests the nearest name for a misspelled keyword.

@@ -357,7 +357,7 @@ def padded_places(ends: torch.Tensor, rows: int, width: int) -> torch.Tensor:
     """Return the position of each row if every segment is padded to ``width`` rows; ``n * width`` after the last.
 
     Args:
-        ends, rows: as in `segment_of_rows`. A row beyond the width of its segment overlaps the next segment.
+        ends, rows: as of `segment_of_rows`. A row beyond the width of its segment overlaps the next segment.
     """
     segment = segment_of_rows(ends, rows)
     known = segment.clamp(max=len(ends) - 1)

@@ -57,7 +57,7 @@ class ExpertPlacement:
         return rank * self.local_experts, (rank + 1) * self.local_experts - 1
 
     def expert_map(self, rank: int, device: torch.device | str | None = None) -> torch.Tensor:
-        """Return ``(E,)`` int32: each expert's local index on ``rank``, or -1 for experts of other ranks.
+        """Return ``(E,)`` int32 on ``device``: each expert's local index on ``rank``, or -1 for experts of other ranks.
 
         Raises ArgumentError for an unknown rank.
         """
@@ -195,7 +195,7 @@ def _inverse(physical: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 
 @on_the_host
 def contiguous_balance(experts: int, layers: int = 1) -> Balance:
-    """Return the placement of ``experts`` experts without copies: expert e is physical expert e in every layer."""
+    """Return the placement of ``experts`` experts without copies: expert e is physical expert e in all ``layers``."""
     order = torch.arange(experts)
     return Balance(
         order.expand(layers, -1), order[:, None].expand(layers, -1, 1), torch.ones(layers, experts, dtype=torch.int64)
