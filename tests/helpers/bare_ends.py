@@ -10,7 +10,7 @@ import torch
 
 from ascend_moe import plan
 from ascend_moe.native.library import lib
-from ascend_moe.native.windows import MIB
+from ascend_moe.native.windows import CONTEXT_A2, MIB
 from ascend_moe.ops import calls
 from ascend_moe.plan import Request
 
@@ -60,11 +60,16 @@ class Bare:
         """Without the first page, which is the twin's own and says whether a rank is in an op."""
         return [ctypes.string_at(base + 4096, self.total - 4096) for base in self.bases]
 
-    def state(self, rank: int, offset: int, count: int) -> list[int]:
-        """Words of a rank's state area."""
+    def words(self, rank: int, offset: int, count: int) -> Any:
+        """Words of a rank's state area, which may be set."""
         layout = (ctypes.c_uint64 * 3)()
         lib().am_window_layout(self.world, layout)
-        return list((ctypes.c_uint32 * count).from_address(self.bases[rank] + layout[1] + offset))
+        behind = self.data_bytes if self.kind == CONTEXT_A2 else 0  # A2: the state comes last
+        return (ctypes.c_uint32 * count).from_address(self.bases[rank] + layout[1] + behind + offset)
+
+    def state(self, rank: int, offset: int, count: int) -> list[int]:
+        """Words of a rank's state area."""
+        return list(self.words(rank, offset, count))
 
     def run(self, planned: Planned, record: Any = None, byte: int = 0, without: str = "") -> tuple[int, str]:
         """Launch an op. Returns its error code, and what stopped the kernel.

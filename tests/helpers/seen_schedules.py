@@ -15,6 +15,7 @@ def code_of(name: str) -> int:
 
 OK = 0
 PEER_LOST = code_of("PeerLost")
+INVALID_EXPERT_ID = code_of("InvalidExpertId")
 CONFIG_MISMATCH = code_of("ConfigMismatch")
 ROUTING_MISMATCH = code_of("RoutingMismatch")
 

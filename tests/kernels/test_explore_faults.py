@@ -13,7 +13,7 @@ import soak_rows
 import torch
 from explored_worlds import Worlds, assert_nothing_found
 from faulty_programs import LONG, WRONG_INPUTS, faulty, long_faulty
-from seen_schedules import CONFIG_MISMATCH, OK, PEER_LOST, ROUTING_MISMATCH, bits, seen
+from seen_schedules import CONFIG_MISMATCH, INVALID_EXPERT_ID, OK, PEER_LOST, ROUTING_MISMATCH, bits, seen
 from soak_rows import Tally
 
 from ascend_moe import explore
@@ -313,6 +313,23 @@ def test_a_failure_that_one_core_finds_leaves_zeros(
     for seed in range(60):
         found = seen(world, seed, ("random", "lazy", "pct")[seed % 3])
         assert found.codes == [[OK, ROUTING_MISMATCH], [OK, OK]], found.texts
+
+
+@pytest.mark.parametrize(("at", "output"), [(0, 3), (0, 4), (1, 0)])
+def test_what_a_failed_op_leaves_is_a_finding(
+    at: int, output: int, worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The positive control: the engine looks at other memory than the kernel has written zeros into."""
+    case, world = Program(world=1, local=2, batch=3, ids="distinct", batches="equal", sequence="DC"), worlds(1)
+    program = PlannedProgram(case, world.library)
+    call = program.calls[at]
+    call.inputs["expert_ids"] = torch.full_like(call.inputs["expert_ids"], case.experts)
+    monkeypatch.setattr(explore.engine, "PlannedProgram", lambda *args: program)
+    world.load(case, accepted=bits(OK, INVALID_EXPERT_ID, ROUTING_MISMATCH))
+    assert not world.run(1, 4).failed
+    other, (_, outputs, *_) = torch.empty_like(call.outputs[output]), world._keep[1 + at]
+    outputs[output] = other.data_ptr()
+    assert f"it failed, but output {output} is not zeros from byte 0" in world.run(1).message.decode()
 
 
 def test_the_command_finds_nothing_and_says_what_it_did() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -170,6 +171,17 @@ def test_ranks_launched_by_threads_of_the_caller(mode: str) -> None:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(launch, range(2)))
     swap.check()
+
+
+@modes
+def test_a_rank_that_is_never_launched_is_waited_for_no_longer_than_the_deadline(mode: str) -> None:
+    swap, windows = Swap(2, 3, 960, np.uint8), ascendc_twin.Windows(2, data_bytes=1 << 16, flags_in_data=True)
+    exchange = kernels("chunk_exchange")
+    exchange.launch("chunk_exchange", swap.args, swap.chunk_tilings(), 2, 0, windows, mode=mode, timeout_s=20)
+    call, began = (swap.args[1], swap.chunk_tilings(2)[1], 2, 0, windows), time.monotonic()
+    with pytest.raises(TwinFault, match=r"hang: .*rank 1 core 0 polls"):
+        exchange.launch("chunk_exchange", *call, rank=1, mode=mode, timeout_s=0.3)
+    assert time.monotonic() - began < 30
 
 
 # ---- polls that nobody declared ----

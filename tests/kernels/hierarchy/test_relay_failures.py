@@ -14,13 +14,20 @@ from typing import Any
 import op_runs
 import pytest
 import torch
+from bare_ends import Bare, Planned
 from begin_ranks import two_launches
 from failure_windows import ABORT_MAGIC, TIMEOUT, State
 
-from ascend_moe import LocalCluster
+from ascend_moe import LocalCluster, plan
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, ConfigMismatch, CorruptStatus, RoutingMismatch
+from ascend_moe.native.library import lib
+from ascend_moe.native.windows import CONTEXT_A2
+from ascend_moe.plan import Request
+from ascend_moe.plan.soc import SOC_OF_SERIES
 from ascend_moe.reference.cases import Case, legal
 
+PEER_LOST, CULPRIT = 16, 5  # an error code; the word of an error record
+IN_OP_AT = 256  # of a window: whether its rank is in an op
 CASE = legal(Case(world=4, local=2, topk=3, share=2, batches="global_bs", cores=2, seed=5))
 DEADLINE = 0.5
 
@@ -350,3 +357,28 @@ def test_records_that_are_not_dispatchs_are_refused(wrong: str) -> None:
             assert isinstance(found[rank], ArgumentError) and found[rank].details == found[odd].details
         else:  # its lane gets no sums
             assert isinstance(found[rank], RoutingMismatch if rank == 0 else torch.Tensor), found[rank]
+
+
+# ---- a rank that is gone, of which nothing is awaited but what others forward
+
+
+@pytest.mark.parametrize("op", ["dispatch", "combine"])
+@pytest.mark.parametrize(("epoch", "in_op", "lost"), [(7, 0, True), (8, 1, True), (8, 0, False), (9, 1, False)])
+def test_a_lost_rank_has_done_its_part_where_its_window_says_so(op: str, epoch: int, in_op: int, lost: bool) -> None:
+    """Rank 3 of two servers, as rank 0 sees it in the op of epoch 8: it has begun it, ended it, or begun the next."""
+    end = Bare(4, 0, CONTEXT_A2, fill=0)
+    assert lib().am_comm_use_servers(end.handle, 2, 1) == 0
+    lib().am_comm_set_epoch(end.handle, 7)
+    end.words(3, 0, 2)[:] = end.words(0, 0, 1)[0], epoch
+    ctypes.c_uint32.from_address(end.bases[3] + IN_OP_AT).value = in_op
+    lib().am_comm_mark_lost(end.handle, 3)
+    request = Request(
+        ranks=4, experts=4, topk=1, hidden=32, batch=1, ranks_per_server=2, weights=True, soc=SOC_OF_SERIES["A2"]
+    )
+    spec = plan.describe(op, request, "hierarchy")
+    spec.near_stores, spec.window_mib, spec.deadline_micros = 1, 1, 300_000
+    record = (ctypes.c_int32 * lib().am_error_record_words())()
+    code, fault = end.run(Planned(op, spec), record)
+    end.close()
+    assert (code, fault) == (PEER_LOST if lost else TIMEOUT, "")
+    assert (record[CULPRIT] == 3) == lost
