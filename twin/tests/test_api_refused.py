@@ -228,9 +228,3 @@ def test_a_call_of_uneven_repeats_is_one_instruction() -> None:
         got = clean("sorting", "chain", [], a, b, engine=engine)
         assert np.array_equal(got.view(np.float32)[:64], want), engine
     assert sum(line.startswith("Add ") for line in run("sorting", "chain", [], a, b).log) == 1
-
-
-def test_two_dependent_calls_need_a_barrier() -> None:
-    assert run("sorting", "two_chains", [1], engine="checked").fault == ""
-    fault = run("sorting", "two_chains", [0], engine="checked").fault
-    assert fault.startswith("same-pipe hazard: ") and "needs PipeBarrier<PIPE_V>" in fault

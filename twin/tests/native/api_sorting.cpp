@@ -132,13 +132,6 @@ void Chain(const Args& g) {
     PipeBarrier<PIPE_V>();
     DataCopy(g.out, g.a, kBytes);
 }
-// Two such calls, the second on the result of the first, with a barrier between them if number 0 is 1.
-void TwoChains(const Args& g) {
-    const LocalTensor<float> sum = g.As<float>(g.a);
-    Add(sum, g.As<float>(g.b), sum, 64, 3, {1, 2, 1, 0, 17, 0});
-    if (g.p[0] == 1) PipeBarrier<PIPE_V>();
-    Add(sum, g.As<float>(g.b), sum, 64, 3, {1, 2, 1, 0, 17, 0});
-}
 
 #define BOTH(Name) \
     {#Name "/f2", Call##Name<half>}, { #Name "/f4", Call##Name<float> }
@@ -162,7 +155,6 @@ const Entry kEntries[] = {
     {"intrinsics", Intrinsics},
     {"canary", Wrong},
     {"chain", Chain},
-    {"two_chains", TwoChains},
 };
 
 }  // namespace
