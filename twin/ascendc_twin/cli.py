@@ -25,7 +25,10 @@ def build_command(
         list[Path] | None, typer.Option("-I", metavar="DIR", help="Add a folder of headers.", file_okay=False)
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Library to write; default: the first source's name with .so, in this folder.")
+        Path | None,
+        typer.Option(
+            "-o", "--output", help="Library to write; default: the first source's name with .so, in this folder."
+        ),
     ] = None,
     engine: Annotated[str, typer.Option(metavar="fast|checked|both", help="Engines to build for.")] = "both",
     debug: Annotated[bool, typer.Option("--debug", help="Compile for gdb, with -O0 -g.")] = False,

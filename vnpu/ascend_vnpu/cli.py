@@ -16,16 +16,22 @@ _SOC = f"{', '.join(SOCS)}. Default: {DEFAULT_SOC}, or {SOC_OF_SERIES['A2']} if 
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def vnpu(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND [ARGUMENT ...]", help="The command to run, after --.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND [ARGUMENT ...]", help="The command to run, after --.")
+    ],
     soc: Annotated[str | None, typer.Option(metavar="NAME", help=_SOC)] = None,
-    devices: Annotated[int, typer.Option(metavar="N", help=f"Number of devices, 1 to {MAX_DEVICES}.")] = DEFAULT_DEVICES,
+    devices: Annotated[
+        int, typer.Option(metavar="N", help=f"Number of devices, 1 to {MAX_DEVICES}.")
+    ] = DEFAULT_DEVICES,
     no_verify: Annotated[
         bool,
         typer.Option(
             "--no-verify", help="Do not compare torch_npu's files with its RECORD, or --soc with vllm-ascend."
         ),
     ] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print no line about the virtual NPU on stderr.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("-q", "--quiet", help="Print no line about the virtual NPU on stderr.")
+    ] = False,
 ) -> None:
     """Run a command with torch_npu on a virtual NPU: host memory and CPU cores replace devices.
 
