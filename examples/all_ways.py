@@ -100,7 +100,7 @@ WAYS: dict[str, tuple[Callable[[Layer], Tensor], bool]] = {}  # interface -> fun
 
 
 def way(name: str, equal: bool = True) -> Callable[[Callable[[Layer], Tensor]], Callable[[Layer], Tensor]]:
-    """Puts a function into the table."""
+    """Put a function into the table."""
 
     def add(function: Callable[[Layer], Tensor]) -> Callable[[Layer], Tensor]:
         WAYS[name] = function, equal

@@ -46,7 +46,7 @@ def tokens_of(rank: int, masked: bool) -> reference.RankInput:
 
 
 def expert_weights() -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the expert weights of all experts: gate and up (E, H, 2*INNER), down (E, INNER, H)."""
+    """Return the expert weights of all experts: gate and up (E, H, 2*INNER), down (E, INNER, H)."""
     g = torch.Generator().manual_seed(0)
     up = torch.randn(E, H, 2 * INNER, generator=g) / H**0.5
     down = torch.randn(E, INNER, H, generator=g) / INNER**0.5
@@ -73,7 +73,7 @@ class Layer:
         self.up, self.down = (weight[mine].npu() for weight in expert_weights())
 
     def run(self, v2: bool, quant_mode: int, masked: bool) -> list[str]:
-        """Returns what was wrong, in sentences."""
+        """Return what was wrong, in sentences."""
         inputs = [tokens_of(rank, masked) for rank in range(self.world)]
         counted = {"moe_expert_num": E, "global_bs": 0 if masked else LARGEST * self.world}
         place = {"group_ep": self.group_ep, "ep_world_size": self.world, "ep_rank_id": self.rank, **counted}

@@ -74,7 +74,7 @@ def batch(step: int, rank: int, world: int) -> Tensor:
 
 
 def sum_gradients(parameters: list[nn.Parameter], group: dist.ProcessGroup | None) -> None:
-    """Makes every gradient the sum over the ranks of a group."""
+    """Make every gradient the sum over the ranks of a group."""
     flat = torch.cat([parameter.grad.flatten() for parameter in parameters])
     dist.all_reduce(flat, group=group)
     for parameter, grad in zip(parameters, flat.split([each.numel() for each in parameters]), strict=True):

@@ -103,7 +103,7 @@ class Layout:
         self._verdicts = [header("verdict_offset", world, round_) for round_ in range(header("rounds") + 1)]
 
     def place(self, offset: int) -> Place:
-        """Returns the place of one block of the state area."""
+        """Return the place of one block of the state area."""
         if self._control <= offset < self._control + BLOCK:
             return Place("control")
         if self._abort <= offset < self._abort + self.world * BLOCK:

@@ -267,7 +267,7 @@ class Translation:
         return Shape(self.world, self.cores, self.local_experts, epochs, self.before, slots=self.cores)
 
     def macros(self) -> list[str]:
-        """Returns the macros of window.pml for this trace."""
+        """Return the macros of window.pml for this trace."""
         kinds = {event.kind for event in self.events}
         aborts, publishes = kinds & {"STORE_ABORT", "LAND_ABORT"}, "PUBLISH" in kinds
         return ["-DREPLAY", *["-DDEADLINES=2"] * bool(aborts), *["-DPUBLISH_SEEN"] * publishes]
@@ -330,7 +330,7 @@ class ReplayResult:
 
 
 def replay(path: Path, build: Path, seconds: float = 600) -> ReplayResult:
-    """Runs one trace through the model, in ``build``/replay.
+    """Run one trace through the model, in ``build``/replay.
 
     Raises:
         ModelError: a tool is missing, the trace has another format, or there is no answer in ``seconds``.

@@ -46,7 +46,7 @@ def missing() -> str | None:
 
 
 def check(case: Case, mutant: Mutant | None, build: Path, header: Header) -> SearchResult:
-    """Runs one case, or one mutant of it, in a folder of its own."""
+    """Run one case, or one mutant of it, in a folder of its own."""
     label = case.name if mutant is None else f"{case.name} {mutant.name}"
     folder = build / re.sub(r"\W+", "_", label)
     shutil.rmtree(folder, ignore_errors=True)
@@ -90,7 +90,7 @@ def read(text: str, seconds: float) -> SearchResult:
 
 
 def verdict(outcome: SearchResult, mutant: Mutant | None) -> tuple[str, bool]:
-    """Returns what the table says, and whether it is as expected."""
+    """Return what the table says, and whether it is as expected."""
     if mutant is not None:
         return outcome.symptom or "passes", outcome.symptom in mutant.finds
     if outcome.complete or outcome.symptom:

@@ -125,7 +125,7 @@ def check_control(clang: str) -> None:
 
 
 def check_kernels(clang: str) -> int:
-    """Prints what was read and what is wrong; the number of failures."""
+    """Print what was read and what is wrong; the number of failures."""
     entries = sorted(KERNELS.glob("ascend_moe_*.cpp"))
     plan = [(entry, dtype) for entry in entries for dtype in DTYPES]
     failures = 0

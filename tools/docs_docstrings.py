@@ -54,7 +54,7 @@ class Docstrings(griffe.Extension):
         obj.docstring.value = text.replace("][", "]\\[")  # "sums over [expert][rank]" is no link
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Puts the list of arguments that a docstring refers to in the place of the reference."""
+        """Put the list of arguments that a docstring refers to in the place of the reference."""
         for obj in _documented(pkg):
             if (found := REFERENCE.search(obj.docstring.value)) and (listed := _arguments(pkg, found[1])):
                 obj.docstring.value = obj.docstring.value.replace(found[0], listed)
@@ -163,7 +163,7 @@ def raises(function: Any) -> bool:
 
 
 def main() -> int:
-    """Prints what public names lack; 1 if anything."""
+    """Print what public names lack; 1 if anything."""
     lacking = undocumented()
     print("\n".join(lacking) or "every public name is documented")
     return bool(lacking)

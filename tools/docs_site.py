@@ -71,7 +71,7 @@ def in_chinese(config: MkDocsConfig) -> bool:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that lie elsewhere; in English the files that pages link to, and the API reference."""
+    """Add the pages that lie elsewhere; in English the files that pages link to, and the API reference."""
     for source, name in (ELSEWHERE_IN_CHINESE if in_chinese(config) else ELSEWHERE).items():
         files.append(File.generated(config, name, content=(ROOT / source).read_text()))
     for asset in sorted((ROOT / "tools" / "site").iterdir()):
@@ -157,7 +157,7 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
 
 
 def on_page_content(html: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Takes spaces out of Chinese text that only a new line in the source would make; code stays as it is."""
+    """Take spaces out of Chinese text that only a new line in the source would make; code stays as it is."""
     parts = BLOCK.split(html)
     return "".join(part if part.startswith("<pre") else NO_SPACE.sub("", part) for part in parts)
 
@@ -174,6 +174,6 @@ def on_page_context(context: Any, page: Any, config: MkDocsConfig, nav: Any) -> 
 
 
 def on_post_page(output: str, page: Any, config: MkDocsConfig) -> str:
-    """Makes links to the other language relative, so that the site can be opened from a disk."""
+    """Make links to the other language relative, so that the site can be opened from a disk."""
     up = "../" * (page.file.dest_uri.count("/") + in_chinese(config))
     return output.replace('"site:', f'"{up}')

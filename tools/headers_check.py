@@ -210,7 +210,7 @@ def entry_jobs(compiler: Compiler, entries: Sequence[Path]) -> Iterator[Job]:
 
 
 def compile_all(compiler: Compiler, jobs: Iterable[Job], threads: int, strict: bool) -> int:
-    """Prints a row an object, and messages; how many failed. ``strict``: a warning of ours is a failure."""
+    """Print a row an object, and messages; how many failed. ``strict``: a warning of ours is a failure."""
 
     def compiled(job: Job) -> tuple[Job, float, int, str]:
         start = time.monotonic()

@@ -40,7 +40,7 @@ Lines = dict[str, dict[int, set[str]]]  # of a file, by number: the runs that re
 
 
 def run(build: Path, name: str, command: list[str]) -> int:
-    """Runs a command whose counts go to ``BUILD/runs/NAME``; its exit code."""
+    """Run a command whose counts go to ``BUILD/runs/NAME``; its exit code."""
     hook = build / "at_exit"
     hook.mkdir(exist_ok=True)
     (hook / "sitecustomize.py").write_text(AT_EXIT.format(build=str(build)))
@@ -55,7 +55,7 @@ def run(build: Path, name: str, command: list[str]) -> int:
 
 
 def gcov(counters: Path, notes: Path) -> Any:
-    """Returns gcov's words on an object: ``counters``, its .gcda of a run, ``notes``, the .gcno of its compilation."""
+    """Return gcov's words on an object: ``counters``, its .gcda of a run, ``notes``, the .gcno of its compilation."""
     with tempfile.TemporaryDirectory(prefix="kernel-coverage-") as scratch:
         for file in (counters, notes):  # gcov wants them side by side
             (Path(scratch) / file.name).symlink_to(file.resolve())
@@ -65,7 +65,7 @@ def gcov(counters: Path, notes: Path) -> Any:
 
 
 def add(lines: Lines, run: str, report: Any) -> None:
-    """Adds one object's report; files outside op_kernel/ are left out."""
+    """Add one object's report; files outside op_kernel/ are left out."""
     for file in report["files"]:
         path = Path(report["current_working_directory"], file["file"]).resolve()
         if not path.is_relative_to(KERNELS):

@@ -145,7 +145,7 @@ class Loop:
 
 
 def _end(text: str, at: int, pair: str) -> int:
-    """Returns where the bracket that opens at ``at`` closes."""
+    """Return where the bracket that opens at ``at`` closes."""
     depth = 0
     for end in range(at, len(text)):
         depth += (text[end] == pair[0]) - (text[end] == pair[1])
@@ -163,7 +163,7 @@ def _fixed(condition: str, begin: str) -> bool:
 
 
 def instrumented(file: str, text: str, first: int) -> tuple[str, list[Loop]]:
-    """Returns the file with a counter in each loop, of number ``first`` and up, and the loops."""
+    """Return the file with a counter in each loop, of number ``first`` and up, and the loops."""
     bare = _QUIET.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     inserts, loops, tails = list[tuple[int, str]](), list[Loop](), set[int]()
     for match in re.finditer(r"\b(?:for|while|do)\b(?= ?[({])", bare):
@@ -213,7 +213,7 @@ def all_loops() -> tuple[dict[str, str], list[Loop]]:
 
 
 def build(folder: Path) -> None:
-    """Builds both engines out of a copy of the sources that counts."""
+    """Build both engines out of a copy of the sources that counts."""
     source = folder / "source"
     shutil.rmtree(folder, ignore_errors=True)
     for name in SOURCES:
@@ -265,7 +265,7 @@ class Counts:
 
 
 def campaign(folder: Path, schedules: int) -> int:
-    """Counts by case: how many cases fill each cell, and the first of them."""
+    """Count by case: how many cases fill each cell, and the first of them."""
     loops = built_loops(folder)
     counts = Counts(folder, "campaign", len(loops))
     os.environ.update(counts.environment(folder))
@@ -292,7 +292,7 @@ def campaign(folder: Path, schedules: int) -> int:
 
 
 def run(folder: Path, name: str, command: list[str]) -> int:
-    """Runs a command that counts; its exit code."""
+    """Run a command that counts; its exit code."""
     counts = Counts(folder, name, len(built_loops(folder)))
     return subprocess.run(command, env=os.environ | counts.environment(folder)).returncode
 

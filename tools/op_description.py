@@ -104,7 +104,7 @@ def operators(text: str) -> list[Op]:
 
 
 def accepted(rows: list[Row]) -> list[Row]:
-    """Returns the rows that the operator itself has."""
+    """Return the rows that the operator itself has."""
     return [row for row in rows if row.kind != "REFUSED"]
 
 

@@ -37,7 +37,7 @@ BEFORE = {
 
 
 def measure(device: str, group_ep: str, calls: int) -> None:
-    """Prints a line an op and caller: p10 and p50 of all, and on the CPU p50 of its parts."""
+    """Print a line an op and caller: p10 and p50 of all, and on the CPU p50 of its parts."""
     import ascend_moe
     from ascend_moe.native import binding
 

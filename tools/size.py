@@ -59,7 +59,7 @@ def folder_of(name: str) -> str:
 
 
 def sizes(files: dict[str, bytes]) -> dict[str, Counter[str]]:
-    """Returns the files, lines of code and lines of tests by folder, and of "all"."""
+    """Return the files, lines of code and lines of tests by folder, and of "all"."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for name, content in files.items():
         kind = "tests" if is_test(name) else "code"
@@ -69,13 +69,13 @@ def sizes(files: dict[str, bytes]) -> dict[str, Counter[str]]:
 
 
 def limited_folder(name: str) -> str:
-    """Returns the top-level folder whose limit a file counts for; tests count together wherever they are."""
+    """Return the top-level folder whose limit a file counts for; tests count together wherever they are."""
     parts = PurePosixPath(name).parts
     return TESTS if is_test(name) else parts[0] if len(parts) > 1 else "."
 
 
 def counts(files: dict[str, bytes]) -> dict[str, Counter[str]]:
-    """Returns what the tables of the limits count, by the tables' names."""
+    """Return what the tables of the limits count, by the tables' names."""
     lines = {name: lines_of(name, content) for name, content in files.items() if name.endswith(CODE)}
     by_folder: Counter[str] = Counter({"total": sum(lines.values())})
     for name, count in lines.items():
@@ -98,7 +98,7 @@ def counts(files: dict[str, bytes]) -> dict[str, Counter[str]]:
 
 
 def exceeded(files: dict[str, bytes], before: dict[str, bytes]) -> bool:
-    """Prints each count beside its limit. Returns whether one is exceeded, or a folder has none."""
+    """Print each count beside its limit. Returns whether one is exceeded, or a folder has none."""
     limits, now, then = tomllib.loads(LIMITS.read_text()), counts(files), counts(before)
     bad = False
     for table, found in now.items():

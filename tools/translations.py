@@ -28,7 +28,7 @@ MONTH = re.compile(r"\d+ 月")  # a word in English
 
 
 def text_hash(text: str) -> str:
-    """Returns git's hash of a file with this text."""
+    """Return git's hash of a file with this text."""
     content = text.encode()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
@@ -55,7 +55,7 @@ class Translation:
 
 
 def read(root: Path, page: str) -> Translation:
-    """Returns a page. Raises ValueError where its head is missing or names no file."""
+    """Return a page. Raises ValueError where its head is missing or names no file."""
     text = (root / page).read_text()
     head = HEAD.match(text)
     if head is None:
@@ -144,7 +144,7 @@ def _targets(path: Path, root: Path, text: str) -> set[str]:
 
 
 def update(root: Path, name: str) -> None:
-    """Writes the present hash of its source at the head of the page that is ``name``, or is translated from it.
+    """Write the present hash of its source at the head of the page that is ``name``, or is translated from it.
 
     Raises ValueError where there is none.
     """
@@ -158,7 +158,7 @@ def update(root: Path, name: str) -> None:
 
 
 def report(root: Path = ROOT) -> int:
-    """Prints what is stale or differs; returns how many pages are one of the two."""
+    """Print what is stale or differs; returns how many pages are one of the two."""
     wrong = 0
     for page in (read(root, name) for name in pages(root)):
         if page.is_stale:

@@ -64,7 +64,7 @@ def run(
     advance: Advance | None = None,
     note: Callable[[str], object] = lambda text: None,
 ) -> Run:
-    """Measures all cases. MPI's methods are left out where mpi4py or mpiexec is missing.
+    """Measure all cases. MPI's methods are left out where mpi4py or mpiexec is missing.
 
     ``advance`` hears how many iterations rank 0 has done, 10 times a second; ``note`` of every number of ranks that is
     begun, and of every case where nobody hears of iterations.
@@ -94,7 +94,7 @@ def mpiexec() -> str | None:
 
 
 def run_ranks(job: Job, advance: Advance | None = None) -> list[list[CaseMarks]]:
-    """Marks by case and rank."""
+    """Mark by case and rank."""
     with tempfile.TemporaryDirectory(prefix="ascend-moe-bench-") as name, tempfile.TemporaryFile() as output:
         folder = Path(name)
         (folder / "job").write_bytes(pickle.dumps(job))
@@ -139,7 +139,7 @@ def _noting(note: Callable[[str], object]) -> Advance:
 
 
 def _tell(path: Path, total: int, advance: Advance) -> None:
-    """Passes on what rank 0 has last written; it may be about to write."""
+    """Pass on what rank 0 has last written; it may be about to write."""
     done, _, name = path.read_text().partition(" ") if path.is_file() else ("", "", "")
     if done.isdigit() and name:
         advance(name, int(done), total)
@@ -168,7 +168,7 @@ def _end(launcher: subprocess.Popen[bytes]) -> None:
 
 
 def _failure(folder: Path, code: int, output: str) -> RankFailed:
-    """Returns what the first rank to fail told; a rank that was killed told nothing, but its launcher did."""
+    """Return what the first rank to fail told; a rank that was killed told nothing, but its launcher did."""
     note = folder / "error.json"
     if note.is_file():
         error = json.loads(note.read_text())

@@ -85,7 +85,7 @@ def judge(result: CaseResult) -> list[BoundCheck]:
 
 
 def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) -> bool:
-    """Measures until every case has kept all bounds within one run, at most TRIES times.
+    """Measure until every case has kept all bounds within one run, at most TRIES times.
 
     Of a case that breaks one on a busy machine it says why that does not count; the result is False all the same.
     """

@@ -34,7 +34,7 @@ class RankPlace(Place):
 
 
 def arrived(rows: Tensor, scales: Tensor | None, counts: Tensor, handle: Any) -> Dispatched:
-    """Returns what a plain dispatch leaves: ``rows`` (>= count, H), ``scales`` of int8 codes, ``counts`` (L,)."""
+    """Return what a plain dispatch leaves: ``rows`` (>= count, H), ``scales`` of int8 codes, ``counts`` (L,)."""
     none = torch.empty(0)
     return Dispatched(rows, none if scales is None else scales, counts, none, none, none, handle)
 

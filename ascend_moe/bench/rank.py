@@ -68,7 +68,7 @@ class Job:
 
 
 def main(scratch: str) -> None:
-    """Runs the job in the folder ``scratch``; the first rank to fail leaves ``error.json`` there."""
+    """Run the job in the folder ``scratch``; the first rank to fail leaves ``error.json`` there."""
     folder = Path(scratch)
     job: Job = pickle.loads((folder / "job").read_bytes())
     threading.Thread(target=_end_with, args=(job.pid, folder), daemon=True).start()
@@ -134,7 +134,7 @@ def _rank_and_mpi(job: Job) -> tuple[int, Any]:
 
 
 def _end_with(pid: int, folder: Path) -> None:
-    """Ends this rank when the process that started the run has ended, and leaves nothing behind."""
+    """End this rank when the process that started the run has ended, and leaves nothing behind."""
     while not process_gone(pid):
         time.sleep(1)
     shutil.rmtree(folder, ignore_errors=True)
@@ -183,7 +183,7 @@ class Barrier:
         self._count = 0
 
     def wait(self, wait_s: float = BARRIER_S) -> None:
-        """Waits until all ranks are here."""
+        """Wait until all ranks are here."""
         self._count += 1
         words, count = self._words, self._count
         words[self.rank * _LINE] = count
@@ -223,7 +223,7 @@ class CaseMarks:
 def run_case(
     job: Job, case: Case, place: RankPlace, barrier: Barrier, told: Path | None = None, before: int = 0
 ) -> CaseMarks:
-    """Checks every method, then times the job's iterations of each. Collective.
+    """Check every method, then times the job's iterations of each. Collective.
 
     ``told``: the file that gets the progress, in which ``before`` iterations of other cases count.
     """
@@ -307,7 +307,7 @@ def _is_exact(method: Method, sent: Dispatched, out: Tensor, want: Expected) -> 
 
 
 def run_experts(rows: Tensor, scales: Tensor | None, experts: Tensor, out: Tensor) -> None:
-    """Stands for the experts: never timed, the same for every method.
+    """Stand for the experts: never timed, the same for every method.
 
     Writes (n, H) output for ``rows`` (int8 rows have fp32 ``scales``) into ``out[:n]``. The factor depends
     on the expert (global numbers, (n,)): the sums then show a row that went to a wrong expert.
@@ -348,7 +348,7 @@ def expected(case: Case, rank: int, number: int) -> Expected:
 
 
 def dispatch_fault(sent: Dispatched, want: Expected) -> str:
-    """Returns what is wrong with the rows, or ''."""
+    """Return what is wrong with the rows, or ''."""
     result, count = want.dispatched, want.dispatched.expand_x.size(0)
     if not torch.equal(sent.expert_token_nums.long(), result.expert_token_nums):
         return "rows per expert differ from the reference"
@@ -363,7 +363,7 @@ def dispatch_fault(sent: Dispatched, want: Expected) -> str:
 
 
 def combine_fault(got: Tensor, want: Expected) -> tuple[str, bool]:
-    """Returns what is wrong with the sums, or ''; and whether they are equal bit for bit."""
+    """Return what is wrong with the sums, or ''; and whether they are equal bit for bit."""
     if got.shape != want.sums.shape or got.dtype != want.sums.dtype:
         return f"is {tuple(got.shape)} {got.dtype}, not {tuple(want.sums.shape)} {want.sums.dtype}", False
     if torch.equal(got, want.sums):

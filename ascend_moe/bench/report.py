@@ -80,7 +80,7 @@ def case_title(case: CaseResult) -> str:
 
 
 def notes(case: CaseResult) -> list[str]:
-    """Returns what a reader of the table must know."""
+    """Return what a reader of the table must know."""
     lines = [
         f"* the limit: the fastest of the three copies here, {case.limit}",
         "warm: right after two of the same calls; the other columns are of calls right after another method's",

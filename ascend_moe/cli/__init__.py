@@ -1,6 +1,6 @@
-"""The `ascend-moe` command: one module of this folder a command, read when it is asked for.
+"""The `ascend-moe` command. A command is a module of this folder, imported when it runs.
 
-typer and rich come with the extra [cli]. This module imports neither before it knows that they are there.
+This module imports neither typer nor rich, which come with the extra [cli], so that it can report their absence.
 """
 
 from __future__ import annotations
@@ -14,26 +14,24 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from ascend_moe.cli.commands import COMMANDS
-
 _EXTRA = ("typer", "click", "rich")
-_NOBODY_READS = 128 + 13  # SIGPIPE
+_SIGPIPE_CODE = 128 + 13
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command of ``arguments``, sys.argv's when None; end in SystemExit with its exit code.
+    """Run the command in ``arguments`` (default: sys.argv) and raise SystemExit with its exit code.
 
-    The exit code is 141, as of a program that SIGPIPE ends, where nobody reads the output any more (``| head``).
+    The exit code is 141, as of a program that SIGPIPE ended, when the reader of the output has closed it (``| head``).
     """
     try:
-        with _until_nobody_reads():
+        with _exit_when_pipe_closes():
             root = importlib.import_module("ascend_moe.cli.root")
             root.app(args=_with_json(sys.argv[1:] if arguments is None else arguments), prog_name="ascend-moe")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _EXTRA:
             raise
         words = sys.argv[1:] if arguments is None else arguments
-        command = next((word for word in words if word in COMMANDS), "")
+        command = next((word for word in words if not word.startswith("-")), "")
         sys.exit(
             f"ascend-moe {command}".rstrip() + f" needs {error.name}, which is not installed: "
             "pip install 'ascend_moe[cli]'"
@@ -41,21 +39,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class _Pipe(io.FileIO):
-    """A pipe's writing end; the program ends with 141 when it is written to and nobody reads."""
+    """Writing end of a pipe. A write after the reader has closed it ends the program with code 141."""
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # for what is written on the way out
-            raise SystemExit(_NOBODY_READS) from None
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # for writes during exit
+            raise SystemExit(_SIGPIPE_CODE) from None
 
 
 @contextlib.contextmanager
-def _until_nobody_reads() -> Iterator[None]:
-    """Meanwhile stdout and stderr are `_Pipe`s where they are pipes.
+def _exit_when_pipe_closes() -> Iterator[None]:
+    """Replace stdout and stderr by `_Pipe`s where they are pipes.
 
-    The exception is SystemExit: neither typer nor rich then takes a pipe's end for an error of its own.
+    A `_Pipe` raises SystemExit, which neither typer nor rich handles as an error.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_piped, before)
@@ -74,7 +72,7 @@ def _piped(stream: TextIO) -> TextIO:
         number = stream.fileno()
         if not stat.S_ISFIFO(os.fstat(number).st_mode):
             return stream
-    except (OSError, ValueError):  # a program's own object, or closed
+    except (OSError, ValueError):  # an object without a file, or a closed one
         return stream
     stream.flush()
     raw = io.BufferedWriter(_Pipe(number, "w", closefd=False))
@@ -83,7 +81,7 @@ def _piped(stream: TextIO) -> TextIO:
 
 
 def _with_json(words: Sequence[str]) -> list[str]:
-    """`--json` without a value means `--json -`."""
+    """Replace `--json` without a value by `--json -`."""
     made = list(words)
     for at, word in reversed(list(enumerate(words))):
         following = words[at + 1] if at + 1 < len(words) else "--"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ascend_moe.bench.results import Run
 
 ITERATIONS, QUICK_ITERATIONS = 60, 12
-_OPTIONS = ("preset", "ranks", "batch", "bs", "sweep", "skew", "quant", "dtype", "methods")  # of which errors tell
+_OPTIONS = ("preset", "ranks", "batch", "bs", "sweep", "skew", "quant", "dtype", "methods")  # named in errors
 
 
 app = typer.Typer()
@@ -35,46 +35,56 @@ app = typer.Typer()
 @app.command()
 def bench(
     preset: Annotated[
-        list[str] | None, typer.Option("--preset", "-p", metavar="NAME", help=f"{', '.join(PRESETS)}; several.")
+        list[str] | None,
+        typer.Option("--preset", "-p", metavar="NAME", help=f"Model: {', '.join(PRESETS)}; may be repeated."),
     ] = None,
-    batch: Annotated[str, typer.Option("-b", "--batch", metavar="N,N", help="Tokens a rank.")] = "8,32",
+    batch: Annotated[str, typer.Option("-b", "--batch", metavar="N,N", help="Tokens per rank.")] = "8,32",
     ranks: Annotated[str, typer.Option("--ranks", "-r", metavar="N,N", help="EP ranks.")] = "2",
-    skew: Annotated[str, typer.Option(metavar="|".join(SKEWS), help="Routing.")] = "uniform",
+    skew: Annotated[
+        str, typer.Option(metavar="|".join(SKEWS), help="Distribution of the tokens over the experts.")
+    ] = "uniform",
     hidden: options.Hidden = None,
     topk: options.TopK = None,
     experts: options.Experts = None,
     quant: options.Quant = "none",
-    dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of the rows.")] = "bf16",
+    dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Element type of the rows.")] = "bf16",
     methods: Annotated[
-        str, typer.Option("--methods", help="auto, ours, peer, or names of the table; limits always run.")
+        str, typer.Option("--methods", help="auto, ours, peer, or names from the table; limits are always measured.")
     ] = "auto",
     comm_alg: options.CommAlg = "",
-    sweep: Annotated[str, typer.Option(metavar="|".join(SWEEPS), help="BS 1..512, ranks 1..8, or H 1024..8192.")] = "",
-    iterations: Annotated[int, typer.Option("-n", "--iterations", min=1, max=100000)] = ITERATIONS,
+    sweep: Annotated[
+        str, typer.Option(metavar="|".join(SWEEPS), help="Vary BS 1..512, ranks 1..8, or H 1024..8192.")
+    ] = "",
+    iterations: Annotated[
+        int, typer.Option("-n", "--iterations", min=1, max=100000, help="Timed round trips per case.")
+    ] = ITERATIONS,
     quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_ITERATIONS} iterations.")] = False,
     as_json: options.Json = "",
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A picture of it, SVG; with --sweep a second, FILE_SWEEP.")
+        Path | None, typer.Option(metavar="FILE", help="Write an SVG chart; with --sweep also FILE_SWEEP.")
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Only: are the bounds of docs/performance.md kept? Three tries, code 1 if not."),
+        typer.Option(
+            "--check",
+            help="Only check the bounds of docs/performance.md, in up to three runs; exit code 1 if one is exceeded.",
+        ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Claim ratios however noisy the run was.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Print ratios even if the run was noisy.")] = False,
 ) -> None:
-    """Time dispatch and combine against torch.distributed, MPI and the machine's limit, in one run.
+    """Time dispatch and combine against torch.distributed, MPI and the machine's limit.
 
-    Exit code 0: measured and correct. 1: a wrong result, or a rank that failed. 2: wrong options.
+    Exit code 0: success. 1: a wrong result, or a rank that failed. 2: wrong options.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise typer.BadParameter("ascend-moe bench starts torchrun or mpiexec itself: leave out torchrun")
+        raise typer.BadParameter("ascend-moe bench starts its ranks itself: run it without torchrun")
     from ascend_moe.bench import bounds, report
     from ascend_moe.bench import methods as every_method
     from ascend_moe.bench.cases import matrix
 
     if check:
-        kept = bounds.check(lambda cases: measure(cases, list(every_method.METHODS), bounds.ITERATIONS), print)
-        raise typer.Exit(0 if kept else 1)
+        passed = bounds.check(lambda cases: measure(cases, list(every_method.METHODS), bounds.ITERATIONS), print)
+        raise typer.Exit(0 if passed else 1)
     if plot is not None:
         if why := unwritable(plot):
             bad("--plot", why)
@@ -94,15 +104,15 @@ def bench(
         if comm_alg == "hierarchy":
             bad(
                 "--comm-alg",
-                "hierarchy is between servers, and bench's ranks share one, where it runs window: time that",
+                "hierarchy works between servers; the ranks of bench share one, where it runs window: use window",
             )
         names = every_method.chosen(methods, comm_alg)
     except ArgumentError as error:
         if error.argument not in _OPTIONS:
-            raise  # a rule of the operators, about an argument of theirs
+            raise  # a rule of the operators
         bad(f"--{error.argument}", str(error))
     result = measure(cases, names, QUICK_ITERATIONS if quick else iterations)
-    # A pipe has no width of its own: a table must not be cut at 80 columns there.
+    # A pipe has no width; rich would cut tables at 80 columns.
     console = Console(width=None if sys.stdout.isatty() else 160)
     show(result.as_dict(), as_json, lambda: report.show(result, console, force))
     if plot is not None:
@@ -112,7 +122,7 @@ def bench(
 
 
 def measure(cases: Sequence[Case], names: Sequence[str], iterations: int) -> Run:
-    """Runs, telling of the progress on stderr; what stops a run ends the command with code 1."""
+    """Run with progress on stderr; a rank that fails ends the command with code 1."""
     from ascend_moe.bench import RankFailed, run
 
     note = functools.partial(started, "bench")

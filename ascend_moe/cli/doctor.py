@@ -1,4 +1,4 @@
-"""`ascend-moe doctor`: a look at this machine that can be pasted into an issue."""
+"""`ascend-moe doctor`: a report on this machine that can be pasted into an issue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ascend_moe import plan as planning
 from ascend_moe._text import show
 from ascend_moe.cli import options
 from ascend_moe.cli.root import version
-from ascend_moe.doctor import ERROR, Diagnostic, error, fits, group_findings, text
+from ascend_moe.doctor import ERROR, Diagnostic, error, fits, group_diagnostics, text
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.settings import DEFAULT_WINDOW_MIB
 
@@ -25,47 +25,49 @@ app = typer.Typer()
 @options.with_configuration
 def doctor(
     asked: dict[str, Any],
-    rank_0: Annotated[str, typer.Option("--group", metavar="HOST:PORT", help="Whether rank 0 answers there.")] = "",
+    rank_0: Annotated[
+        str, typer.Option("--group", metavar="HOST:PORT", help="Also check that rank 0 can be reached at this address.")
+    ] = "",
     as_json: options.Json = "",
 ) -> None:
-    """Versions, variables, devices, memory; every finding with its fix.
+    """Check this machine: versions, variables, devices, memory. Each problem is shown with its fix.
 
-    With options of `plan`: whether that configuration fits.
+    With options of `plan`, also check whether that configuration fits.
 
-    Exit code 0: no errors. 1: something cannot work. 2: wrong options.
+    Exit code 0: no errors. 1: at least one error. 2: wrong options.
     """
     from ascend_moe.doctor import cann, machine, settings
 
     parts: list[Callable[[], Iterable[Diagnostic]]] = [
-        machine.findings,
-        cann.findings,
-        settings.findings,
-        lambda: group_findings(rank_0),
+        machine.diagnostics,
+        cann.diagnostics,
+        settings.diagnostics,
+        lambda: group_diagnostics(rank_0),
     ]
     if asked != options.USUAL_CONFIGURATION:
         asked["window"] = asked["window"] or _exported()
         request = options.request_of(**asked)
         parts.append(lambda: fits(request))
-    findings = [finding for part in parts for finding in _findings(part)]
-    found = {"version": version(), "findings": [asdict(finding) for finding in findings]}
-    show(found, as_json, lambda: print(f"ascend-moe doctor, ascend_moe {version()}\n\n{text(findings)}"))
-    raise typer.Exit(1 if any(finding.level == ERROR for finding in findings) else 0)
+    found = [each for part in parts for each in _diagnostics(part)]
+    values = {"version": version(), "diagnostics": [asdict(each) for each in found]}
+    show(values, as_json, lambda: print(f"ascend-moe doctor, ascend_moe {version()}\n\n{text(found)}"))
+    raise typer.Exit(1 if any(each.level == ERROR for each in found) else 0)
 
 
-def _findings(part: Callable[[], Iterable[Diagnostic]]) -> list[Diagnostic]:
-    """A part's findings; a part that breaks is a finding itself, and the others are still told."""
-    findings: list[Diagnostic] = []
+def _diagnostics(part: Callable[[], Iterable[Diagnostic]]) -> list[Diagnostic]:
+    """Diagnostics of one part. An exception in it becomes a diagnostic, so that the other parts are still shown."""
+    found: list[Diagnostic] = []
     try:
-        findings += part()
+        found += part()
     except Exception as problem:
         where = traceback.extract_tb(problem.__traceback__)[-1]
         what = f"{type(problem).__name__}: {problem} ({os.path.basename(where.filename)}:{where.lineno})"
-        findings.append(error("doctor", what, "doctor itself failed here", "please report it with this output"))
-    return findings
+        found.append(error("doctor", what, "doctor itself failed here", "please report it with this output"))
+    return found
 
 
 def _exported() -> int:
-    """The window as the ops would open it; 0 when the variable is no number, which is told elsewhere."""
+    """HCCL_BUFFSIZE as the ops read it, or 0 if it is invalid, which another diagnostic reports."""
     try:
         return planning.exported_mib(DEFAULT_WINDOW_MIB)
     except AscendMoeError:

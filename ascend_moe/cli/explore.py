@@ -1,4 +1,4 @@
-"""`ascend-moe explore`: schedules of our kernels on the checked engine, with a table of what was seen."""
+"""`ascend-moe explore`: schedules of the kernels on the checked engine, with a table of the results."""
 
 from __future__ import annotations
 
@@ -26,29 +26,31 @@ app = typer.Typer()
 
 @app.command("explore")
 def explore_command(
-    case: Annotated[str | None, typer.Option("--case", help=f"One, as {USUAL_CASE}; default: random ones.")] = None,
-    schedules: Annotated[int, typer.Option("--schedules", "-n", min=1, help="How many in all.")] = 2000,
-    seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Of the first case and schedule.")] = 0,
+    case: Annotated[
+        str | None, typer.Option("--case", help=f"Case to run, like {USUAL_CASE}; default: random cases.")
+    ] = None,
+    schedules: Annotated[int, typer.Option("--schedules", "-n", min=1, help="Number of schedules.")] = 2000,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of the first case and schedule.")] = 0,
     policy: Annotated[
-        str, typer.Option("--policy", metavar="|".join(POLICIES), help="How schedules are chosen.")
+        str, typer.Option("--policy", metavar="|".join(POLICIES), help="How to choose schedules.")
     ] = "mixed",
     stores: Annotated[
-        str, typer.Option("--stores", metavar="|".join(_STORES), help="How stores of a core land.")
+        str, typer.Option("--stores", metavar="|".join(_STORES), help="Order in which stores of a core arrive.")
     ] = "both",
     preemptions: Annotated[
-        int, typer.Option("--preemptions", min=0, max=3, help="Of the policy exhaustive: switches a schedule.")
+        int, typer.Option("--preemptions", min=0, max=3, help="With --policy exhaustive: core switches per schedule.")
     ] = 1,
     replay: Annotated[
-        str | None, typer.Option("--replay", metavar="AT:CHOICE,…", help="Choices of a shrunk schedule.")
+        str | None, typer.Option("--replay", metavar="AT:CHOICE,…", help="Replay the choices of one schedule.")
     ] = None,
     shorten: Annotated[
-        bool, typer.Option("--shrink/--no-shrink", help="Look for the shortest schedule of a finding.")
+        bool, typer.Option("--shrink/--no-shrink", help="Search for the shortest schedule with the same finding.")
     ] = True,
     as_json: Json = "",
 ) -> None:
-    """Look for races, missing synchronisation, hangs and wrong results, schedule after schedule.
+    """Search many schedules for races, missing synchronization, hangs and wrong results.
 
-    Exit code 0: nothing found. 1: a finding, whose last line repeats it. 2: wrong options.
+    Exit code 0: nothing found. 1: a finding; the last line is the command that repeats it. 2: wrong options.
     """
     for option, value, names in (("--policy", policy, POLICIES), ("--stores", stores, _STORES)):
         if value not in names:
@@ -64,7 +66,7 @@ def explore_command(
             options = replace(options, policy=kind, choices=_choices(replay))
             schedules = 1
         if chosen is None and (policy in ("replay", "exhaustive") or replay is not None):
-            raise typer.BadParameter("it is about one case: give --case", param_hint="'--policy'")
+            raise typer.BadParameter("needs one case: give --case", param_hint="'--policy'")
         if policy == "exhaustive" and replay is None:
             result = exhaustive(chosen or Program(), preemptions, limit=schedules)
         else:
@@ -125,10 +127,10 @@ def _print(result: Result, console: Console, as_json: str) -> None:
     if found is not None:
         values["finding"] = {name: getattr(found, name) for name in ("kind", "message", "seed")}
         values["finding"] |= {"case": str(found.case), "command": found.command()}
-    show(values, as_json, lambda: _tell(result, console))
+    show(values, as_json, lambda: _print_text(result, console))
 
 
-def _tell(result: Result, console: Console) -> None:
+def _print_text(result: Result, console: Console) -> None:
     from ascend_moe.explore import REACHED
 
     found = result.finding
@@ -148,5 +150,5 @@ def _tell(result: Result, console: Console) -> None:
         return
     console.print(found.message, style="bold red", markup=False, soft_wrap=True)
     switches = sum(1 for choice in found.choices if choice)
-    console.print(f"{switches} switches away from the tame schedule; it runs again with", markup=False)
+    console.print(f"{switches} switches from the default schedule; repeat it with", markup=False)
     console.print(found.command(), markup=False, soft_wrap=True)

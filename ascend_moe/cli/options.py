@@ -1,4 +1,4 @@
-"""Options that several commands have: the shape of a layer, and a whole configuration."""
+"""Options shared by several commands: the shape of a layer, and a whole configuration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ascend_moe.plan import Request
 from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
 
 DEFAULT_PRESET = "deepseek-v3"
-MAX_SEED = 2**62  # numbers of ranks and rounds are added to it, and torch's generators take 64 bits
+MAX_SEED = 2**62  # ranks and rounds are added to it, and torch's generators take 64 bits
 
 
 def shape_of(
@@ -34,16 +34,17 @@ def shape_of(
     *,
     special: bool = False,
 ) -> dict[str, Any]:
-    """H, K and E of the options; the rest is the preset's, or ``DEFAULT_PRESET``'s.
+    """H, K and E of the options; missing ones are those of the preset or ``DEFAULT_PRESET``.
 
-    special: the command knows experts to which no row travels; else a preset that has them is refused.
+    Args:
+        special: the command supports special experts; if not, a preset that has them is refused.
     """
     layer = preset(name or DEFAULT_PRESET).published
     if layer.special.total and not special:
         rule = (
-            f"{name} has {layer.special.total} experts to which no row travels, which this command does not know: give "
+            f"{name} has {layer.special.total} zero, copy or const experts, which this command does not support: give "
         )
-        bad("--preset", rule + "another, or --hidden, --topk and --experts")
+        bad("--preset", rule + "another preset, or --hidden, --topk and --experts")
     usual = {"hidden": layer.row_size, "topk": layer.top_k, "experts": layer.num_experts}
     given = {"hidden": hidden, "topk": topk, "experts": experts}
     return usual | {key: value for key, value in given.items() if value is not None}
@@ -57,7 +58,7 @@ def _quant(value: str) -> str:
 
 def _cores(value: int | None) -> int | None:
     if value == 0:
-        raise ArgumentError("cores is 0; need 1..64, or leave --cores out for all of the SoC", argument="cores")
+        raise ArgumentError("cores is 0, must be 1..64; omit --cores to use all cores of the SoC", argument="cores")
     return value
 
 
@@ -68,7 +69,7 @@ def _json(value: str) -> str:
 
 
 def bad(option: str, message: str) -> NoReturn:
-    """A wrong option, in typer's form."""
+    """Raise typer's error for a wrong option."""
     raise typer.BadParameter(message, param_hint=f"'{option}'")
 
 
@@ -80,7 +81,7 @@ def _comm_alg(value: str) -> str:
 
 @contextmanager
 def comm_alg_of_ops(name: str) -> Iterator[None]:
-    """Meanwhile ops that name no algorithm, here and in processes started from here, run this one; "": as before."""
+    """Set the algorithm of ops that name none, in this process and its children; "" changes nothing."""
     variable = settings.COMM_ALG.name
     before = os.environ.get(variable)
     if name:
@@ -97,28 +98,44 @@ def comm_alg_of_ops(name: str) -> Iterator[None]:
 _USUAL = shape_of(None)
 
 Preset = Annotated[
-    str | None, typer.Option("-p", "--preset", metavar="NAME", help=f"H, K and E of a model: {', '.join(PRESETS)}.")
+    str | None,
+    typer.Option("-p", "--preset", metavar="NAME", help=f"Take H, K and E from a model: {', '.join(PRESETS)}."),
 ]
-Hidden = Annotated[int | None, typer.Option(metavar="H", help=f"Elements of a row; default {_USUAL['hidden']}.")]
+Hidden = Annotated[
+    int | None, typer.Option(metavar="H", help=f"Hidden size, elements of a row; default {_USUAL['hidden']}.")
+]
 TopK = Annotated[
-    int | None, typer.Option("-k", "--topk", metavar="K", help=f"Experts a token; default {_USUAL['topk']}.")
+    int | None, typer.Option("-k", "--topk", metavar="K", help=f"Experts per token; default {_USUAL['topk']}.")
 ]
 Experts = Annotated[
-    int | None, typer.Option("-e", "--experts", metavar="E", help=f"Experts of all ranks; default {_USUAL['experts']}.")
+    int | None,
+    typer.Option("-e", "--experts", metavar="E", help=f"Experts in all ranks together; default {_USUAL['experts']}."),
 ]
-Quant = Annotated[str, typer.Option("--quant", metavar="none|int8", help="Rows as they travel.", callback=_quant)]
-Contract = Annotated[str, typer.Option(metavar="|".join(planning.CONTRACTS))]
+Quant = Annotated[
+    str, typer.Option("--quant", metavar="none|int8", help="Format in which dispatch sends rows.", callback=_quant)
+]
+Contract = Annotated[str, typer.Option(metavar="|".join(planning.CONTRACTS), help="Version of the operators.")]
 Cores = Annotated[
-    int | None, typer.Option(metavar="N", help="AIV cores of a launch; default: all of the SoC.", callback=_cores)
+    int | None, typer.Option(metavar="N", help="AIV cores per rank; default: all of the SoC.", callback=_cores)
 ]
 CommAlg = Annotated[
     str,
     typer.Option(
-        "--comm-alg", metavar="|".join(ALGORITHMS), help="What the ops run.", show_default="auto", callback=_comm_alg
+        "--comm-alg",
+        metavar="|".join(ALGORITHMS),
+        help="Algorithm of the ops.",
+        show_default="auto",
+        callback=_comm_alg,
     ),
 ]
 Json = Annotated[
-    str, typer.Option("--json", metavar="FILE|-", help="Every number as JSON; -: printed alone.", callback=_json)
+    str,
+    typer.Option(
+        "--json",
+        metavar="FILE|-",
+        help="Write all numbers as JSON to FILE; -: to stdout, instead of text.",
+        callback=_json,
+    ),
 ]
 
 
@@ -127,39 +144,47 @@ def request_of(
     preset: Preset = None,
     ranks: Annotated[int | None, typer.Option("-r", "--ranks", metavar="W", help="EP ranks; default 16.")] = None,
     batch: Annotated[
-        int | None, typer.Option("-b", "--batch", metavar="BS", help="Tokens a rank, the same on all; default 128.")
+        int | None,
+        typer.Option("-b", "--batch", metavar="BS", help="Tokens per rank, equal on all ranks; default 128."),
     ] = None,
     global_bs: Annotated[
         int | None,
-        typer.Option("--global-bs", metavar="N", help="Ranks times the largest batch; batches may then differ."),
+        typer.Option(
+            "--global-bs", metavar="N", help="Ranks times the largest batch; batches of ranks may then differ."
+        ),
     ] = None,
     hidden: Hidden = None,
     topk: TopK = None,
     experts: Experts = None,
-    dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of x.")] = "bf16",
+    dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Element type of x.")] = "bf16",
     quant: Quant = "none",
-    smooth: Annotated[bool, typer.Option("--smooth", help="With smooth scales; implies int8.")] = False,
+    smooth: Annotated[bool, typer.Option("--smooth", help="Dispatch takes smooth scales; implies int8.")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="Dispatch takes expert_scales too.")] = False,
     contract: Contract = "v2",
-    soc: Annotated[str, typer.Option(metavar="NAME", help=f"{', '.join(SOCS)}.")] = DEFAULT_SOC,
+    soc: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(SOCS)}.")] = DEFAULT_SOC,
     cores: Cores = None,
     window: Annotated[
-        int, typer.Option(metavar="MIB", help="HCCL_BUFFSIZE as it is, to compare with.", show_default=False)
+        int, typer.Option(metavar="MIB", help="Current HCCL_BUFFSIZE, for comparison.", show_default=False)
     ] = 0,
-    comm_alg: Annotated[str, typer.Option("--comm-alg", metavar="NAME", help=f"{', '.join(ALGORITHMS)}.")] = "",
+    comm_alg: Annotated[str, typer.Option("--comm-alg", metavar="NAME", help=f"One of {', '.join(ALGORITHMS)}.")] = "",
     ranks_per_server: Annotated[
-        int, typer.Option("--ranks-per-server", metavar="N", help="0: a full server of the SoC.", show_default=False)
+        int,
+        typer.Option(
+            "--ranks-per-server", metavar="N", help="Default: all NPUs of a server with this SoC.", show_default=False
+        ),
     ] = 0,
     rdma_flags: Annotated[
-        bool, typer.Option("--rdma-flags", help="ASCEND_MOE_RDMA_FLAGS is 1: flagged blocks between servers.")
+        bool, typer.Option("--rdma-flags", help="As with ASCEND_MOE_RDMA_FLAGS=1: flagged blocks between servers.")
     ] = False,
-    super_pods: Annotated[int, typer.Option("--super-pods", metavar="N", help="Super-pods of A3 they are on.")] = 1,
+    super_pods: Annotated[
+        int, typer.Option("--super-pods", metavar="N", help="A3 super-pods that the ranks span.")
+    ] = 1,
     **options: Any,
 ) -> Request:
-    """The configuration that the options describe; ``options`` are fields of `CallOptions`, None: the preset's."""
+    """The configuration of the options; ``options`` are fields of `CallOptions`, None: the preset's value."""
     ranks = 16 if ranks is None else ranks
     if batch is not None and global_bs is not None:
-        raise ArgumentError("--global-bs is ranks * batch: leave --batch out", argument="global_bs")
+        raise ArgumentError("--global-bs sets the batch too: remove --batch", argument="global_bs")
     if global_bs is not None and (global_bs < 1 or global_bs % max(1, ranks)):
         text = f"--global-bs {global_bs} must be a multiple of the {ranks} ranks"
         raise ArgumentError(text, argument="global_bs")
@@ -186,7 +211,7 @@ def request_of(
 
 
 def _parameters() -> dict[str, inspect.Parameter]:
-    """Those of ``request_of``, with an option for each field of `CallOptions` that has a help text."""
+    """Parameters of `request_of`, and one for each field of `CallOptions` with a help text."""
     found = [*inspect.signature(request_of, eval_str=True).parameters.values()][:-1]
     for option in fields(CallOptions):
         if "help" in option.metadata:
@@ -202,7 +227,7 @@ USUAL_CONFIGURATION = {name: each.default for name, each in _PARAMETERS.items()}
 
 
 def with_configuration(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of ``request_of`` before its own; it gets them as its first argument."""
+    """Decorator: add the options of `request_of` to a command, which receives them as a dict, its first argument."""
     shared = _PARAMETERS
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
@@ -217,8 +242,8 @@ def with_configuration(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """Whole numbers with commas between them."""
+    """Parse integers separated by commas."""
     words = text.split(",")
     if not all(word.strip().isdecimal() for word in words):
-        raise ArgumentError(f"--{option} {text} is no list of whole numbers, like 8,16", argument=option)
+        raise ArgumentError(f"--{option} {text} is no list of integers, like 8,16", argument=option)
     return [int(word) for word in words]

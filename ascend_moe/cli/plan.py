@@ -1,4 +1,4 @@
-"""`ascend-moe plan`: what a configuration needs, as text or JSON."""
+"""`ascend-moe plan`: the needs of a configuration, as text or JSON."""
 
 from __future__ import annotations
 
@@ -24,18 +24,23 @@ app = typer.Typer()
 def plan(
     asked: dict[str, Any],
     details: Annotated[
-        bool, typer.Option("--details", help="Also the window's parts, CANN's versions, tiling and UB of each op.")
+        bool,
+        typer.Option(
+            "--details",
+            help="Also print the window's parts, the needs of CANN's versions, and each op's tiling and UB.",
+        ),
     ] = False,
     as_json: options.Json = "",
     checkpoint: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="E, K, H and dtype of a Hugging Face checkpoint.")
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Take E, K, H and dtype from a Hugging Face checkpoint."),
     ] = None,
 ) -> None:
-    """Prints what a configuration of dispatch and combine needs. Opens no window.
+    """Print the recommended and the minimum HCCL_BUFFSIZE, the UB and the limits of a configuration.
 
-    The window is --window, else HCCL_BUFFSIZE. Where neither is set, the default is only compared with.
+    The window in use is --window, else HCCL_BUFFSIZE. If neither is set, the default is shown for comparison.
 
-    Exit code 0: the operators take this configuration. 1: it breaks limits of ours. 2: wrong options.
+    Exit code 0: the operators accept this configuration. 1: it exceeds a limit. 2: wrong options.
     """
     asked["window"] = asked["window"] or planning.exported_mib(0)
     about = {} if checkpoint is None else _of_checkpoint(checkpoint, asked)
@@ -47,10 +52,13 @@ def plan(
 
 
 def _of_checkpoint(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """Puts the layers' numbers into the options; returns what else the files say."""
+    """Store the layers' numbers in ``asked`` and return the checkpoint's other properties."""
     for name in ("preset", "hidden", "topk", "experts", *SpecialExperts._fields):
         if asked[name] is not None:
-            options.bad(f"--{name.replace('_', '-')}", "the numbers come from --checkpoint: leave one of them out")
+            options.bad(
+                f"--{name.replace('_', '-')}",
+                "conflicts with --checkpoint, which sets this number: remove one of the two",
+            )
     from ascend_moe.checkpoint import kept_bits, layer_kinds
     from ascend_moe.checkpoint.config import moe_config, read_json, text_values
 
@@ -60,7 +68,9 @@ def _of_checkpoint(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
         has_files = any(directory.glob("*.safetensors*"))
         kinds = layer_kinds(directory) if has_files else {}
         routed = kinds.get("routed", []) + kinds.get("hash", [])
-        coded = bool(routed) and all(kept_bits(directory, layer) > 0 for layer in routed)  # else some rows are floats
+        coded = bool(routed) and all(
+            kept_bits(directory, layer) > 0 for layer in routed
+        )  # otherwise some layers send float rows
     except ArgumentError as error:
         options.bad("--checkpoint", str(error))
     dtype = text_values(values).get("dtype") or text_values(values).get("torch_dtype")
@@ -81,7 +91,7 @@ def _sentence(found: dict[str, Any]) -> str:
 
 
 def text(report: PlanReport, details: bool = False) -> str:
-    """The report in lines of plain text: what to export and what fits, and how it comes about with ``details``."""
+    """The report as plain text: what to export and what fits; with ``details`` also its parts."""
     lines = [_head(report), ""]
     for violation in report.violations:
         option = ": give --weights" if violation.argument == "expert_scales" else ""
@@ -92,9 +102,9 @@ def text(report: PlanReport, details: bool = False) -> str:
     lines += [f"export HCCL_BUFFSIZE={report.buffsize_mib}", *_fit(report, report.fit), _cann_line(report), ""]
     for name, op in report.ops.items():
         ub = f"UB of a core: {op.ub_peak:,} of {report.ub_bytes:,}".replace(",", " ")
-        lines.append(f"{name}: algorithm {op.algorithm}, {ub} bytes in the fullest step, {op.fullest}")
+        lines.append(f"{name}: algorithm {op.algorithm}, {ub} bytes at its peak, in step {op.fullest}")
     if not details:
-        return "\n".join([*lines, "--details prints the parts of the window, CANN's versions, tiling and UB"])
+        return "\n".join([*lines, "Use --details for the parts of the window, CANN's versions, tiling and UB."])
     lines += ["", *_window(report), "", *_cann(report)]
     for name, op in report.ops.items():
         lines += ["", f"{name}: tiling key {op.tiling['tiling_key']}"]
@@ -108,9 +118,9 @@ def text(report: PlanReport, details: bool = False) -> str:
 
 
 def _flags(report: PlanReport, op: str) -> str:
-    """What flagged blocks add to the largest item between two ranks."""
+    """Bytes that flagged blocks add to the largest message between two ranks."""
     extra = report.window[f"{op}_flag_bytes"]
-    return f", in flagged blocks: up to {extra} bytes more to each of them" if extra else ""
+    return f", in flagged blocks: up to {extra} bytes more to each such rank" if extra else ""
 
 
 def _head(report: PlanReport) -> str:
@@ -119,10 +129,10 @@ def _head(report: PlanReport) -> str:
     batch = f"BS {one.batch}" if one.equal_batches else f"BS up to {one.batch}"
     special = [f"{number} {name.split('_')[0]}" for name, number in one.special.given.items()]
     kinds = f" + {' + '.join(special)} experts" if special else ""
-    rows = f"{one.dtype} rows" + (", int8 on the way" if one.quant_mode else "")
+    rows = f"{one.dtype} rows" + (", sent as int8" if one.quant_mode else "")
     rows += ", smooth scales" if one.smooth else ""
-    rows += ", expert_scales on the way" if one.weights else ""
-    rows += ", back as int8" if one.returns_int8 else ""
+    rows += ", sent with expert_scales" if one.weights else ""
+    rows += ", returned as int8" if one.returns_int8 else ""
     return (
         f"{batch}, H {one.hidden}, K {one.topk}, E {one.experts} ({local} a rank){kinds}, W {one.ranks}, {rows}, "
         f"contract {one.contract}\n{one.soc} ({report.soc.series}), {report.cores} AIV cores"
@@ -130,12 +140,12 @@ def _head(report: PlanReport) -> str:
 
 
 def _fit(report: PlanReport, fit: WindowFit) -> list[str]:
-    """Which windows are large enough, and whether this one is."""
+    """The windows that are large enough, and whether the current one is."""
     if fit.mib:
-        return [f"  {fit.needs()}", f"  HCCL_BUFFSIZE={fit.verdict()}"]
+        return [f"  {fit.needs()}", f"  HCCL_BUFFSIZE={fit.about()}"]
     usual = planning.plan(replace(report.request, window_mib=DEFAULT_WINDOW_MIB)).fit
     assert usual is not None
-    return [f"  {fit.needs()}", f"  HCCL_BUFFSIZE is not set: the default of {usual.verdict()}"]
+    return [f"  {fit.needs()}", f"  HCCL_BUFFSIZE is not set: the default of {usual.about()}"]
 
 
 def _window(report: PlanReport) -> list[str]:
@@ -144,20 +154,20 @@ def _window(report: PlanReport) -> list[str]:
         ["dispatch", need["dispatch_bytes"], "bytes", need["dispatch_mib"], "MiB"],
         ["combine", need["combine_bytes"], "bytes", need["combine_mib"], "MiB"],
     ]
-    lines = ["window of a rank, both halves", *table(rows)]
+    lines = ["window of a rank, both ping-pong buffers", *table(rows)]
     if need["state_in_window_mib"]:
         lines.append(f"  {need['state_in_window_mib']} MiB of it is the state area (A2)")
     if need["aligned_mib"]:
-        aligned = f"from HCCL_BUFFSIZE={need['aligned_mib']} on rows of both ops begin at multiples of 512 bytes"
-        lines.append(f"  {aligned}; where there is no room, of 32")
+        aligned = f"with HCCL_BUFFSIZE={need['aligned_mib']} or more, rows of both ops are aligned to 512 bytes"
+        lines.append(f"  {aligned}; with less, to 32")
     return lines
 
 
 def _cann_line(report: PlanReport) -> str:
-    """What CANN's own operators need on this series of NPUs."""
+    """HCCL_BUFFSIZE that CANN's own operators need on this series of NPUs."""
     known = [need for need in report.cann if need.version.startswith(report.soc.series)]
     needs = [f"{need.mib} ({need.version})" for need in known if not need.refuses]
-    return f"  CANN's own operators: {', '.join(needs) or 'all refuse this configuration'}"
+    return f"  CANN's own operators: {', '.join(needs) or 'none accepts this configuration'}"
 
 
 def _cann(report: PlanReport) -> list[str]:
@@ -168,7 +178,7 @@ def _cann(report: PlanReport) -> list[str]:
 
 
 def _steps(op: OpPlan) -> list[list[object]]:
-    """Items of UB, each step's sum before its own."""
+    """Items of UB by step, each step preceded by its sum."""
     rows: list[list[object]] = []
     for step in dict.fromkeys(item.step for item in op.ub):
         items = [item for item in op.ub if item.step == step]

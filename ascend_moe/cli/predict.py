@@ -1,4 +1,4 @@
-"""`ascend-moe predict`: times of dispatch and combine on NPUs, from a model."""
+"""`ascend-moe predict`: times of dispatch and combine on NPUs, predicted by a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ app = typer.Typer()
 def predict(
     soc: Annotated[str, typer.Option(metavar="NAME", help=f"{', '.join(SOCS)}.")] = DEFAULT_SOC,
     ranks: Annotated[str, typer.Option("-r", "--ranks", metavar="W,...", help="EP ranks.")] = "8,16,32,64",
-    batch: Annotated[int, typer.Option("-b", "--batch", metavar="BS", help="Tokens a rank.")] = 128,
+    batch: Annotated[int, typer.Option("-b", "--batch", metavar="BS", help="Tokens per rank.")] = 128,
     preset: options.Preset = None,
     hidden: options.Hidden = None,
     topk: options.TopK = None,
@@ -32,18 +32,18 @@ def predict(
     contract: options.Contract = "v2",
     cores: options.Cores = None,
     comm_alg: Annotated[
-        str, typer.Option("--comm-alg", metavar="NAME,...", help=f"Of {','.join(PREDICTED)}; default: all.")
+        str, typer.Option("--comm-alg", metavar="NAME,...", help=f"One or more of {','.join(PREDICTED)}; default: all.")
     ] = "",
     as_json: options.Json = "",
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A picture of the times along --ranks, SVG.")
+        Path | None, typer.Option(metavar="FILE", help="Write an SVG chart of the times over --ranks.")
     ] = None,
 ) -> None:
-    """Times of dispatch and combine on NPUs, predicted by a model: nothing here is measured.
+    """Predict times of dispatch and combine on NPUs with a model. Nothing is measured.
 
-    Our kernels run on the timed engine, all ranks and cores in this process. The output states the assumptions.
+    The kernels run on the timed engine, with all ranks and cores in this process. The output states the assumptions.
 
-    Exit code 0. 2: wrong options.
+    Exit code 0: success. 2: wrong options.
     """
     request = Request(
         ranks=1,
@@ -66,13 +66,13 @@ def predict(
         from ascend_moe.predict import predict as predicted
 
         pairs = report.asked(request, worlds, names)
-        tell = print if as_json != "-" else _untold
-        tell("\n".join(report.head(pairs[0][0])), flush=True)
+        say = print if as_json != "-" else _silent
+        say("\n".join(report.head(pairs[0][0])), flush=True)
         found: list[Prediction] = []
         for one, name in pairs:
             advance(f"EP {one.ranks}, {name}", len(found), len(pairs))
             found.append(predicted(one, algorithm=name))
-            tell(report.row(found[-1]), flush=True)
+            say(report.row(found[-1]), flush=True)
     show(
         report.as_dict(found),
         as_json,
@@ -82,5 +82,5 @@ def predict(
         report.draw(found, plot)
 
 
-def _untold(*texts: str, flush: bool) -> None:
-    """Stands for print where JSON is all that is printed."""
+def _silent(*texts: str, flush: bool) -> None:
+    """Print nothing: JSON goes to stdout alone."""

@@ -1,4 +1,4 @@
-"""Shows that a command works: a bar on a terminal; a first line where stderr is a pipe or a file."""
+"""Progress of a command: a bar on a terminal, lines where stderr is a pipe or a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Advance = Callable[[str, int, int], None]
 
 @contextmanager
 def bar(text: str) -> Iterator[Advance]:
-    """A bar on stderr where that is a terminal, gone afterwards; it runs from now on, before anything is done."""
+    """Show a bar on stderr, if that is a terminal, until the block ends."""
     console = Console(stderr=True)
     columns = (
         SpinnerColumn(),
@@ -32,17 +32,17 @@ def bar(text: str) -> Iterator[Advance]:
 
 @contextmanager
 def steps(command: str, text: str) -> Iterator[Callable[[str], object]]:
-    """Tells of each step when it begins: in a bar, or in a line of its own where stderr is no terminal."""
+    """Show each step when it begins: in a bar, or on a line of its own if stderr is no terminal."""
     with bar(text) as advance:
 
-        def tell(step: str) -> None:
+        def begin(step: str) -> None:
             advance(step, 0, 0)
             started(command, step)
 
-        yield tell
+        yield begin
 
 
 def started(command: str, text: str) -> None:
-    """One line on stderr that says what now takes its time, where no bar does."""
+    """Print what the command is doing to stderr, if that is no terminal and so shows no bar."""
     if not sys.stderr.isatty():
         print(f"ascend-moe {command}: {text}", file=sys.stderr, flush=True)

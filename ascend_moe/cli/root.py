@@ -1,4 +1,4 @@
-"""The application that all commands hang on. A command's module is imported when that command runs."""
+"""The typer application of all commands. A command's module is imported when that command runs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,28 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ascend_moe._text import installed_version
-from ascend_moe.cli.commands import COMMANDS
 from ascend_moe.errors import AscendMoeError
 
-# click's, or that of typer's own copy of click.
+#: Command -> its line in the help, in the order of use.
+COMMANDS = {
+    "run": "Run an MoE layer over EP ranks of this machine on real text, and check every result.",
+    "doctor": "Check this machine: versions, variables, devices, memory. Each problem is shown with its fix.",
+    "plan": "Print what a configuration needs: window, HCCL_BUFFSIZE, UB, tiling, limits.",
+    "validate": "Compare dispatch and combine with the reference, on an NPU, a virtual NPU or the CPU.",
+    "bench": "Time dispatch and combine against torch.distributed, MPI and the machine's limit.",
+    "predict": "Predict times on NPUs with a model, and print its assumptions.",
+    "trace": "Show where the time of dispatch and combine goes, measured or predicted.",
+    "explore": "Search many schedules for races, missing synchronization, hangs and wrong results.",
+    "vnpu": "Run a command with torch_npu on a virtual NPU of this machine.",
+    "shim": "Run code written for torch_npu on CPU tensors, without torch_npu.",
+    "twin": "Build, run and check your own AscendC kernels on the CPU.",
+}
+# click's class, or that of typer's own copy of click
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 def _in_one_line(error: Any, words: list[str]) -> str:
-    """The option and its value as they were given, and what is wrong with them."""
+    """The option and its value as given, and the problem."""
     options = [*getattr(error.param, "opts", []), *getattr(error.param, "secondary_opts", [])] if _is_bad(error) else []
     given = [at for at, word in enumerate(words) if word.partition("=")[0] in options]
     if not given:
@@ -34,7 +47,7 @@ def _is_bad(error: Any) -> bool:
 
 
 def _without_types(command: Any, ctx: Any) -> None:
-    """Removes "<bool>", as typer from 0.29 on writes it, from the help of flags: they take no value."""
+    """Remove "<bool>", which typer 0.29 and later write, from the help of flags."""
     for option in command.get_params(ctx):
         if getattr(option, "is_flag", False) and option.metavar is None:
             option.metavar = ""
@@ -42,8 +55,19 @@ def _without_types(command: Any, ctx: Any) -> None:
         _without_types(inner, ctx)
 
 
+def application(command: str) -> typer.Typer:
+    """Import a command's module and return its typer application."""
+    if command == "vnpu":
+        from ascend_vnpu.cli import app
+    elif command == "twin":
+        from ascendc_twin.cli import app
+    else:
+        app = importlib.import_module(f"ascend_moe.cli.{command}").app
+    return app
+
+
 class _Commands(TyperGroup):
-    """The help lists commands by their line in COMMANDS; to run, a command's own application is loaded."""
+    """Commands listed from COMMANDS; a command's own application is loaded when it runs."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -59,15 +83,14 @@ class _Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
         ctx.obj = list(rest)
-        module = str(name).replace("-", "_")
-        application: typer.Typer = importlib.import_module(f"ascend_moe.cli.{module}").app
-        application._add_completion = False  # its scripts would complete a program of the command's name
-        command = typer.main.get_command(application)
+        app = application(str(name))
+        app._add_completion = False  # its scripts would complete a program named like the command
+        command = typer.main.get_command(app)
         _without_types(command, ctx)
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Errors of this package and wrong options become one line on stderr, and exit code 2; Ctrl-C one, and 130."""
+        """Print errors of this package and wrong options as one line with exit code 2; Ctrl-C exits with 130."""
         try:
             return super().invoke(ctx)
         except _UsageError as error:
@@ -95,7 +118,7 @@ app = typer.Typer(
 
 
 def version() -> str:
-    """Returns the version of the installed package."""
+    """Return the version of the installed package."""
     return installed_version("ascend_moe") or "(a source tree, not installed)"
 
 
@@ -107,4 +130,4 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def root(version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True)] = False) -> None:
-    """MoE expert parallelism for Ascend, on any machine."""
+    """Expert-parallel dispatch and combine for MoE models on Ascend NPUs; runs on any machine."""

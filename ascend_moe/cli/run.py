@@ -1,4 +1,4 @@
-"""`ascend-moe run`: a MoE layer over EP ranks of this machine; ascend_moe.run does the work."""
+"""`ascend-moe run`: an MoE layer over EP ranks of this machine, by `ascend_moe.run`."""
 
 from __future__ import annotations
 
@@ -28,38 +28,42 @@ def run(
         typer.Option("--preset", "-p", metavar="NAME", help=f"{', '.join(PRESETS)}; default {DEFAULT_PRESET}."),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="Hugging Face checkpoint instead of a preset.")
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="Use a layer of this Hugging Face checkpoint instead of a preset."
+        ),
     ] = None,
-    layer: Annotated[int | None, typer.Option(min=0, help="Its decoder layer, from 0.")] = None,
+    layer: Annotated[int | None, typer.Option(min=0, help="Decoder layer of --checkpoint, from 0.")] = None,
     ranks: Annotated[int, typer.Option("--ranks", "-r", min=1, max=MAX_WORLD, help="EP ranks.")] = 4,
     backend: Annotated[
-        str, typer.Option(metavar="|".join(BACKENDS), help="One thread a rank, or one process a rank (gloo).")
+        str, typer.Option(metavar="|".join(BACKENDS), help="Run each rank in a thread, or in a process (gloo).")
     ] = BACKENDS[0],
     batch: Annotated[
         str,
         typer.Option(
-            "--batch", "-b", help="Tokens a rank: 64: rank 0 has 64, the others fewer; 64,0,7,9 says them all."
+            "--batch", "-b", help="Tokens per rank. 64: rank 0 has 64, the others fewer. 64,0,7,9: of each rank."
         ),
     ] = "64",
-    dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Of rows and weights.")] = "bf16",
+    dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Element type of rows and weights.")] = "bf16",
     quant: options.Quant = "none",
     hidden: options.Hidden = None,
     topk: options.TopK = None,
     experts: options.Experts = None,
     comm_alg: options.CommAlg = "",
     text: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help=f"The tokens, a byte each; default {DEFAULT_TEXT}.")
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help=f"Text whose bytes are the tokens; default {DEFAULT_TEXT}."),
     ] = None,
     iterations: Annotated[int, typer.Option("--iterations", "-n", min=1, max=1000, help="Timed passes.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of embedding and random weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the embedding and the random weights.")] = 0,
     as_json: options.Json = "",
 ) -> None:
-    """Run a MoE layer over EP ranks of this machine on real text, and check every result.
+    """Run an MoE layer over EP ranks of this machine on real text, and check every result.
 
     Exit code 0: PASS. 1: FAIL, or an error of the run. 2: wrong options.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise typer.BadParameter("ascend-moe starts its ranks itself: leave out torchrun")
+        raise typer.BadParameter("ascend-moe run starts its ranks itself: run it without torchrun")
     for option, value, names in (("--backend", backend, BACKENDS), ("--dtype", dtype, DTYPES)):
         if value not in names:
             bad(option, f"{value!r} is none of {', '.join(names)}")
@@ -88,7 +92,7 @@ def run(
     except ArgumentError as error:
         hint = {"directory": "checkpoint"}.get(error.argument, error.argument)
         raise typer.BadParameter(str(error), param_hint=f"'--{hint}'") from None
-    library.lib()  # what is missing is said in one line, before anything starts
+    library.lib()  # reports a missing library before anything starts
     binding.library()
     head = about(spec, source, backend, width, text.name if text else DEFAULT_TEXT, note)
     with options.comm_alg_of_ops(comm_alg):
@@ -96,7 +100,7 @@ def run(
 
 
 def _has_codes(checkpoint: Path | None, layer: int) -> bool:
-    """Whether a checkpoint's experts stay int8 or int4. What is wrong with its files the run says."""
+    """Return whether a checkpoint's experts stay int8 or int4; the run reports errors in its files."""
     if checkpoint is None:
         return False
     from ascend_moe.checkpoint import kept_bits
@@ -110,10 +114,10 @@ def _has_codes(checkpoint: Path | None, layer: int) -> bool:
 def _layer(
     name: str | None, checkpoint: Path | None, number: int | None, shape: tuple[int | None, int | None, int | None]
 ) -> tuple[MoEConfig, str, int | None]:
-    """The numbers, what they are, and the published width of the experts where they are narrower."""
+    """The configuration, a text about it, and the published width of the experts if they are narrower."""
     if checkpoint is None:
         if number is not None:
-            bad("--layer", "it counts the layers of a checkpoint: give --checkpoint too")
+            bad("--layer", "needs --checkpoint, whose layers it selects")
         found = preset(name or DEFAULT_PRESET)
         width = found.published.moe_intermediate_size
         hidden, topk, experts = options.shape_of(name, *shape, special=True).values()
@@ -125,12 +129,12 @@ def _layer(
             narrowed,
         )
     if name is not None:
-        bad("--preset", "the numbers come from --checkpoint: leave one of them out")
+        bad("--preset", "conflicts with --checkpoint: remove one of the two")
     for option, value in zip(("--hidden", "--topk", "--experts"), shape, strict=True):
         if value is not None:
-            bad(option, "the numbers come from --checkpoint: leave one of them out")
+            bad(option, "conflicts with --checkpoint: remove one of the two")
     if number is None:
-        bad("--layer", "say which decoder layer of the checkpoint, from 0")
+        bad("--layer", "is required with --checkpoint: the number of a decoder layer, from 0")
     from ascend_moe.checkpoint.config import moe_config, read_json
 
     return moe_config(read_json(checkpoint)), f"{checkpoint}: decoder layer {number}", None
@@ -139,16 +143,16 @@ def _layer(
 def _other(published: MoEConfig, config: MoEConfig) -> str:
     names = {"hidden_size": "H", "top_k": "K", "num_experts": "E"}
     changed = [short for name, short in names.items() if getattr(published, name) != getattr(config, name)]
-    return f" with another {', '.join(changed)}" if changed else ""
+    return f" with {', '.join(changed)} changed" if changed else ""
 
 
 def _text(path: Path | None, tokens: int) -> tuple[bytes, str]:
-    """``tokens`` bytes of the text, repeated where it is shorter, and the sentence that says so."""
+    """The first ``tokens`` bytes of the text, repeated if it is shorter, and a note about that."""
     from ascend_moe.run.layers import default_text
 
     text = default_text() if path is None else path.read_bytes()
     if not text:
         bad("--text", f"{path} is empty")
     repeats = -(-tokens // len(text))
-    note = f"the text has {len(text)} bytes and is read {repeats} times" if repeats > 1 else ""
+    note = f"the text has {len(text)} bytes and is repeated {repeats} times" if repeats > 1 else ""
     return (text * repeats)[:tokens], note

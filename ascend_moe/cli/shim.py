@@ -1,4 +1,4 @@
-"""`ascend-moe shim`: a command with a shim of torch_npu."""
+"""`ascend-moe shim`: run a command with a shim of torch_npu."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ app = typer.Typer()
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def shim(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND [ARGUMENT ...]", help="Put -- before it.")],
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No line on stderr about what this is.")] = False,
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND [ARGUMENT ...]", help="The command to run, after --.")
+    ],
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print no line about the shim on stderr.")] = False,
 ) -> None:
-    """Run MoE code written for torch_npu on CPU tensors, with a shim of torch_npu: no wheel, no NPU.
+    """Run MoE code written for torch_npu on CPU tensors, with a shim of torch_npu instead of its wheel.
 
     ascend-moe shim -- python script.py
 
     ascend-moe shim -- torchrun --nproc-per-node 4 script.py
 
-    Device "npu" means CPU there, process groups "hccl" are gloo, the operators are ascend_moe.npu's. For correctness
-    only: times mean nothing. Where the torch_npu wheel is, `ascend-moe vnpu` runs the real one.
+    Device "npu" is the CPU, process groups "hccl" are gloo, and the operators are those of ascend_moe.npu. Use it to
+    check results; times are not meaningful. If the torch_npu wheel is installed, use `ascend-moe vnpu`.
 
-    Exits with the command's exit code; with 2 where options are wrong or torch_npu is installed.
+    Exit code: the command's; 2 for wrong options, or if torch_npu is installed.
     """
     launch(command, quiet=quiet)

@@ -1,4 +1,4 @@
-"""`ascend-moe trace`: a timeline of dispatch and combine, as trace JSON and as a picture."""
+"""`ascend-moe trace`: a timeline of dispatch and combine, as trace JSON and as a chart."""
 
 from __future__ import annotations
 
@@ -26,34 +26,32 @@ HEAD = ["step, µs", "work", "worst", "%", "cores", "SyncAll", "wait", "MB"]
 @app.command()
 def trace(
     ranks: Annotated[int, typer.Option("-r", "--ranks", metavar="W", help="EP ranks.")] = 2,
-    batch: Annotated[int, typer.Option("-b", "--batch", metavar="BS", help="Tokens a rank.")] = 32,
+    batch: Annotated[int, typer.Option("-b", "--batch", metavar="BS", help="Tokens per rank.")] = 32,
     preset: options.Preset = None,
     hidden: options.Hidden = None,
     topk: options.TopK = None,
     experts: options.Experts = None,
     quant: options.Quant = "none",
-    op: Annotated[str, typer.Option(metavar="|".join(OPS))] = "both",
-    comm_alg: Annotated[str, typer.Option("--comm-alg", metavar="|".join(TRACED))] = "auto",
-    repeat: Annotated[
-        int, typer.Option("--iterations", "-n", metavar="N", max=100_000, help="Rounds that are recorded.")
-    ] = 15,
-    pick: Annotated[str, typer.Option(metavar="|".join(PICKS), help="Which round to show.")] = "p10",
-    seed: Annotated[int, typer.Option(min=0, max=options.MAX_SEED, help="Of inputs and routing.")] = 0,
+    op: Annotated[str, typer.Option(metavar="|".join(OPS), help="Ops to run.")] = "both",
+    comm_alg: Annotated[
+        str, typer.Option("--comm-alg", metavar="|".join(TRACED), help="Algorithm of the ops.")
+    ] = "auto",
+    repeat: Annotated[int, typer.Option("--iterations", "-n", metavar="N", max=100_000, help="Rounds to record.")] = 15,
+    pick: Annotated[str, typer.Option(metavar="|".join(PICKS), help="Round to show.")] = "p10",
+    seed: Annotated[int, typer.Option(min=0, max=options.MAX_SEED, help="Seed of inputs and routing.")] = 0,
     soc: Annotated[str, typer.Option(metavar="NAME", help="Predict for this SoC instead of measuring here.")] = "",
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Trace JSON for ui.perfetto.dev; none without it.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture of it, SVG.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write trace JSON for ui.perfetto.dev.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an SVG chart.")] = None,
     as_json: options.Json = "",
 ) -> None:
     """Run dispatch and combine and show where the time goes.
 
-    Without --soc the kernels run on this CPU and the timeline is measured; with it, the timed engine runs
-    them and the timeline is predicted by a model of that SoC. Every output says which of the two it is.
+    Without --soc the kernels run on this CPU and the timeline is measured. With --soc the timed engine runs
+    them and the timeline is predicted by a model of that SoC. Every output states which of the two it is.
 
-    Exit code 0: the files are written. 1: a file could not be. 2: wrong options.
+    Exit code 0: success. 1: a file could not be written. 2: wrong options.
     """
-    for asked_for in (out, plot):  # refused before anything runs
+    for asked_for in (out, plot):
         if asked_for is not None and (why := unwritable(asked_for)):
             raise ArgumentError(why, argument="out")
     from ascend_moe.predict import roundtrip
@@ -63,7 +61,7 @@ def trace(
     shape = options.shape_of(preset, hidden, topk, experts)
     asked: dict[str, Any] = {"op": op, "algorithm": comm_alg, "repeat": repeat, "pick": pick, "seed": seed}
     request = TraceRequest(ranks=ranks, batch=batch, quant_mode=QUANTS[quant], **shape, **asked)
-    how = f"predicts them for {soc}" if soc else f"rounds that are recorded: {repeat}"
+    how = f"prediction for {soc}" if soc else f"recording {repeat} rounds"
     begin = functools.partial(started, "trace", f"{request.title}; {how}")
     with bar("rounds"):
         timeline = roundtrip.predicted(request, soc, begin) if soc else roundtrip.measured(request, begin)
@@ -85,7 +83,7 @@ def trace(
 
 
 def as_dict(timeline: Timeline) -> dict[str, Any]:
-    """The summary for JSON; ns as in the timeline."""
+    """The summary for JSON; times in ns."""
     from ascend_moe.timeline import picture
     from ascend_moe.timeline.stats import longest_waits, op_runs, phase_rows
 
@@ -128,15 +126,15 @@ def text(timeline: Timeline) -> list[str]:
         lines.append(f"{run.name}: {run.ns / 1000:.1f} µs on {len(run.ranks)} ranks, {run.cores} cores each")
         lines += table([HEAD, *_cells(run)], "")
         for waited in longest_waits(run)[:3]:
-            said = f"waited {waited.wait.ns / 1000:.1f} µs for rank {waited.store.rank}'s status, in"
-            lines += filled([*said.split(), picture.phase_name(waited.wait.phase)], f"  rank {waited.wait.rank} ")
+            words = f"waited {waited.wait.ns / 1000:.1f} µs for rank {waited.store.rank}'s status, in"
+            lines += filled([*words.split(), picture.phase_name(waited.wait.phase)], f"  rank {waited.wait.rank} ")
     if timeline.dropped:
-        lines.append(f"{timeline.dropped} events were dropped for want of room")
+        lines.append(f"{timeline.dropped} events were dropped: the buffer was full")
     return lines
 
 
 def _cells(run: OpRun) -> list[list[str]]:
-    """A row a step: time at work is when any core of a rank works in it, mean over ranks."""
+    """One row per step. Work: time in which any core of a rank works in the step, mean over ranks."""
     from ascend_moe.timeline import picture
     from ascend_moe.timeline.stats import phase_rows
 

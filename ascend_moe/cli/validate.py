@@ -1,4 +1,4 @@
-"""`ascend-moe validate`: on an NPU, a virtual one or the CPU; alone, or as the ranks of torchrun."""
+"""`ascend-moe validate`: on NPUs, virtual NPUs or the CPU; alone, or as a rank of torchrun."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 DEFAULT_RANKS = 4
 RESULTS = "results of rank 0"
-DEFAULT_TIMEOUT_S = "20"  # of a wait: enough where nothing is wrong, short where a rank does not come
+DEFAULT_TIMEOUT_S = "20"  # of a wait
 
 
 @app.command()
@@ -41,24 +41,26 @@ def validate(
     ranks: Annotated[
         int | None, typer.Option("-r", "--ranks", metavar="N", help="EP ranks; default: all NPUs, else 4.")
     ] = None,
-    device: Annotated[str, typer.Option(metavar="|".join(DEVICES), help="auto: an NPU if there is one.")] = "auto",
-    seed: Annotated[int, typer.Option(min=0, max=options.MAX_SEED, help="Of the tensors.")] = 0,
-    extra: Annotated[int, typer.Option(min=0, max=100_000, help="Calls by chance, beside those by name.")] = 24,
-    dtype: Annotated[str, typer.Option(metavar="A,B", help="Of the rows.")] = ",".join(DTYPES),
+    device: Annotated[
+        str, typer.Option(metavar="|".join(DEVICES), help="auto: an NPU if there is one, else the CPU.")
+    ] = "auto",
+    seed: Annotated[int, typer.Option(min=0, max=options.MAX_SEED, help="Seed of the tensors.")] = 0,
+    extra: Annotated[int, typer.Option(min=0, max=100_000, help="Random calls, beside the fixed ones.")] = 24,
+    dtype: Annotated[str, typer.Option(metavar="A,B", help="Element types of the rows.")] = ",".join(DTYPES),
     bring_up: Annotated[
-        bool, typer.Option("--bringup", help="Instead: probe one by one what new silicon must do.")
+        bool, typer.Option("--bringup", help="Instead probe, one by one, what the kernels assume of the hardware.")
     ] = False,
     times: Annotated[
-        bool, typer.Option("--times", help="With --bringup: where the time of an op goes, beside the model's phases.")
+        bool, typer.Option("--times", help="With --bringup: also time the phases of an op, beside the model's.")
     ] = False,
     comm_alg: options.CommAlg = "",
     as_json: options.Json = "",
 ) -> None:
-    """Dispatch and combine on all ranks, every result against the reference, bit for bit.
+    """Run dispatch and combine on all ranks and compare every result with the reference, bit for bit.
 
-    Alone it starts the ranks itself; under torchrun it takes the ranks that are given.
+    The command starts its ranks itself; under torchrun it is one rank.
 
-    Exit code 0: all right. 1: a difference, a wrong error, or a rank that stopped. 2: wrong options.
+    Exit code 0: all equal. 1: a difference, a wrong error, or a rank that stopped. 2: wrong options.
     With --bringup 0: all probes passed. 1: one failed. 3: none failed, some cannot run here.
     """
     names = tuple(name for name in dtype.split(",") if name)
@@ -68,7 +70,7 @@ def validate(
     if ranks is not None and not 1 <= ranks <= MAX_WORLD:
         raise ArgumentError(f"--ranks {ranks} must be in 1..{MAX_WORLD}", argument="ranks")
     if times and not bring_up:
-        raise ArgumentError("--times goes with --bringup: give both", argument="times")
+        raise ArgumentError("--times needs --bringup: give both", argument="times")
     what = "" if not bring_up else "times" if times else "probes"
     own = [
         "--seed",
@@ -92,9 +94,12 @@ def _validate(
     bring_up: str,
     as_json: str,
 ) -> int:
-    """The command's exit code. ``own``: its options, for ranks that it starts; ``drawn``: what calls are made.
+    """Return the command's exit code.
 
-    ``bring_up``: "", "probes", or "times" for the probes and times.
+    Args:
+        own: its options, for the ranks that it starts.
+        drawn: seed, number of random calls, and dtypes.
+        bring_up: "", "probes", or "times" for both.
     """
     from ascend_moe import validate as validation
     from ascend_moe.native import binding, library
@@ -112,23 +117,23 @@ def _validate(
     if bring_up:
         ranks = ranks or 2
         started("validate", f"{here.about}: every probe on {ranks} ranks")
-        with steps("validate", "probes") as tell:
-            findings = bringup.on_threads(ranks, tell)
-            phases = bringup.times_on_threads(ranks, tell) if bring_up == "times" else []
-        return _report(f"{here.about}, {ranks} ranks", findings, as_json, phases=phases, ranks=ranks)
-    library.lib()  # what is missing is said before anything starts
+        with steps("validate", "probes") as begin:
+            results = bringup.on_threads(ranks, begin)
+            phases = bringup.times_on_threads(ranks, begin) if bring_up == "times" else []
+        return _report(f"{here.about}, {ranks} ranks", results, as_json, phases=phases, ranks=ranks)
+    library.lib()  # reports a missing library before anything starts
     binding.library()
     ranks = ranks or DEFAULT_RANKS
     cases = validation.fitting(matrix(ranks, *drawn), ranks, ranks_per_server())
     started("validate", f"{len(cases)} calls of dispatch and combine on {ranks} ranks, {here.about}")
     with bar(RESULTS) as advance:
-        most = 2 * len(cases)  # and some errors, so about that many
-        outcome = validation.threads(ranks, cases, lambda done: advance(RESULTS, done, max(done, most)))
-    return _print({"text": validation.text(outcome), **outcome.as_dict()}, as_json)
+        most = 2 * len(cases)  # about: errors are results too
+        result = validation.threads(ranks, cases, lambda done: advance(RESULTS, done, max(done, most)))
+    return _print({"text": validation.text(result), **result.as_dict()}, as_json)
 
 
 def _rank(device: validation.Device, choose: validation.Choose, bring_up: str, as_json: str) -> int:
-    """One rank of torchrun. Rank 0 prints what came of it, or leaves it for the process that started it."""
+    """Run one rank of torchrun. Rank 0 prints the result, or writes it for the process that started it."""
     import torch.distributed as dist
 
     from ascend_moe import validate as validation
@@ -138,27 +143,27 @@ def _rank(device: validation.Device, choose: validation.Choose, bring_up: str, a
     path, code, ranks = settings.VALIDATE_OUTCOME.get(), 0, dist.get_world_size()
     found: dict[str, Any] | None = None
     if bring_up:
-        with steps("validate", "probes") if dist.get_rank() == 0 else nullcontext(bringup.untold) as tell:
-            findings, kept = bringup.in_group(device, place, tell)
-            phases = bringup.times_in_group(device, place, findings, tell) if bring_up == "times" else []
+        with steps("validate", "probes") if dist.get_rank() == 0 else nullcontext(bringup.silent) as begin:
+            results, stored = bringup.in_group(device, place, begin)
+            phases = bringup.times_in_group(device, place, results, begin) if bring_up == "times" else []
         if dist.get_rank() == 0:
-            found = {"about": about, "findings": [asdict(finding) for finding in findings], "kept": kept}
+            found = {"about": about, "probes": [asdict(result) for result in results], "stored": stored}
             found |= {"times": [asdict(phase) for phase in phases], "ranks": ranks}
-    elif (outcome := _outcome(place, about, choose)) is not None:
-        found = {"text": validation.text(outcome), **outcome.as_dict()}
+    elif (result := _compare(place, about, choose)) is not None:
+        found = {"text": validation.text(result), **result.as_dict()}
     if found is not None and path:
         path.write_text(json.dumps(found))
     elif found is not None and bring_up:
-        code = _report(about, findings, as_json, kept, phases, ranks)
-        code = 0 if code == 3 else code  # torchrun takes it for a crash, and says so at length
+        code = _report(about, results, as_json, stored, phases, ranks)
+        code = 0 if code == 3 else code  # torchrun would report a crash
     elif found is not None:
         code = _print(found, as_json)
     dist.destroy_process_group()
     return code
 
 
-def _outcome(place: torch.device, about: str, choose: validation.Choose) -> validation.ValidationResult | None:
-    """The outcome on rank 0, which tells how far it has come."""
+def _compare(place: torch.device, about: str, choose: validation.Choose) -> validation.ValidationResult | None:
+    """Run this rank's calls; rank 0 shows the progress and returns the result."""
     import torch.distributed as dist
 
     from ascend_moe import validate as validation
@@ -168,12 +173,12 @@ def _outcome(place: torch.device, about: str, choose: validation.Choose) -> vali
         return validation.processes(place, about, choose)
     started("validate", f"calls of dispatch and combine on {ranks} ranks, {about}")
     with bar(RESULTS) as advance:
-        most = 2 * len(choose(ranks))  # and some errors; fewer where a way between servers refuses calls
+        most = 2 * len(choose(ranks))  # about: errors are results too, and some calls are refused between servers
         return validation.processes(place, about, choose, lambda done: advance(RESULTS, done, max(done, most)))
 
 
 def open_group(device: validation.Device) -> tuple[torch.device, str]:
-    """Joins torchrun's default group; this rank's device, and a sentence about it."""
+    """Join torchrun's default group; return this rank's device and a description of it."""
     import torch
     import torch.distributed as dist
 
@@ -187,7 +192,7 @@ def open_group(device: validation.Device) -> tuple[torch.device, str]:
 
 
 def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bring_up: str, as_json: str) -> int:
-    """Starts torchrun on the NPUs of this machine and reports what its rank 0 leaves behind."""
+    """Start torchrun on the NPUs of this machine and report what its rank 0 has written."""
     from ascend_moe.validate import probes
     from ascend_moe.validate.times import Phase
 
@@ -203,9 +208,9 @@ def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bri
     if bring_up:
         if found is None:
             raise AscendMoeError(f"bringup: {why}")
-        findings = [probes.ProbeResult(**finding) for finding in found["findings"]]
+        results = [probes.ProbeResult(**result) for result in found["probes"]]
         phases = [Phase(**phase) for phase in found["times"]]
-        return _report(found["about"], findings, as_json, found["kept"], phases, found["ranks"])
+        return _report(found["about"], results, as_json, found["stored"], phases, found["ranks"])
     if found is None:
         print(f"ascend-moe validate: {why}", file=sys.stderr)
         return 1
@@ -213,39 +218,39 @@ def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bri
 
 
 def torchrun(ranks: int, command: Sequence[str], env: dict[str, str]) -> int:
-    """`ascend-moe COMMAND` as ``ranks`` processes of this machine; torchrun's exit code."""
-    # Not -m: torch_npu imports the module first, and Python warns about that.
+    """Run `ascend-moe COMMAND` as ``ranks`` processes of this machine and return torchrun's exit code."""
+    # Not -m: torch_npu imports the module before, and Python warns about that.
     start = [sys.executable, "-c", "from torch.distributed.run import main; main()"]
-    # The ranks run this very package: -m would take another one that lies in the current folder.
+    # -m would import a package of the same name in the current folder.
     here = str(Path(__file__).resolve().parents[2])
     rank = f"import sys; sys.path = [{here!r}, *filter(None, sys.path)]; from ascend_moe.cli import main; main()"
     launch = ["--standalone", f"--nproc-per-node={ranks}", "--no-python", sys.executable, "-c", rank]
     return subprocess.run([*start, *launch, *command], env={**os.environ, **env}).returncode
 
 
-def _print(outcome: dict[str, Any], as_json: str) -> int:
-    """Prints an outcome; returns the exit code."""
-    text = outcome.pop("text")
-    show(outcome, as_json, lambda: print(text))
-    return 0 if outcome["ok"] else 1
+def _print(result: dict[str, Any], as_json: str) -> int:
+    """Print a result and return the exit code."""
+    text = result.pop("text")
+    show(result, as_json, lambda: print(text))
+    return 0 if result["ok"] else 1
 
 
 def _report(
     about: str,
-    findings: Sequence[probes.ProbeResult],
+    results: Sequence[probes.ProbeResult],
     as_json: str,
-    kept: str = "",
+    stored: str = "",
     phases: Sequence[Phase] = (),
     ranks: int = 0,
 ) -> int:
-    """Prints the findings of --bringup, what was kept of them, and --times; returns the exit code."""
+    """Print the results of --bringup, where they were stored, and --times; return the exit code."""
     from ascend_moe.validate import probes, times
 
-    lines = [about, "", *map(str, findings), "", probes.summary(findings), *[kept] * bool(kept)]
+    lines = [about, "", *map(str, results), "", probes.summary(results), *[stored] * bool(stored)]
     if phases:
         lines += ["", *times.lines(phases, times.configuration(ranks))]
-    printed = {"device": about, "findings": [asdict(finding) for finding in findings], "kept": kept}
+    printed = {"device": about, "probes": [asdict(result) for result in results], "stored": stored}
     if phases:
         printed["times"] = [asdict(phase) for phase in phases]
     show(printed, as_json, lambda: print("\n".join(lines)))
-    return probes.exit_code(findings)
+    return probes.exit_code(results)

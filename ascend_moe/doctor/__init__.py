@@ -1,4 +1,4 @@
-"""`ascend-moe doctor`: checks of this machine, as findings with a reason and a fix."""
+"""`ascend-moe doctor`: checks of this machine, as diagnostics with a reason and a fix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OK, WARN, ERROR = "ok", "warn", "error"
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """Holds the finding of one topic: what there is; where something is wrong, why that matters and what to do."""
+    """Result of one check: the level, what was seen and, unless the level is ok, why it matters and what to do."""
 
     level: str
     topic: str
@@ -25,30 +25,30 @@ class Diagnostic:
 
 
 def fine(topic: str, what: str) -> Diagnostic:
-    """All is well, or this is worth knowing."""
+    """Nothing is wrong."""
     return Diagnostic(OK, topic, what)
 
 
 def warn(topic: str, what: str, why: str, fix: str) -> Diagnostic:
-    """It may work; one day it may not."""
+    """It may fail under some conditions."""
     return Diagnostic(WARN, topic, what, why, fix)
 
 
 def error(topic: str, what: str, why: str, fix: str) -> Diagnostic:
-    """It cannot work like this."""
+    """It cannot work."""
     return Diagnostic(ERROR, topic, what, why, fix)
 
 
-def text(findings: Sequence[Diagnostic]) -> str:
-    """Lines of plain text, fit for an issue: the worst of each topic cannot be missed."""
-    width = max(len(finding.topic) for finding in findings)
+def text(diagnostics: Sequence[Diagnostic]) -> str:
+    """Format diagnostics as plain text, for an issue."""
+    width = max(len(each.topic) for each in diagnostics)
     lines = []
-    for finding in findings:
-        lines.append(f"{finding.level:<5}  {finding.topic:<{width}}  {finding.what}")
+    for each in diagnostics:
+        lines.append(f"{each.level:<5}  {each.topic:<{width}}  {each.what}")
         lines += [
-            f"{'':<{width + 9}}{name}: {words}" for name, words in (("why", finding.why), ("fix", finding.fix)) if words
+            f"{'':<{width + 9}}{name}: {words}" for name, words in (("why", each.why), ("fix", each.fix)) if words
         ]
-    errors, warnings, good = (sum(found.level == level for found in findings) for level in (ERROR, WARN, OK))
+    errors, warnings, good = (sum(each.level == level for each in diagnostics) for level in (ERROR, WARN, OK))
     many = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"
     return "\n".join([*lines, "", f"{many}, {good} ok"])
 
@@ -58,13 +58,13 @@ def text(findings: Sequence[Diagnostic]) -> str:
 CONNECT_S = 3.0
 
 
-def group_findings(address: str = "") -> Iterator[Diagnostic]:
-    """The ranks' variables, and rank 0 at ``address`` (HOST:PORT) or where the variables say it is."""
+def group_diagnostics(address: str = "") -> Iterator[Diagnostic]:
+    """Check the ranks' variables, and rank 0 at ``address`` (HOST:PORT) or at the address in the variables."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
     given = {name: os.environ[name] for name in (*names, "MASTER_ADDR") if os.environ.get(name)}
     for name in names:
         if name in given and not given[name].isdigit():
-            why = "torch.distributed reads a whole number"
+            why = "torch.distributed expects an integer"
             yield error(name, f"is {given[name]!r}", why, "start with torchrun")
             return
     if {"RANK", "WORLD_SIZE"} <= given.keys():
@@ -78,26 +78,26 @@ def group_findings(address: str = "") -> Iterator[Diagnostic]:
         address = f"{given['MASTER_ADDR']}:{given['MASTER_PORT']}"
     if address:
         yield _reach(address, own=given.get("RANK") == "0")
-    what = "give MoE ops a process group of their own: HCCL's collectives and CANN's MC2 ops"
-    yield fine("communicator", f"{what} write into its windows too")
+    what = "use a dedicated process group for MoE ops: HCCL's collectives and CANN's MC2 ops"
+    yield fine("communicator", f"{what} write into a group's windows too")
 
 
 def _reach(address: str, own: bool) -> Diagnostic:
     topic, (host, _, port) = "rank 0", address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        what, why = f"{address!r} is no HOST:PORT", "nothing to connect to"
-        return error(topic, what, why, "write e.g. 10.0.0.1:29500")
+        what, why = f"{address!r} is not HOST:PORT", "rank 0's address must have a host and a port"
+        return error(topic, what, why, "use an address like 10.0.0.1:29500")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S):
             return fine(topic, f"{address} answers")
     except socket.gaierror as problem:
-        what, why = f"{host} has no address: {problem.strerror}", "this host cannot find rank 0's"
+        what, why = f"{host} has no address: {problem.strerror}", "this host cannot resolve rank 0's name"
         return error(topic, what, why, "use an IP address, or /etc/hosts")
     except ConnectionRefusedError:
-        why = "nothing listens there: rank 0 is not started, or has ended"
+        why = "no process listens there: rank 0 has not started, or has ended"
         if own:
-            return fine(topic, f"nobody listens on {address} yet; this rank will")
-        return warn(topic, f"{address} refuses", why, "start rank 0 first, on that host and port")
+            return fine(topic, f"no process listens on {address} yet; this rank will")
+        return warn(topic, f"{address} refuses connections", why, "start rank 0 first, on that host and port")
     except OSError as problem:
         why = "a firewall, another network, or a host that is down"
         fix = f"open TCP port {port}, ping {host}, or set MASTER_ADDR to an address of the ranks' own network"
@@ -105,26 +105,26 @@ def _reach(address: str, own: bool) -> Diagnostic:
 
 
 def fits(request: Request) -> Iterator[Diagnostic]:
-    """Whether a configuration keeps our limits, with the window ``window_mib`` where that is told: as `plan` says."""
+    """Check a configuration against the limits and, if ``window_mib`` is given, the window size, by `plan`."""
     topic = "configuration"
     try:
         report = plan(request)
     except AscendMoeError as problem:
-        what, why = str(problem).partition("\n")[0], "nothing can be said about it"
+        what, why = str(problem).partition("\n")[0], "the configuration cannot be checked"
         yield error(topic, what, why, "correct the options")
         return
     fit = report.fit
     for violation in report.violations:
-        fix = "stay within the limit that it names" if fit is None else _export(fit) + _less_by_auto(request, fit)
+        fix = "stay within that limit" if fit is None else _export(fit) + _less_by_auto(request, fit)
         yield error(topic, violation.message, "the operators refuse it", fix)
     if fit is None or not fit.ok:
         return
     if fit.fallen_back:
         why = "direct is the faster algorithm (docs/performance.md)"
-        yield warn(topic, f"HCCL_BUFFSIZE={fit.verdict()}", why, _export(fit))
+        yield warn(topic, f"HCCL_BUFFSIZE={fit.about()}", why, _export(fit))
         return
     peak = max(op.ub_peak for op in report.ops.values())
-    words = [f"HCCL_BUFFSIZE={fit.verdict()}"] * bool(fit.mib) + [
+    words = [f"HCCL_BUFFSIZE={fit.about()}"] * bool(fit.mib) + [
         fit.needs(),
         f"{peak} of {report.ub_bytes} bytes of UB",
     ]
@@ -135,12 +135,12 @@ def _export(fit: WindowFit) -> str:
     if not fit.least_mib:
         return f"use smaller batches: {fit.needs()}"
     best = f"export HCCL_BUFFSIZE={fit.best_mib} on all ranks"
-    return best if fit.best_mib == fit.least_mib else f"{best}; {fit.least_mib} is the least ({both(fit.least)})"
+    return best if fit.best_mib == fit.least_mib else f"{best}; the minimum is {fit.least_mib} ({both(fit.least)})"
 
 
 def _less_by_auto(request: Request, fit: WindowFit) -> str:
-    """Says what a smaller window would do, where the configuration asks for one algorithm and `auto` takes another."""
+    """Return a hint if comm_alg auto needs a smaller window than the algorithm asked for, else ""."""
     by_auto = plan(replace(request, comm_alg="auto")).fit
     if by_auto is None or not by_auto.least_mib or 0 < fit.least_mib <= by_auto.least_mib:
         return ""
-    return f"; comm_alg auto runs with {by_auto.least_mib} ({both(by_auto.least)})"
+    return f"; comm_alg auto needs only {by_auto.least_mib} ({both(by_auto.least)})"

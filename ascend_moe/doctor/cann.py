@@ -1,4 +1,4 @@
-"""Looks at Ascend for doctor: torch_npu, CANN, driver, devices, our operator package, the virtual NPU."""
+"""Checks of Ascend: torch_npu, CANN, driver, devices, the operator package, the virtual NPU."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ..native.probe_results import cann_version
 from . import Diagnostic, error, fine, warn
 from .machine import version_numbers
 
-# CANN release -> torch_npu releases that go with it (lowest, highest), from the READMEs of torch_npu's
-# wheels; 9.1 is what vllm-ascend's images hold. Beyond these nothing is published.
+# CANN release -> compatible torch_npu releases (lowest, highest), from the READMEs of torch_npu's wheels; 9.1 from
+# vllm-ascend's images. Nothing else is published.
 MATRIX: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "8.1": ((2, 3), (2, 5)),
     "8.2": ((2, 5), (2, 6)),
@@ -42,27 +42,27 @@ print("name", torch.npu.get_device_name(0) if torch.npu.is_available() else "non
 _PROBE_S = 90
 
 
-def findings(root: Path = _ROOT) -> Iterator[Diagnostic]:
-    """Everything about Ascend. ``root``: where CANN and driver are installed when no variable says so."""
-    cann, cann_finding = _cann(root)
+def diagnostics(root: Path = _ROOT) -> Iterator[Diagnostic]:
+    """Check everything about Ascend. ``root``: folder of CANN and driver if no variable is set."""
+    cann, cann_diagnostic = _cann(root)
     torch_npu = installed_version("torch_npu")
     yield from _torch_npu(torch_npu)
-    yield cann_finding
+    yield cann_diagnostic
     yield from _pair(torch_npu, cann)
     yield _driver(root)
     yield from _package()
     yield _plugin()
     if torch_npu:
         yield _probe(cann)
-    yield from _verdicts(bool(torch_npu))
+    yield from _bring_ups(bool(torch_npu))
     yield _virtual(torch_npu)
 
 
-def _verdicts(npus: bool) -> Iterator[Diagnostic]:
-    """What bring-ups have left on this machine, for NPUs of any kind; ``npus``: whether ops may run on some."""
-    topic = "bring-up verdict"
+def _bring_ups(npus: bool) -> Iterator[Diagnostic]:
+    """Check the stored probe results of bring-ups. ``npus``: whether ops may run on NPUs."""
+    topic = "bring-up"
     if settings.PROVEN.is_set():
-        return  # doctor/settings.py tells what it says
+        return  # doctor/settings.py reports it
     found = False
     for path in probe_results.files():
         found = True
@@ -70,25 +70,32 @@ def _verdicts(npus: bool) -> Iterator[Diagnostic]:
             here = probe_results.read(path)
         except AscendMoeError as problem:
             what, _, fix = str(problem).rpartition(": ")
-            yield warn(topic, what, "without a verdict comm_alg auto is window", fix)
+            yield warn(topic, what, "without probe results comm_alg auto is window", fix)
             continue
         if here is not None:
             yield fine(topic, probe_results.about(here))
     if npus and not found:
-        yield fine(topic, f"none: on NPUs comm_alg auto is window until `{probe_results.COMMAND}` has passed")
+        yield fine(
+            topic, f"no probe results: on NPUs comm_alg auto is window until `{probe_results.COMMAND}` has passed"
+        )
 
 
 def _torch_npu(version: str) -> Iterator[Diagnostic]:
     torch = installed_version("torch")
     if not version:
         release = ".".join(map(str, version_numbers(torch)[:2])) or "<torch's>"
-        where = f"For NPUs, beside CANN: pip install 'torch_npu=={release}.*'"
-        yield fine("torch_npu", f"not installed: ops run on the CPU. {where}")
+        fix = f"For NPUs install CANN and run: pip install 'torch_npu=={release}.*'"
+        yield fine("torch_npu", f"not installed: ops run on the CPU. {fix}")
         return
     ours, theirs = version_numbers(version)[:2], version_numbers(torch)[:2]
     if ours != theirs:
         fix = f"pip install 'torch=={'.'.join(map(str, ours))}.*' or 'torch_npu=={'.'.join(map(str, theirs))}.*'"
-        yield error("torch_npu", f"{version} with torch {torch}", "each release belongs to one of torch", fix)
+        yield error(
+            "torch_npu",
+            f"{version} with torch {torch}",
+            "each torch_npu release needs the torch release of the same number",
+            fix,
+        )
     else:
         yield fine("torch_npu", f"{version}, for torch {torch}")
 
@@ -97,18 +104,18 @@ def _cann(root: Path) -> tuple[str, Diagnostic]:
     version, place = cann_version(root)
     home = os.environ.get("ASCEND_HOME_PATH", "")
     if home and not Path(home).is_dir():
-        what, why = f"ASCEND_HOME_PATH={home} is no folder", "torch_npu and build.sh look there"
-        return "", error("CANN", what, why, "source set_env.sh of the CANN that is there")
+        what, why = f"ASCEND_HOME_PATH={home} is not a folder", "torch_npu and build.sh use it"
+        return "", error("CANN", what, why, "source set_env.sh of an installed CANN")
     if not version:
-        known = " (ASCEND_HOME_PATH is set, its version is not readable)" if home else ""
+        known = " (ASCEND_HOME_PATH is set, but its version cannot be read)" if home else ""
         return "", fine("CANN", f"not found{known}: needed for NPUs only, see docs/cluster.md")
     what = f"{version} in {place}"
     if not home:
-        what, why = f"{what}, but ASCEND_HOME_PATH is not set", "its libraries are not found by torch_npu"
+        what, why = f"{what}, but ASCEND_HOME_PATH is not set", "torch_npu does not find its libraries"
         return version, warn("CANN", what, why, f"source {place}/set_env.sh, or ../set_env.sh")
     if version_numbers(version)[:2] < LEAST_CANN_FOR_V2:
-        why = "the V2 operators of CANN itself need 8.3; ours are compiled against 8.1 headers at least"
-        return version, warn("CANN", what, why, "8.5 or 9.1 are what this package is written for")
+        why = "CANN's own V2 operators need 8.3; this package needs 8.1 and is written for 8.5 and 9.1"
+        return version, warn("CANN", what, why, "install CANN 8.5 or 9.1")
     return version, fine("CANN", what)
 
 
@@ -119,16 +126,16 @@ def _pair(torch_npu: str, cann: str) -> Iterator[Diagnostic]:
     have = version_numbers(torch_npu)[:2]
     known = ", ".join(f"{name}: {a}.{b} to {c}.{d}" for name, ((a, b), (c, d)) in MATRIX.items())
     if release not in MATRIX or have > max(high for _, high in MATRIX.values()):
-        what = f"torch_npu {torch_npu} with CANN {cann} is in no published table"
-        yield warn("versions", what, f"known pairs (CANN: torch_npu) are {known}", "run `ascend-moe validate`")
+        what = f"torch_npu {torch_npu} with CANN {cann} is not in a published table"
+        yield warn("versions", what, f"known pairs (CANN: torch_npu): {known}", "run `ascend-moe validate`")
         return
     low, high = MATRIX[release]
     if not low <= have <= high:
-        what = f"torch_npu {torch_npu} does not go with CANN {cann}"
-        why = f"symbols are missing or differ; known pairs (CANN: torch_npu) are {known}"
+        what = f"torch_npu {torch_npu} is not compatible with CANN {cann}"
+        why = f"symbols are missing or differ; known pairs (CANN: torch_npu): {known}"
         yield error("versions", what, why, "change one of them")
     else:
-        yield fine("versions", f"torch_npu {torch_npu} goes with CANN {cann}")
+        yield fine("versions", f"torch_npu {torch_npu} is compatible with CANN {cann}")
 
 
 def _driver(root: Path) -> Diagnostic:
@@ -138,35 +145,35 @@ def _driver(root: Path) -> Diagnostic:
     except OSError:
         match = None
     if match is None and smi is None:
-        return fine("driver", "none: this machine has no NPU, or its driver is hidden from this container")
+        return fine("driver", "none: this machine has no NPU, or the container hides its driver")
     version = match.group(1) if match else "of unknown version"
     if match and version_numbers(version)[:2] < (25, 0):
-        why = "windows between servers and HCCL's hierarchy want 25.0.RC1.1 or later"
+        why = "windows between servers and HCCL's hierarchy need 25.0.RC1.1 or later"
         return warn("driver", version, why, "install a newer driver and firmware")
     devices = len(list(Path("/dev").glob("davinci[0-9]*")))
     return fine("driver", f"{version}, {devices} devices in /dev, npu-smi {smi or 'not in PATH'}")
 
 
 def _owners() -> Iterator[Diagnostic]:
-    """Which tree CANN takes an operator from: each of ours, and each of MC2 that several trees have."""
-    topic = "operators of packages"
+    """The package that CANN loads each operator of ours from, and each MC2 operator that several packages provide."""
+    topic = "operator sources"
     for op, trees in sorted(opp.owners().items()):
         first, *others = map(str, trees)
         if others and op in opp.OURS:
             what = f"{op} comes from {first}, not from {', '.join(others)}"
-            fix = "leave one of them in ASCEND_CUSTOM_OPP_PATH, the newest"
-            yield warn(topic, what, "of two packages with one operator CANN takes the first", fix)
+            fix = "keep only the newest of them in ASCEND_CUSTOM_OPP_PATH"
+            yield warn(topic, what, "CANN loads an operator from the first package that provides it", fix)
         elif op in opp.OURS or (others and op.startswith("MoeDistribute")):
             yield fine(topic, f"{op} comes from {first}" + f", not from {', '.join(others)}" * bool(others))
 
 
 def _plugin() -> Diagnostic:
-    """Whether the plug-in loaders of vLLM and SGLang put our operators in torch_npu's place."""
+    """Check whether vLLM and SGLang load this package's plug-in, which replaces torch_npu's operators."""
     topic, names = "plug-in", os.environ.get("VLLM_PLUGINS")
     if settings.PATCH.text() != "1":
         return fine(topic, f"off: {settings.PATCH.name}=1 turns it on in every process of vLLM and SGLang")
     if names is not None and PLUGIN not in (name.strip() for name in names.split(",")):
-        why = "vLLM loads the plug-ins that it names, and no others"
+        why = "vLLM loads only the plug-ins in that list"
         return warn(topic, f"{settings.PATCH.name}=1, but VLLM_PLUGINS={names}", why, f"add {PLUGIN} to VLLM_PLUGINS")
     missing = [group for group in PLUGIN_GROUPS if not any(e.name == PLUGIN for e in entry_points(group=group))]
     if missing:
@@ -184,9 +191,9 @@ def _package() -> Iterator[Diagnostic]:
         yield fine(topic, f"installed: {ours}")
         return
     if settings.VNPU.is_set():
-        yield fine(topic, "the virtual NPU brings its own")
+        yield fine(topic, "part of the virtual NPU")
         return
-    others = f" ({len(libraries)} packages of others are)" if libraries else ""
+    others = f" ({len(libraries)} other packages are)" if libraries else ""
     if not os.environ.get("ASCEND_HOME_PATH"):
         yield fine(topic, f"not installed{others}: needed for NPUs only")
         return
@@ -196,7 +203,7 @@ def _package() -> Iterator[Diagnostic]:
 
 
 def _probe(cann: str) -> Diagnostic:
-    """Imports torch_npu, in a process of its own: it may crash or hang where CANN is broken."""
+    """Import torch_npu in a child process, because it may crash or hang if CANN is broken."""
     env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     topic = "NPUs"
     try:
@@ -204,21 +211,21 @@ def _probe(cann: str) -> Diagnostic:
             [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, env=env, cwd="/"
         )
     except subprocess.TimeoutExpired:
-        why = "a device that another process holds, or a driver that does not answer"
+        why = "another process uses the device, or the driver does not respond"
         return error(topic, f"import torch_npu did not end within {_PROBE_S} s", why, "npu-smi info; dmesg")
     report = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
     if done.returncode != 0 or "devices" not in report:
         last = [f"exit code {done.returncode}", *filter(str.strip, done.stderr.splitlines())][-1]
-        why = "tensors on npu are impossible; `import torch` fails too unless TORCH_DEVICE_BACKEND_AUTOLOAD=0"
+        why = "NPUs cannot be used; `import torch` fails too unless TORCH_DEVICE_BACKEND_AUTOLOAD=0"
         what, fix = f"torch_npu cannot be imported: {last}", "source CANN's set_env.sh"
         if not cann:
             fix += "; without an NPU: `ascend-moe vnpu -- COMMAND`, or pip uninstall torch_npu"
             return warn(topic, what, why, fix)
-        return error(topic, what, why, fix if "libascendcl" in last or "libhccl" in last else "see the text")
+        return error(topic, what, why, fix if "libascendcl" in last or "libhccl" in last else "see the error")
     count = int(report["devices"])
     if not count:
         fix = "npu-smi info; ls -l /dev/davinci*"
-        return warn(topic, "torch_npu finds none", "drivers or permissions", fix)
+        return warn(topic, "torch_npu finds no NPU", "the driver is missing, or /dev/davinci* is not accessible", fix)
     kind = " (virtual: host memory and CPU cores)" if settings.VNPU.is_set() else ""
     return fine(topic, f"{count} x {report.get('name', '?')}{kind}")
 
@@ -226,10 +233,10 @@ def _probe(cann: str) -> Diagnostic:
 def _virtual(torch_npu: str) -> Diagnostic:
     topic = "virtual NPU"
     if settings.VNPU.is_set():
-        return fine(topic, "active: nothing here says anything about silicon")
+        return fine(topic, "active: results do not apply to real NPUs")
     folder = settings.VNPU_LIBRARIES.get() or library.vnpu_folder_if_built()
     if folder is None:
-        return fine(topic, "not built: its first use builds it, in about a minute")
+        return fine(topic, "not built: the first use builds it, which takes about a minute")
     if pair_of(installed_version("torch"), torch_npu) is None:
         return fine(topic, f"in {folder}; it needs {' or '.join(map(str, PAIRS))}")
     return fine(topic, f"in {folder}: ascend-moe vnpu -- COMMAND")

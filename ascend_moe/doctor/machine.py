@@ -1,4 +1,4 @@
-"""Looks at the machine and at this package for doctor: Python, torch, libraries, memory, limits."""
+"""Checks of the machine and of this package: Python, torch, libraries, memory, limits."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LEAST_PYTHON, LEAST_COMPILER = (3, 10), 11
 _BUILD = "in its source tree: pip install --force-reinstall --no-deps --no-build-isolation ."
 
 
-def findings() -> Iterator[Diagnostic]:
-    """Everything about the machine, in the order of the layers."""
+def diagnostics() -> Iterator[Diagnostic]:
+    """Check everything about the machine."""
     yield _python()
     yield _torch()
     yield from _library()
@@ -46,7 +46,7 @@ def version_numbers(text: str) -> tuple[int, ...]:
 def _python() -> Diagnostic:
     what = f"{platform.python_version()} ({sys.executable}) on {platform.machine()}, {platform.platform()}"
     if sys.version_info[:2] < LEAST_PYTHON:
-        return error("python", what, "this package is written for 3.10 and later", "use a newer Python")
+        return error("python", what, "this package needs 3.10 or later", "use a newer Python")
     return fine("python", what)
 
 
@@ -76,19 +76,19 @@ def _library() -> Iterator[Diagnostic]:
         root = library.native_source_root()
         hashed = source_hash(root)
     except (AscendMoeError, OSError, AttributeError) as problem:
-        yield warn(topic, f"{path}; its sources are not there ({problem})", "it may be older", _BUILD)
+        yield warn(topic, f"{path}; its sources were not found ({problem})", "it may be outdated", _BUILD)
         return
     if hashed != built:
-        why = "it was built from other sources than those here: results may be of yesterday's kernels"
-        yield warn(topic, f"{path} is not of the sources in {root}", why, library.build_command())
+        why = "it was built from other sources and may contain outdated kernels"
+        yield warn(topic, f"{path} was not built from the sources in {root}", why, library.build_command())
     else:
-        yield fine(topic, f"{path}, of the sources in {root}")
+        yield fine(topic, f"{path}, built from the sources in {root}")
 
 
 def _torch_ops() -> Diagnostic:
     topic, problem = "torch ops", binding.why_not()
     if problem is None:
-        return fine(topic, f"{binding.library_path()}, for torch from 2.10 on")
+        return fine(topic, f"{binding.library_path()}, for torch 2.10 and later")
     head, _, fix = str(problem).partition(":")
     return error(topic, head, "the operators raise this", " ".join(fix.split()))
 
@@ -107,10 +107,10 @@ def _compiler() -> Diagnostic:
 
 def _cores() -> Diagnostic:
     here, all_of = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    what = f"{here} of {all_of} CPU cores are this process's"
+    what = f"this process may use {here} of {all_of} CPU cores"
     if here == 1 and all_of > 1:
-        why = "ranks on CPU wait for each other by turns on one core"
-        return warn("cores", what, why, "start with more cores (taskset, cgroup, the scheduler's options)")
+        why = "ranks on the CPU that share one core run in turns and wait for each other"
+        return warn("cores", what, why, "allow more cores (taskset, cgroup, the job scheduler's options)")
     return fine("cores", what)
 
 
@@ -118,10 +118,10 @@ def _memory() -> Iterator[Diagnostic]:
     with contextlib.suppress(AscendMoeError):
         need = -(-window_data_bytes() // MIB)
         free = _available_mib()
-        what = f"{free} MiB available, windows of {need} MiB a rank (HCCL_BUFFSIZE)"
+        what = f"{free} MiB available, windows of {need} MiB per rank (HCCL_BUFFSIZE)"
         if free and free < 2 * need:
-            why = "windows on CPU are memory: two ranks do not fit, as soon as they fill them"
-            fix = "lower HCCL_BUFFSIZE (`ascend-moe plan` says how far), or add memory"
+            why = "windows on the CPU are host memory, and those of two ranks do not fit"
+            fix = "lower HCCL_BUFFSIZE (`ascend-moe plan` prints the minimum), or add memory"
             yield warn("memory", what, why, fix)
         else:
             yield fine("memory", what)
@@ -139,7 +139,7 @@ def _memory() -> Iterator[Diagnostic]:
 
 
 def _available_mib() -> int:
-    """Free memory of the machine, or of the container when that has less; 0: unknown."""
+    """Free memory of the machine or of the container, whichever is less; 0 if unknown."""
     limits = []
     with contextlib.suppress(OSError, ValueError):
         meminfo = Path("/proc/meminfo").read_text()
@@ -155,6 +155,6 @@ def _descriptors() -> Diagnostic:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     what = f"{'unlimited' if soft == resource.RLIM_INFINITY else soft} at most"
     if soft != resource.RLIM_INFINITY and soft < 1024:
-        why = "a rank on CPU holds a window, a socket and a process descriptor of every other rank"
+        why = "a rank on the CPU opens a window, a socket and a process descriptor for every other rank"
         return warn("open files", what, why, "ulimit -n 4096")
     return fine("open files", what)

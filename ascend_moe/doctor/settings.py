@@ -1,4 +1,4 @@
-"""Checks environment variables: this package's, HCCL's and gloo's."""
+"""Checks of environment variables: this package's, HCCL's and gloo's."""
 
 from __future__ import annotations
 
@@ -26,29 +26,30 @@ from ..settings import Setting
 from . import Diagnostic, error, fine, warn
 
 
-def findings() -> Iterator[Diagnostic]:
-    """Everything about variables."""
-    yield from dict.fromkeys(_findings())  # a wrong one that others depend on is told once
+def diagnostics() -> Iterator[Diagnostic]:
+    """Check all variables."""
+    yield from dict.fromkeys(_every())  # reports an invalid variable that others depend on once
 
 
-def _findings() -> Iterator[Diagnostic]:
+def _every() -> Iterator[Diagnostic]:
     yield _checked(settings.HCCL_BUFFSIZE, _window)
-    yield _checked(settings.TIMEOUT_S, lambda: f"ops wait {timeout_s():g} s for a peer")
-    yield _checked(settings.AIV_CORES, lambda: f"{core_count()} AIV cores a launch on the twin")
+    yield _checked(settings.TIMEOUT_S, lambda: f"ops wait up to {timeout_s():g} s for a peer")
+    yield _checked(settings.AIV_CORES, lambda: f"{core_count()} AIV cores per rank on the twin")
     yield _engine()
-    lent = "window_empty takes tensors from {} MiB a rank on the twin"
     meanings: dict[Setting[Any], Callable[[], str]] = {
-        settings.RANKS_PER_SERVER: lambda: f"{ranks_per_server()} ranks a server, on the twin and on A2",
+        settings.RANKS_PER_SERVER: lambda: f"{ranks_per_server()} ranks per server, on the twin and on A2",
         settings.COMM_ALG: _algorithm,
         settings.PROVEN: _proven,
         settings.RDMA_FLAGS: lambda: (
-            "each 512 bytes between A2 servers " + ("carry a flag" if rdma_flags() else "are rows")
+            "512-byte blocks between A2 servers contain " + ("rows and a flag" if rdma_flags() else "rows only")
         ),
-        settings.CORE_BARRIER: lambda: f"the cores of a rank meet by {settings.CORE_BARRIER.get()}",
-        settings.REGISTERED_MIB: lambda: lent.format(window_registered_bytes(0) // MIB),
-        settings.ISA: lambda: f"vector loops are {settings.ISA.get()}",
+        settings.CORE_BARRIER: lambda: f"the cores of a rank synchronize by {settings.CORE_BARRIER.get()}",
+        settings.REGISTERED_MIB: lambda: (
+            f"window_empty allocates from {window_registered_bytes(0) // MIB} MiB per rank on the twin"
+        ),
+        settings.ISA: lambda: f"vector loops use {settings.ISA.get()}",
         settings.FORWARD: _forward,
-        settings.SEED: lambda: f"schedules of the checked engine by chance, from seed {settings.SEED.get()}",
+        settings.SEED: lambda: f"the checked engine draws schedules from seed {settings.SEED.get()}",
         settings.CONTEXT: lambda: f"context {settings.CONTEXTS[context_kind()]} on the twin",
     }
     for setting, meaning in meanings.items():
@@ -61,32 +62,32 @@ def _findings() -> Iterator[Diagnostic]:
 
 
 def _checked(setting: Setting[Any], meaning: Callable[[], str]) -> Diagnostic:
-    """A variable of this package: what its value means, or the rule that it breaks, or another that it depends on."""
+    """The meaning of a variable's value, or the rule that it, or another variable it depends on, breaks."""
     given = "" if setting.is_set() else " (not set)"
     try:
         return fine(setting.name, meaning() + given)
     except AscendMoeError as problem:
         setting = settings.setting_of(problem) or setting
         fix = f"unset {setting.name}, or set it to {setting.rule}"
-        return error(setting.name, str(problem), "no op runs with it", fix)
+        return error(setting.name, str(problem), "ops raise this error", fix)
 
 
 def _window() -> str:
-    window_data_bytes()  # with an A2 context some MiB of it are not for data
-    return f"{settings.HCCL_BUFFSIZE.get()} MiB a rank"
+    window_data_bytes()  # raises if an A2 context leaves no room for data
+    return f"{settings.HCCL_BUFFSIZE.get()} MiB per rank"
 
 
 def _algorithm() -> str:
     name = comm_algorithm("")
     if library.lib().am_comm_algorithm(name.encode()) < 0:
-        raise AscendMoeError(f"{settings.COMM_ALG.name}={name} is none of the names that comm_alg takes")
-    return f"ops without a comm_alg of their own run as {name!r}"
+        raise AscendMoeError(f"{settings.COMM_ALG.name}={name} is not a value of comm_alg")
+    return f"ops called without comm_alg use {name!r}"
 
 
 def _proven() -> str:
     names = settings.PROVEN.get()
     auto = "direct" if probe_results.allows("direct", frozenset(names)) else "window"
-    return f"{', '.join(names) or 'no probe'} of the bring-up counts as passed: on NPUs comm_alg auto is {auto}"
+    return f"{', '.join(names) or 'no probe'} of the bring-up are taken as passed: on NPUs comm_alg auto is {auto}"
 
 
 def _engine() -> Diagnostic:
@@ -104,7 +105,7 @@ def _engine() -> Diagnostic:
 
 def _forward() -> str:
     skipped = settings.FORWARD.get() == "1"
-    return "rows that only pass through UB skip it" if skipped else "every copy into UB happens at once"
+    return "rows that are copied through UB unchanged skip it" if skipped else "every copy into UB is executed"
 
 
 def _unknown() -> Iterator[Diagnostic]:
@@ -112,24 +113,26 @@ def _unknown() -> Iterator[Diagnostic]:
     for name, value in settings.own_variables().items():
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            fix = f"did you mean {near[0]}?" if near else f"unset it; known are {', '.join(sorted(known))}"
-            yield warn(name, f"is {value!r}", "no part of this package reads it", fix)
+            fix = f"did you mean {near[0]}?" if near else f"unset it; known variables: {', '.join(sorted(known))}"
+            yield warn(name, f"is {value!r}", "this package does not read it", fix)
 
 
 def _hccl() -> Iterator[Diagnostic]:
     mode = os.environ.get("HCCL_OP_EXPANSION_MODE", "")
     if mode.upper() == "AIV":
-        why = "on A3, collectives expanded on AIV cores and CANN's own MC2 operators have hung together "
-        why += "(107020 after 320 s); ops of ours need all AIV cores at once too"
-        yield warn("HCCL_OP_EXPANSION_MODE", "is AIV", why, "unset it, or set AI_CPU, where MoE ops run")
+        why = "on A3, collectives expanded on AIV cores and CANN's own MC2 operators have deadlocked "
+        why += "(107020 after 320 s); the ops of this package also need all AIV cores at once"
+        yield warn("HCCL_OP_EXPANSION_MODE", "is AIV", why, "unset it, or set AI_CPU, in processes that run MoE ops")
     elif mode:
         yield fine("HCCL_OP_EXPANSION_MODE", mode)
     if hccl_selects_hierarchy():
-        overruled = f", but {settings.COMM_ALG.name}={settings.COMM_ALG.text()} overrules them"
-        chosen = overruled if settings.COMM_ALG.is_set() else ": V2 with expert_scales in dispatch; V1 is refused there"
+        overruled = f", but {settings.COMM_ALG.name}={settings.COMM_ALG.text()} overrides them"
+        chosen = (
+            overruled if settings.COMM_ALG.is_set() else ": it needs V2 with expert_scales in dispatch; V1 is refused"
+        )
         yield fine("HCCL_INTRA_*", f"select hierarchy between A2 servers where a call names no comm_alg{chosen}")
     elif settings.HCCL_INTRA_PCIE.text() == settings.HCCL_INTRA_ROCE.text() == "1":
-        why = "HCCL takes one of them for links inside a server"
+        why = "HCCL uses one of them for links inside a server"
         yield error("HCCL_INTRA_*", "PCIE and ROCE are both enabled", why, "set one of them to 0")
 
 
@@ -139,32 +142,32 @@ def _timeouts() -> Iterator[Diagnostic]:
         if not given:
             continue
         if not given.isdigit():
-            rule = "it is a whole number of seconds"
+            rule = "it must be an integer, in seconds"
             yield error(name, f"is {given!r}", rule, f"unset {name}, or correct it")
         elif name == "HCCL_EXEC_TIMEOUT":
             yield _exec_timeout(int(given))
         elif int(given) < 120:
-            why = "ranks that compile or load weights come later than others; HCCL takes 120 to 7200 s"
+            why = "ranks that compile or load weights connect later than others; HCCL accepts 120 to 7200 s"
             yield warn(name, f"is {int(given)} s", why, f"export {name}=600")
         else:
             yield fine(name, f"{int(given)} s")
 
 
 def _exec_timeout(seconds: int) -> Diagnostic:
-    """HCCL stops an operator then; ours wait less long, so that they can say for whom."""
+    """Check HCCL_EXEC_TIMEOUT, after which HCCL stops an operator, against the shorter timeout of our ops."""
     name = "HCCL_EXEC_TIMEOUT"
     try:
         waits = deadline_s(first=True)
     except AscendMoeError:
         return fine(name, f"{seconds} s")
     if 0 < seconds <= waits:
-        why = "the runtime stops an operator (507014) before it can say which rank it waits for"
+        why = "the runtime stops an operator (507014) before it can report which rank is missing"
         return warn(name, f"is {seconds} s", why, f"export {name}=1836 (its default), or at least 30")
     asked = settings.TIMEOUT_S.text()
     if asked and waits < timeout_s():
         what = f"is {seconds} s, {settings.TIMEOUT_S.name} {asked}"
-        why = f"ops on NPUs wait {waits:g} s only, so that they end before HCCL stops them"
-        return warn(name, what, why, f"raise {name}, or wait less long")
+        why = f"ops on NPUs wait only {waits:g} s, so that they end before HCCL stops them"
+        return warn(name, what, why, f"raise {name}, or lower {settings.TIMEOUT_S.name}")
     return fine(name, f"{seconds} s; ops on NPUs wait at most {waits:g} s")
 
 
@@ -176,16 +179,16 @@ def _interfaces() -> Iterator[Diagnostic]:
                 probe.bind((address, 0))
                 yield fine("HCCL_IF_IP", address)
             except OSError:
-                why = "HCCL listens there for the other ranks"
-                fix = "set it to an address of this host's own (ip addr), or unset it"
-                yield error("HCCL_IF_IP", f"{address} is no address of this host", why, fix)
+                why = "HCCL listens on it for the other ranks"
+                fix = "set it to an address of this host (ip addr), or unset it"
+                yield error("HCCL_IF_IP", f"{address} is not an address of this host", why, fix)
     for name in ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         wanted = os.environ.get(name, "").strip()
         if not wanted:
             continue
         here = [interface for _, interface in socket.if_nameindex()]
         if not any(_matches(interface, wanted) for interface in here):
-            why = "the ranks find each other over it"
+            why = "the ranks connect over it"
             fix = f"use one of {', '.join(here)}, or unset it"
             yield error(name, f"{wanted!r} matches no interface of this host", why, fix)
         else:
@@ -193,9 +196,9 @@ def _interfaces() -> Iterator[Diagnostic]:
 
 
 def _matches(interface: str, wanted: str) -> bool:
-    """HCCL's patterns: prefixes, ``=`` whole names, ``^`` what is left out."""
-    leave_out = wanted.startswith("^")
+    """Match HCCL's patterns: prefixes, ``=`` for whole names, ``^`` for names to exclude."""
+    exclude = wanted.startswith("^")
     whole = wanted.removeprefix("^").startswith("=")
     names = wanted.lstrip("^=").split(",")
     hit = any(interface == name if whole else interface.startswith(name) for name in names)
-    return hit != leave_out
+    return hit != exclude

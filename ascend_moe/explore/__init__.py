@@ -27,11 +27,11 @@ __all__ = [
     "FAULTS",
     "POLICIES",
     "REACHED",
-    "Failure",
     "Faults",
     "Options",
     "Program",
     "Result",
+    "ScheduleFinding",
     "World",
     "applies",
     "campaign",
@@ -47,7 +47,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Failure:
+class ScheduleFinding:
     """Holds what a schedule showed: kind (as the engine names it) and text, the case, the seed of the schedule."""
 
     kind: str
@@ -89,16 +89,16 @@ class Result:
     seconds: float = 0.0
     polls: dict[str, tuple[int, int]] = field(default_factory=dict)
     reached: Counter[str] = field(default_factory=Counter)
-    finding: Failure | None = None
+    finding: ScheduleFinding | None = None
 
     def add(self, run: RunResult) -> None:
-        """Counts of one run on top."""
+        """Count of one run on top."""
         self.schedules += run.schedules
         self.steps += run.steps
         self.instructions += run.instructions
 
     def add_world(self, world: World) -> None:
-        """Counts of one world on top."""
+        """Count of one world on top."""
         self.distinct += world.distinct()
         for place, (waiting, ready) in world.polls().items():
             before = self.polls.get(place, (0, 0))
@@ -186,12 +186,12 @@ class _Worlds:
             world.close()
 
 
-def finding_of(run: RunResult, case: Program, options: Options, world: World) -> Failure:
+def finding_of(run: RunResult, case: Program, options: Options, world: World) -> ScheduleFinding:
     """The finding of a failed run."""
     kind, message, seed = run.kind.decode(), run.message.decode(), run.failed_seed
     if not message.startswith(kind):
         message = f"{kind}: {message}"
-    return Failure(kind, message, case, seed, replace(options), tuple(world.choices()))
+    return ScheduleFinding(kind, message, case, seed, replace(options), tuple(world.choices()))
 
 
 # ---- all schedules of a small program with at most a few switches away from the tame one
@@ -240,7 +240,7 @@ def _next(choices: list[int], widths: list[int], preemptions: int) -> list[int] 
 # ---- the schedule of a finding with as few switches as still show it
 
 
-def shrink(finding: Failure, library: ctypes.CDLL | None = None, tries: int = 2000) -> Failure:
+def shrink(finding: ScheduleFinding, library: ctypes.CDLL | None = None, tries: int = 2000) -> ScheduleFinding:
     """The same kind of finding by a replayed schedule: choices are turned tame, chunk by chunk.
 
     The result's options have the policy "replay"; its choices other than 0 are the switches that are left.
@@ -253,7 +253,7 @@ def shrink(finding: Failure, library: ctypes.CDLL | None = None, tries: int = 20
     with World(finding.case.world, library, window_mib(finding.case)) as world:
         world.load(finding.case)
 
-        def attempt(choices: list[int]) -> Failure | None:
+        def attempt(choices: list[int]) -> ScheduleFinding | None:
             options = replace(finding.options, policy=policy, store_order=order, choices=tuple(choices))
             run = world.run(finding.seed, 1, options)
             if not run.failed or run.kind.decode() != finding.kind:

@@ -196,7 +196,7 @@ class PlannedProgram:
         return high * _BLOCK
 
     def close(self) -> None:
-        """Gives the plans back."""
+        """Return the plans back."""
         for call in self.calls:
             if call.plan:
                 self._library.am_plan_destroy(call.plan)
@@ -253,7 +253,7 @@ class RunResult(ctypes.Structure):
 
 
 def _fail(run: RunResult, seed: int, kind: str, message: str) -> None:
-    """Puts a finding into a run; an empty message is none."""
+    """Put a finding into a run; an empty message is none."""
     if message:
         run.failed, run.failed_seed = 4, seed
         run.kind, run.message = kind.encode(), message.encode()[:1000]
@@ -371,7 +371,7 @@ class World:
         self.close()
 
     def close(self) -> None:
-        """Gives windows and plans back."""
+        """Return windows and plans back."""
         if self._rest is not None:
             self._rest.close()
         self._rest = None
@@ -384,7 +384,7 @@ class World:
         self.program = None
 
     def load(self, case: Program, accepted: int = 1, compare: bool = True) -> PlannedProgram:
-        """Plans the program's calls. ``accepted``: bits of the error codes that no op is blamed for."""
+        """Plan the program's calls. ``accepted``: bits of the error codes that no op is blamed for."""
         before, program = self.program, PlannedProgram(case, self.library, self.window_bytes)
         codes = error_codes(self.library)
         steps = (_Step * len(program.calls))()
@@ -422,7 +422,7 @@ class World:
         return program
 
     def run(self, seed: int, schedules: int = 1, options: Options | None = None) -> RunResult:
-        """Runs schedules ``seed`` .. ``seed + schedules - 1``, at most to the first finding."""
+        """Run schedules ``seed`` .. ``seed + schedules - 1``, at most to the first finding."""
         options = options or Options()
         assert self.program is not None
         if self.program.fault and options.faults == Faults():
@@ -509,7 +509,7 @@ class World:
         return int(self.library.am_explore_distinct(self._handle))
 
     def forget(self) -> None:
-        """Starts the counts of ``distinct`` and ``polls`` afresh."""
+        """Start the counts of ``distinct`` and ``polls`` afresh."""
         self.library.am_explore_forget(self._handle)
 
     def polls(self) -> dict[str, tuple[int, int]]:

@@ -73,7 +73,7 @@ def with_fault(program: Program, seed: int) -> Program:
 
 
 def fault_of(program: Program) -> Fault | None:
-    """Returns what goes wrong in the program."""
+    """Return what goes wrong in the program."""
     if not program.fault_kind:
         return None
     made = {KILL: Killed, ENDED: Ended, HANG: Hung, ABSENT: Absent, SPOILT: Spoilt, ALGORITHM: OtherAlgorithm}
@@ -92,29 +92,29 @@ class Fault:
         self.victim = -1
 
     def spoil(self, call: OpCall) -> None:
-        """Changes the inputs of a call before it is planned."""
+        """Change the inputs of a call before it is planned."""
 
     def left_out(self, calls: list[OpCall]) -> list[OpCall]:
         """The calls that are not made."""
         return []
 
     def outcomes(self, call: OpCall) -> list[ExpectedResult]:
-        """Returns what the call may come to."""
+        """Return what the call may come to."""
         return [RIGHT]
 
     def injected(self, steps: int, blocks: int, seed: int) -> dict[str, Any]:
-        """Returns what happens in the schedule of a seed, of about so many steps and landed status blocks."""
+        """Return what happens in the schedule of a seed, of about so many steps and landed status blocks."""
         return {}
 
     def _of(self, seed: int) -> np.random.Generator:
         return np.random.default_rng([self.program.seed, _STREAM, seed])
 
     def judge(self, by_rank: Sequence[Seen]) -> str:
-        """Returns what is wrong with the errors of all calls; empty: nothing."""
+        """Return what is wrong with the errors of all calls; empty: nothing."""
         return ""
 
     def goes_on(self, seed: int) -> tuple[Program | None, str]:
-        """Returns what the ranks that are left do then, if anything, and what is wrong with that."""
+        """Return what the ranks that are left do then, if anything, and what is wrong with that."""
         return None, ""
 
 
@@ -428,7 +428,7 @@ class WrongInputs(WrongOp):
         return wrong is not None
 
     def left_out(self, calls: list[OpCall]) -> list[OpCall]:
-        """Leaves a part out for half of the seeds: nobody finishes what has failed as it was sent."""
+        """Leave a part out for half of the seeds: nobody finishes what has failed as it was sent."""
         unfinished = [call for call in calls if call.part == FINISH and self._fails_early(call)]
         unfinished = unfinished if self.program.seed % 2 else []
         super().left_out([call for call in calls if call not in unfinished])

@@ -97,7 +97,7 @@ class Program(Case):
         return Case(**given_fields(self, Case) | {"share": share, "seed": self.seed * 7919 + dispatch})
 
     def algorithm_of(self, op: int) -> str:
-        """Returns what the ``op``-th op of the sequence runs on every rank."""
+        """Return what the ``op``-th op of the sequence runs on every rank."""
         if self.algorithm != "mixed":
             return self.algorithm
         return "direct" if (self.seed >> op ^ op) & 1 else "window"

@@ -160,13 +160,13 @@ class _Reach:
         return [(whole * core // cores, whole * (core + 1) // cores) for core in range(cores)]
 
     def _pairs(self) -> list[int]:
-        """Returns the pairs of each core."""
+        """Return the pairs of each core."""
         batch, topk = self._ids().shape
         unit = topk if batch >= self.program.program.cores or self.call.algorithm != "window" else 1
         return [(end - begin) * unit for begin, end in self._shares(batch * topk // unit)]
 
     def _routed(self) -> list[int]:
-        """Returns the pairs that go somewhere."""
+        """Return the pairs that go somewhere."""
         ids, mask = self._ids(), self.call.inputs.get("x_active_mask")
         kept = ids >= 0
         if mask is not None:
@@ -187,7 +187,7 @@ class _Reach:
         return ends
 
     def _chunks(self, most: int) -> list[int]:
-        """Returns each core's chunks: runs of at most so many rows of its share, each of one (local expert, source)."""
+        """Return each core's chunks: runs of at most so many rows of its share, each of one (local expert, source)."""
         ends = self._ends()
         segments = list(zip([0, *ends[:-1]], ends, strict=True))
         return [

@@ -73,7 +73,7 @@ class _Rank(threading.Thread):
             self.votes.moved.release()
 
     def step(self) -> None:
-        """Lets the others have their turn."""
+        """Let the others have their turn."""
         self.votes.moved.release()
         self.turn.acquire()
         self.steps += 1
@@ -143,7 +143,7 @@ class Votes:
         return (looker, other) in self._seen
 
     def play(self) -> Agreement:
-        """Turns until all have agreed."""
+        """Turn until all have agreed."""
         for rank in self._ranks.values():
             rank.start()
         steps = 0

@@ -109,7 +109,7 @@ Wrong = tuple[Tensors, ExpectedResult]
 
 
 def first_wrong_place(call: FaultyCall, ids: torch.Tensor) -> ExpectedResult:
-    """Returns what a rank is told whose combine routes by other ``ids``: the first expert whose counts differ."""
+    """Return what a rank is told whose combine routes by other ``ids``: the first expert whose counts differ."""
     sent, returns = call.totals(call.inputs.expert_ids), call.totals(ids)
     for expert in call.compared():
         if returns[expert] != sent[expert]:
@@ -162,7 +162,7 @@ def _overflow(call: FaultyCall) -> Wrong | None:
 
 
 def _counts(call: FaultyCall) -> Wrong | None:
-    """Counts that fall, that are more than the rows of expand_x, or too many of one source."""
+    """Count that fall, that are more than the rows of expand_x, or too many of one source."""
     result, world = call.results[call.rank], call.case.world
     ends, most = result.ep_recv_counts.clone(), result.allocated["expand_x"][0]
     slot = call.place(len(ends))
@@ -233,7 +233,7 @@ def _kept(call: FaultyCall) -> Wrong | None:
 
 
 def first_wrong_triple(call: FaultyCall, triples: torch.Tensor, limits: Sequence[int]) -> ExpectedResult:
-    """Returns what is said of the first row that breaks the rules of triples."""
+    """Return what is said of the first row that breaks the rules of triples."""
     named = f"assist_info_for_combine of rank {call.rank}"
     ends = call.results[call.rank].ep_recv_counts.tolist()
     slot, before = 0, None

@@ -1,9 +1,9 @@
-"""Plans what a configuration needs, before anything runs: window, HCCL_BUFFSIZE, UB, tiling, limits.
+"""The needs of a configuration, computed without running it: window, HCCL_BUFFSIZE, UB, tiling, limits.
 
     report = plan(Request(ranks=16, experts=256, hidden=7168, topk=8, batch=128))
     print(report.buffsize_mib, report.violations)
 
-The rules are those of the operators' own tiling (op_host); CANN's numbers stand beside for comparison.
+The rules are those of the operators' tiling (op_host). CANN's numbers are included for comparison.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .soc import DEFAULT_SOC, SOC_OF_SERIES, Soc
 from .soc import soc as soc_of
 
 CONTRACTS = {"v1": 1, "v2": 2}
-_BLOCK = 32  # bytes that a row is a multiple of
-_TOO_MANY = "ep_world_size"  # violated by more ranks than the ops run
+_BLOCK = 32  # rows are multiples of this many bytes
+_TOO_MANY = "ep_world_size"  # the argument of the rule on the number of ranks
 _SPECIAL = SpecialExperts._fields
 _DEFAULTED = ("cores", "window_mib", "ranks_per_server")  # 0: the default
 _MOST = {"ranks": 1 << 12, "experts": 1 << 16, "topk": 1 << 10, "hidden": 1 << 20, "batch": 1 << 20}
@@ -36,23 +36,23 @@ _MOST = {"ranks": 1 << 12, "experts": 1 << 16, "topk": 1 << 10, "hidden": 1 << 2
 
 @dataclass(frozen=True)
 class Request(CallOptions):
-    """One configuration of dispatch and combine and their options, the same on all ranks.
+    """A configuration of dispatch and combine, equal on all ranks.
 
-    K counts special experts, too. Const experts have alphas of shape (C, H), which take the most UB.
+    K includes special experts. Const experts have alphas of shape (C, H), which use the most UB.
 
     Attributes:
         ranks, experts, topk, hidden, batch: W, E, K, H, maxBS.
-        equal_batches: False: ``global_bs``, which follows from it, is W * batch, and ranks may have fewer.
-        dtype: of x: bf16, fp16 or fp32.
-        smooth: int8 rows of dispatch are made with smooth scales.
-        weights: expert_scales are given to dispatch too, so that they travel with the rows.
+        equal_batches: False: ranks may have fewer tokens than ``batch``, and ``global_bs`` is W * batch.
+        dtype: element type of x: bf16, fp16 or fp32.
+        smooth: dispatch takes smooth scales for its int8 rows.
+        weights: dispatch takes expert_scales too and sends them with the rows.
         contract: v1 (npu_moe_distribute_dispatch) or v2 (..._v2).
         soc: name of the SoC.
-        cores: AIV cores of a launch; 0: all of the SoC.
-        window_mib: HCCL_BUFFSIZE as it is exported; 0: not told, nothing to compare with.
-        ranks_per_server: ranks that share a server; 0: the SoC's.
-        rdma_flags: ASCEND_MOE_RDMA_FLAGS is 1: rows between servers of A2 lie in flagged blocks.
-        super_pods: super-pods of A3 that the ranks are on; more than one is refused, whatever comm_alg is.
+        cores: AIV cores per rank; 0: all of the SoC.
+        window_mib: current HCCL_BUFFSIZE; 0: unknown.
+        ranks_per_server: ranks per server; 0: the SoC's number.
+        rdma_flags: as with ASCEND_MOE_RDMA_FLAGS=1: flagged blocks between A2 servers.
+        super_pods: A3 super-pods that the ranks span; more than one is refused.
     """
 
     ranks: int
@@ -80,7 +80,7 @@ class Request(CallOptions):
 
 @dataclass(frozen=True)
 class Violation:
-    """A limit of ours that the configuration breaks.
+    """A limit of the operators that the configuration exceeds.
 
     Attributes:
         argument: as in the op's signature.
@@ -93,13 +93,13 @@ class Violation:
 
 @dataclass(frozen=True)
 class CannNeed:
-    """Holds what one version of CANN's own operators needs, and what it refuses.
+    """Window that one version of CANN's own operators needs.
 
     Attributes:
-        version: its name.
-        bytes, mib: of window, and HCCL_BUFFSIZE for it.
-        state_kib: by which its state window, which is no part of HCCL_BUFFSIZE, has grown in ``cann_state_since()``.
-        refuses: what it says of the configuration; empty: nothing.
+        version: name of the version.
+        bytes, mib: window size, and HCCL_BUFFSIZE for it.
+        state_kib: growth of its state window, which is not part of HCCL_BUFFSIZE, in release ``cann_state_since()``.
+        refuses: its reason to refuse the configuration; "" if it accepts it.
     """
 
     version: str
@@ -111,12 +111,7 @@ class CannNeed:
 
 @dataclass(frozen=True)
 class UbItem:
-    """UB that one core gives to one thing in one step of an op.
-
-    Attributes:
-        step, name: which step, and which thing.
-        bytes: how much.
-    """
+    """One buffer in the UB of a core in one step of an op: the step, the buffer's name, its size."""
 
     step: str
     name: str
@@ -128,10 +123,10 @@ class OpPlan:
     """Tiling of one op, by name, and the UB of its steps.
 
     Attributes:
-        tiling: its words, by name.
-        ub: what each step needs.
-        ub_peak, fullest: the most UB of a step, in bytes, and that step.
-        algorithm: what comm_alg comes to.
+        tiling: its fields, by name.
+        ub: the buffers of each step.
+        ub_peak, fullest: largest UB of a step, in bytes, and that step.
+        algorithm: the algorithm that comm_alg selects.
     """
 
     tiling: dict[str, int]
@@ -143,15 +138,15 @@ class OpPlan:
 
 @dataclass(frozen=True)
 class WindowFit:
-    """Which windows take a dispatch and its combine, and which algorithm each of them then runs.
+    """Window sizes that fit a dispatch and its combine, and the algorithm of each op with them.
 
     Attributes:
-        mib: HCCL_BUFFSIZE as it is; 0: not told.
-        algorithms: of each op at ``mib``, or in the largest window where that is not told; empty: an op is refused.
-        least_mib: the smallest HCCL_BUFFSIZE with which both ops run; 0: none is large enough.
-        least: algorithm of each op there.
-        direct_mib: the smallest with which both ops run `direct`; 0: `direct` cannot serve this configuration.
-        preferred: algorithm of each op in the largest window.
+        mib: current HCCL_BUFFSIZE; 0: unknown.
+        algorithms: algorithm of each op with ``mib``, or with the largest window if that is 0; empty: an op is refused.
+        least_mib: minimum HCCL_BUFFSIZE for both ops; 0: none is large enough.
+        least: algorithm of each op with it.
+        direct_mib: minimum with which both ops run `direct`; 0: `direct` does not support this configuration.
+        preferred: algorithm of each op with the largest window.
     """
 
     mib: int
@@ -168,25 +163,25 @@ class WindowFit:
 
     @property
     def best_mib(self) -> int:
-        """The smallest with which both ops run what they would in the largest window."""
+        """Minimum with which both ops run the same algorithm as with the largest window."""
         return self.direct_mib if set(self.preferred.values()) == {"direct"} else self.least_mib
 
     @property
     def fallen_back(self) -> list[str]:
-        """The ops that would run another algorithm if the window were larger."""
+        """Ops that would run another algorithm with a larger window."""
         return [op for op, algorithm in self.algorithms.items() if algorithm != self.preferred[op]]
 
     def needs(self) -> str:
-        """Returns what to export, in a sentence."""
+        """Return a sentence about the minimum window."""
         if not self.least_mib:
             return f"no HCCL_BUFFSIZE up to {MAX_WINDOW_MIB} is enough"
-        direct = f"{self.direct_mib} for direct" if self.direct_mib else "direct cannot serve it"
+        direct = f"{self.direct_mib} for direct" if self.direct_mib else "direct does not support it"
         if self.least_mib == self.direct_mib and set(self.least.values()) == {"direct"}:
-            return f"HCCL_BUFFSIZE={self.least_mib} is the least, {both(self.least)}"
-        return f"HCCL_BUFFSIZE={self.least_mib} is the least ({both(self.least)}), {direct}"
+            return f"HCCL_BUFFSIZE={self.least_mib} is the minimum, {both(self.least)}"
+        return f"HCCL_BUFFSIZE={self.least_mib} is the minimum ({both(self.least)}), {direct}"
 
-    def verdict(self) -> str:
-        """Returns what ``mib`` comes to, in a sentence; "" where it is not told."""
+    def about(self) -> str:
+        """Return a sentence about the current window, or "" if it is unknown."""
         if not self.mib:
             return ""
         if not self.ok:
@@ -197,7 +192,7 @@ class WindowFit:
 
 
 def both(algorithms: dict[str, str]) -> str:
-    """The algorithms of dispatch and combine, in words."""
+    """Describe the algorithms of dispatch and combine."""
     names = set(algorithms.values())
     if len(names) == 1:
         return f"both by {names.pop()}"
@@ -206,17 +201,17 @@ def both(algorithms: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """Everything ``plan`` found.
+    """Result of `plan`.
 
     Attributes:
-        request, soc, cores: the configuration, its SoC, and the AIV cores of a launch.
-        window: as of `window_need`.
-        buffsize_mib: the HCCL_BUFFSIZE with which no op needs another algorithm than ``comm_alg`` prefers.
+        request, soc, cores: the configuration, its SoC, and the AIV cores per rank.
+        window: result of `window_need`.
+        buffsize_mib: recommended HCCL_BUFFSIZE, with which each op runs the algorithm that ``comm_alg`` prefers.
         ub_bytes: UB of a core.
-        cann: as of `cann_need`.
-        fit: None where no window would help.
-        ops: empty when the operators would refuse the call.
-        violations: the limits that it breaks.
+        cann: result of `cann_need`.
+        fit: None if no window is sufficient.
+        ops: empty if the operators would refuse the call.
+        violations: limits that the configuration exceeds.
     """
 
     request: Request
@@ -232,20 +227,20 @@ class PlanReport:
 
     @property
     def ok(self) -> bool:
-        """True when no limit of ours is violated."""
+        """Whether no limit is exceeded."""
         return not self.violations
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the report for JSON."""
         return asdict(self) | {"ok": self.ok}
 
 
 @with_typed_errors
 def plan(request: Request) -> PlanReport:
-    """Sizes, tiling and violated limits of the configuration ``request``. Touches no device and opens no window.
+    """Compute sizes, tiling and exceeded limits of a configuration, without a device or a window.
 
     Raises:
-        ArgumentError: a number is so far out that no size follows from it, or dtype, contract or soc is none.
+        ArgumentError: a number is too large to compute sizes from, or dtype, contract or soc is unknown.
         LibraryError: the native library is missing.
     """
     chip = soc_of(request.soc)
@@ -255,7 +250,7 @@ def plan(request: Request) -> PlanReport:
     cann = cann_need(request)
     violations, fit = _violations(request, cores), None
     ops: dict[str, OpPlan] = {}
-    # More ranks than the ops run are planned all the same, up to what CANN's own operators take.
+    # More ranks than the ops support are planned too, up to the limit of CANN's own operators.
     too_many = [violation.argument for violation in violations] == [_TOO_MANY]
     if not violations or (too_many and request.ranks <= limits()["planned_world_size"]):
         trip = _RoundTrip(request, cores)
@@ -269,21 +264,16 @@ def plan(request: Request) -> PlanReport:
 
 @with_typed_errors
 def require(request: Request) -> None:
-    """Nothing where the operators take the configuration ``request``.
-
-    Raises:
-        ArgumentError: they do not; it names the first rule that is broken.
-    """
+    """Raise ArgumentError with the first broken rule if the operators refuse the configuration."""
     for violation in plan(request).violations:
         raise ArgumentError(violation.message, argument=violation.argument)
 
 
 def on_servers(ranks: int, comm_alg: str, weights: bool) -> dict[str, Any]:
-    """The fields of a `Request` where ASCEND_MOE_RANKS_PER_SERVER puts so many ranks on several servers, else none.
+    """Return `Request` fields for several servers if ASCEND_MOE_RANKS_PER_SERVER puts ``ranks`` ranks on several.
 
-    Args:
-        ranks: W.
-        comm_alg, weights: as a `Request` has them, where that is so.
+    Returns:
+        soc, ranks_per_server, comm_alg and weights, or nothing for one server.
     """
     share = ranks_per_server()
     if not 0 < share < ranks:
@@ -292,25 +282,25 @@ def on_servers(ranks: int, comm_alg: str, weights: bool) -> dict[str, Any]:
 
 
 def exported_mib(default: int) -> int:
-    """HCCL_BUFFSIZE of this shell, ``default`` when it is not set."""
+    """Return HCCL_BUFFSIZE from the environment, or ``default`` if it is not set."""
     given = settings.HCCL_BUFFSIZE.text()
     window_data_bytes()
     return int(given) if given else default
 
 
 def limits() -> dict[str, int]:
-    """Our limits by name: ranks (ep_world_size), slots W*L, experts, special ones, K, tokens a rank, H, cores, UB."""
+    """Return the limits of the operators by name: ranks, slots W*L, experts, K, tokens per rank, H, cores, UB, …"""
     return fields_of(_library().am_need_limits)
 
 
 @with_typed_errors
 def window_need(request: Request) -> dict[str, int]:
-    """Bytes and MiB of window a rank that ``request`` needs: of dispatch, of combine, of both (``buffsize_mib``).
+    """Return bytes and MiB of window per rank that ``request`` needs, by name: dispatch, combine, both (buffsize_mib).
 
-    ``aligned_mib``: of both with rows at multiples of 512 bytes, as they are where the window has the room; 0: never.
+    ``aligned_mib``: the size with which rows of both ops are aligned to 512 bytes; 0: never.
 
     Raises:
-        ArgumentError: a number is so far out that no size follows from it.
+        ArgumentError: a number is too large to compute sizes from.
     """
     _check(request)
     spec = _dispatch(request, request.cores or soc_of(request.soc).aiv, MAX_WINDOW_MIB)
@@ -319,7 +309,7 @@ def window_need(request: Request) -> dict[str, int]:
 
 @with_typed_errors
 def cann_need(request: Request) -> list[CannNeed]:
-    """The call of ``request`` as CANN's own operators see it, a version each. Raises as `window_need`."""
+    """Return the needs of each version of CANN's own operators for ``request``. Raises as `window_need`."""
     _check(request)
     shape = (request.ranks, request.experts, request.batch, request.hidden, request.topk)
     numbers = (c_int64 * 9)(*shape, 0, request.dtype == "fp32", request.equal_batches, request.special.total)
@@ -329,21 +319,21 @@ def cann_need(request: Request) -> list[CannNeed]:
 
 
 def cann_state_since() -> str:
-    """The release of CANN's operators from which on `CannNeed.state_kib` counts."""
+    """Return the release of CANN's operators since which `CannNeed.state_kib` applies."""
     return str(library.lib().am_cann_state_since().decode())
 
 
 def _check(request: Request) -> None:
     for name in (*_MOST, *_DEFAULTED, "super_pods", *_SPECIAL):
         given = getattr(request, name)
-        need(type(given) is int, name, "is {!r}; need a whole number", given)
+        need(type(given) is int, name, "is {!r}; need an integer", given)
     need(isinstance(request.comm_alg, str), "comm_alg", "is {!r}; need a name", request.comm_alg)
     most = _MOST | {"cores": calls.MAX_CORES, "window_mib": MAX_WINDOW_MIB, "ranks_per_server": request.ranks}
     most |= {"super_pods": request.ranks} | dict.fromkeys(_SPECIAL, _MOST["experts"])
     for name, high in most.items():
         value, low = getattr(request, name), 0 if name in ("batch", *_SPECIAL) else 1
-        kept = low <= value <= high or (value == 0 and name in _DEFAULTED)  # 0: the default
-        need(kept, name, "is {}; need {}..{}", value, low, high)
+        valid = low <= value <= high or (value == 0 and name in _DEFAULTED)
+        need(valid, name, "is {}; need {}..{}", value, low, high)
     for name, names in (("dtype", DTYPES), ("contract", CONTRACTS)):
         need_one_of(name, getattr(request, name), names)
 
@@ -356,20 +346,20 @@ def _ranks_per_server(request: Request) -> int:
 
 
 def call_spec(op: int, request: Request, shapes: calls.NamedShapes, cores: int, window_mib: int, rank: int = 0) -> Any:
-    """The native description of one rank's call.
+    """Return the native description of one rank's call.
 
     Args:
         op: code of dispatch or combine.
         request: the configuration.
-        shapes: of its tensors, by name.
+        shapes: shapes of the call's tensors, by name.
         cores: AIV cores of the launch.
         window_mib: size of the window.
-        rank: whose call.
+        rank: the rank.
     """
     attributes: dict[str, int | None] = dict.fromkeys(calls.attribute_names(), 0)
     attributes |= dict.fromkeys(("y_dtype", "x_dtype", "scales_dtype"), None)
     attributes |= {"ep_world_size": request.ranks, "ep_rank_id": rank, "moe_expert_num": request.experts}
-    # Those of combine are dispatch's too, whose window it shares.
+    # dispatch takes combine's options too, because they share the window
     attributes |= {name: getattr(request, name) for name in DEFAULTS if name != "comm_alg"}
     attributes |= {"shared_expert_num": 1} | ({} if op == calls.OP_DISPATCH else {"quant_mode": 0})
     call = calls.describe(op, CONTRACTS[request.contract], "group", request.comm_alg, shapes, attributes)
@@ -398,7 +388,7 @@ def _dispatch(request: Request, cores: int, window_mib: int) -> Any:
 
 
 def _combine(request: Request, cores: int, window_mib: int) -> Any:
-    """Returns the combine after this dispatch: its rows are as many as dispatch allocates."""
+    """Describe the combine after this dispatch, with as many rows as dispatch allocates."""
     sent = calls.outputs_of(_dispatch(request, cores, window_mib))
     index = "expand_idx" if request.contract == "v1" else "assist_info_for_combine"
     shapes: calls.NamedShapes = (
@@ -421,19 +411,16 @@ _CALLS: dict[str, Callable[[Request, int, int], Any]] = {"dispatch": _dispatch, 
 
 
 def describe(op: str, request: Request, comm_alg: str = "") -> Any:
-    """The native description of one call in the largest window.
+    """Return the native description of a dispatch or combine in the largest window.
 
-    Args:
-        op: "dispatch" or "combine".
-        request: the configuration.
-        comm_alg: in place of the request's, where it is not empty.
+    ``comm_alg`` replaces the request's unless it is empty.
     """
     request = replace(request, comm_alg=comm_alg or request.comm_alg)
     return _CALLS[op](request, request.cores or soc_of(request.soc).aiv, MAX_WINDOW_MIB)
 
 
 def tiling_of(made: calls.Plan) -> dict[str, int]:
-    """Words of the tiling of the plan ``made``, by name."""
+    """Return the tiling fields of a plan, by name."""
     return fields_of(_library().am_need_tiling, made.handle)
 
 
@@ -452,13 +439,13 @@ def _op_plan(made: calls.Plan) -> OpPlan:
 
 
 def _violations(request: Request, cores: int) -> list[Violation]:
-    """Every rule that is broken, but the one about the window as it is exported.
+    """Return every broken rule except the one about the current window size.
 
-    The operators stop at the first rule; what breaks it is set right and they are asked again.
+    The operators report only the first broken rule, so the argument it names is corrected and the check repeated.
     """
     found: list[Violation] = []
     share, at = _ranks_per_server(request), request
-    if soc_of(request.soc).series == "A2" and request.ranks % share:  # as it is refused where a group opens
+    if soc_of(request.soc).series == "A2" and request.ranks % share:  # the rule of an opening group
         message = f"ranks_per_server is {share}, it must divide the {request.ranks} ranks: on an A2 every server has "
         found.append(Violation("ranks_per_server", message + "as many ranks of a group"))
     if request.super_pods > 1:
@@ -468,22 +455,22 @@ def _violations(request: Request, cores: int) -> list[Violation]:
         beyond = request.ranks > planned
         most = planned if beyond else settings.MAX_WORLD
         found.append(Violation(_TOO_MANY, f"ep_world_size is {request.ranks}, it must be in 1..{most}"))
-        at = _set_right(request, _TOO_MANY) if beyond else request
+        at = _corrected(request, _TOO_MANY) if beyond else request
     while (error := _RoundTrip(at, cores).refused(0)) is not None:
         if error.argument == "comm_alg" and library.lib().am_comm_algorithm(request.comm_alg.encode()) < 0:
-            raise error  # a name that means nothing
+            raise error  # an unknown name
         found.append(Violation(error.argument, _rule(error)))
-        right = at if isinstance(error, WindowTooSmall) else _set_right(at, str(error.argument))
-        if right == at:
+        corrected = at if isinstance(error, WindowTooSmall) else _corrected(at, str(error.argument))
+        if corrected == at:
             break
-        at = right
+        at = corrected
     return found
 
 
 def _super_pods(request: Request) -> str:
-    """Why the ranks cannot be on several super-pods, as a group of them is refused when it opens."""
+    """The rule that an opening group on several super-pods breaks."""
     if soc_of(request.soc).series != "A3":
-        return f"super_pods is {request.super_pods}, only A3 has them: servers of {request.soc} are ranks_per_server"
+        return f"super_pods is {request.super_pods}, only A3 has super-pods; for servers of {request.soc} use ranks_per_server"
     cann = next(each for each in cann_need(request) if each.version == "A3 V2 hierarchy")
     refused = f"; it refuses this configuration: {cann.refuses}" if cann.refuses else ""
     rule = library.lib().am_super_pod_rule().decode()
@@ -491,12 +478,12 @@ def _super_pods(request: Request) -> str:
 
 
 def _rule(error: ArgumentError) -> str:
-    """An op's error without the op's name."""
+    """Return the text of an op's error without the op's name."""
     return str(error).partition(": ")[2]
 
 
 class _RoundTrip:
-    """The dispatch and the combine of a configuration, to be tried with windows of any size."""
+    """Dispatch and combine of a configuration, for checks with windows of any size."""
 
     def __init__(self, request: Request, cores: int) -> None:
         self._comm_alg = request.comm_alg
@@ -504,16 +491,16 @@ class _RoundTrip:
         self._specs = {name: call(request, cores, MAX_WINDOW_MIB) for name, call in _CALLS.items()}
 
     def plan(self, name: str, window_mib: int) -> calls.Plan:
-        """One op with this HCCL_BUFFSIZE, 0: the largest. Raises ArgumentError where it is refused."""
+        """Plan one op with this HCCL_BUFFSIZE, 0: the largest. Raises ArgumentError if it is refused."""
         spec, variable = self._specs[name], settings.HCCL_BUFFSIZE.name
         spec.window_mib = (window_mib or MAX_WINDOW_MIB) - self._state_mib
-        if spec.window_mib < 1:  # as a group refuses to open
+        if spec.window_mib < 1:  # the rule of an opening group
             text = f"{name}: {variable}={window_mib} must be at least {self._state_mib + 1} with an A2 context"
             raise ArgumentError(text, argument=variable)
         return calls.Plan(f"npu_moe_distribute_{name}", spec, self._comm_alg)
 
     def refused(self, window_mib: int) -> ArgumentError | None:
-        """Why the two do not run with this HCCL_BUFFSIZE."""
+        """Return the error of the two ops with this HCCL_BUFFSIZE, or None."""
         try:
             self.algorithms(window_mib)
         except ArgumentError as error:
@@ -521,22 +508,22 @@ class _RoundTrip:
         return None
 
     def algorithms(self, window_mib: int) -> dict[str, str]:
-        """Returns what each op runs with this HCCL_BUFFSIZE. Raises ArgumentError where one is refused."""
+        """Return the algorithm of each op with this HCCL_BUFFSIZE. Raises ArgumentError if one is refused."""
         return {name: ALGORITHMS[tiling_of(self.plan(name, window_mib))["algorithm"]] for name in self._specs}
 
     def least_mib(self) -> int:
-        """The smallest HCCL_BUFFSIZE with which both run; 0: none."""
+        """Return the minimum HCCL_BUFFSIZE with which both run, or 0."""
         low, high = self._state_mib, MAX_WINDOW_MIB
         if self.refused(high) is not None:
             return 0
-        while high - low > 1:  # refused at low, or no window at all; taken at high
+        while high - low > 1:  # refused at low, accepted at high
             middle = (low + high) // 2
             low, high = (middle, high) if self.refused(middle) else (low, middle)
         return high
 
 
 def _fit(trip: _RoundTrip, request: Request, cores: int) -> tuple[WindowFit, ArgumentError | None]:
-    """How windows fit a configuration that breaks no other rule, and why that of the request does not."""
+    """Return the fitting windows of a valid configuration, and the error with the request's own window."""
     refused = trip.refused(request.window_mib)
     least = trip.least_mib()
     fit = WindowFit(
@@ -550,8 +537,8 @@ def _fit(trip: _RoundTrip, request: Request, cores: int) -> tuple[WindowFit, Arg
     return fit, refused
 
 
-def _set_right(request: Request, argument: str) -> Request:
-    """The nearest configuration that keeps the rule about this argument."""
+def _corrected(request: Request, argument: str) -> Request:
+    """Return the nearest configuration that follows the rule about this argument."""
     most = limits()
     if argument == "ep_world_size":
         sharing = [ranks for ranks in range(1, most["ep_world_size"] + 1) if request.experts % ranks == 0]
@@ -602,6 +589,6 @@ def _text(function: Any, *arguments: Any) -> str:
 
 
 def fields_of(function: Any, *arguments: Any) -> dict[str, int]:
-    """Numbers by name, as ``function`` of the library writes them for these ``arguments``."""
+    """Return numbers by name from a library function that writes them as text."""
     pairs = (word.partition("=") for word in _text(function, *arguments).split(";"))
     return {name: int(value) for name, _, value in pairs}

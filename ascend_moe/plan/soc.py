@@ -1,8 +1,7 @@
-"""The SoCs that dispatch and combine run on: what a plan needs to know of each, and what its hardware costs.
+"""The supported SoCs: properties for plans, and hardware costs for the timed engine.
 
-Source of the counts: vector_core_cnt and ai_core_cnt in the platform_config ini files of CANN 8.1.RC1, one
-file a SoC name. Costs, as the timed engine takes them, are in ``data/soc_costs.json``, every figure with its
-source.
+Core counts are vector_core_cnt and ai_core_cnt in the platform_config ini files of CANN 8.1.RC1. The costs are in
+``data/soc_costs.json``, each with its source.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ UB_KIB = 192  # of every AIV core of both series
 
 @dataclass(frozen=True)
 class Soc:
-    """One SoC, as ``npu-smi`` and CANN name it; on A3 one die of a package of two. Cores are of a rank.
+    """One SoC by the name in ``npu-smi`` and CANN; on A3 one die of two in a package. Cores are those of a rank.
 
     ``series``: A2 (Ascend910B, servers joined by RDMA) or A3 (Ascend910_93, one supernode).
     """
@@ -33,7 +32,7 @@ class Soc:
 
     @property
     def window_holds_state(self) -> bool:
-        """A2 has no area of its own for the state: it takes the last MiB of the window."""
+        """Whether the state area is the last MiB of the window, as on A2."""
         return self.series == "A2"
 
 
@@ -53,11 +52,11 @@ SOCS: dict[str, Soc] = {
     )
 }
 DEFAULT_SOC = "Ascend910_9391"
-SOC_OF_SERIES = {"A2": "Ascend910B3", "A3": DEFAULT_SOC}  # which stands for its series
+SOC_OF_SERIES = {"A2": "Ascend910B3", "A3": DEFAULT_SOC}  # the default of each series
 
 
 def soc(name: str) -> Soc:
-    """The SoC of this name."""
+    """Return the SoC of this name."""
     need_one_of("soc", name, SOCS)
     return SOCS[name]
 
@@ -69,7 +68,7 @@ KINDS = ("published", "assumed")
 
 @dataclass(frozen=True)
 class Cost:
-    """One figure. ``kind``: published (``source`` says where) or assumed (``source`` says why)."""
+    """One cost. ``kind``: published or assumed; ``source``: where it is published, or why it is assumed."""
 
     name: str
     value: float
@@ -84,7 +83,7 @@ def hardware_costs() -> Any:
 
 
 def cost_table(name: str) -> dict[str, Cost]:
-    """Every figure of a SoC by name."""
+    """Return all costs of a SoC by name."""
     document = hardware_costs()
     chip = soc(name)
     figures = document["series"][chip.series] | document["socs"][name]

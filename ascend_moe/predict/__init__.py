@@ -1,4 +1,4 @@
-"""Predicted times of dispatch and combine on NPUs: the kernels on the timed engine, all ranks in one process.
+"""Predicted times of dispatch and combine on NPUs, from the kernels on the timed engine.
 
     from ascend_moe.plan import Request
     from ascend_moe.predict import predict
@@ -6,8 +6,8 @@
     found = predict(call, soc="Ascend910_9391", algorithm="window")
     print(found.dispatch_us, found.combine_us, found.dispatch.phases)
 
-A prediction is a model's, never a measurement, and has not been compared with an NPU. docs/performance.md lists its
-assumptions; the costs of the hardware are in ``ascend_moe.plan.soc``.
+Predictions come from a model that has not been compared with an NPU. docs/performance.md lists its assumptions;
+``ascend_moe.plan.soc`` contains the hardware costs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["ALGORITHMS", "OpPrediction", "Prediction", "check", "predict", "runn
 
 @dataclass(frozen=True)
 class Prediction:
-    """Holds what ``predict`` found. ``note`` stands beside every printed number."""
+    """Result of `predict`. ``note`` is printed beside every number."""
 
     request: Request
     algorithm: str
@@ -44,7 +44,7 @@ class Prediction:
 
     @property
     def link_use(self) -> dict[str, float]:
-        """Busiest of both ops."""
+        """Share of each link's bandwidth that is used, the larger of both ops."""
         first, second = self.dispatch.link_use, self.combine.link_use
         return {name: max(first.get(name, 0.0), second.get(name, 0.0)) for name in first | second}
 
@@ -62,15 +62,15 @@ def predict(
     seed: int = 0,
     payload: bool = False,
 ) -> Prediction:
-    """Predicts one dispatch and one combine, each launched on all ranks at once.
+    """Predict one dispatch and one combine, each launched on all ranks at once.
 
     Args:
-        call: the configuration; ``soc``, ``world`` and ``cores`` stand in for its own where they are given.
+        call: the configuration. ``soc``, ``world`` and ``cores`` replace its values if given.
         algorithm: one of ``ALGORITHMS``.
-        costs: figures that stand in for those of the SoC's table, by name.
-        events: at most so many timeline events an op are kept.
-        seed: of the routing: every token picks ``topk`` different experts, all alike likely.
-        payload: False: rows are timed, not moved; True: the outputs are computed as well.
+        costs: costs by name that replace those of the SoC.
+        events: maximum number of timeline events per op to record.
+        seed: seed of the routing: every token picks ``topk`` different experts with equal probability.
+        payload: also move rows and compute the outputs; False: only time them.
 
     Raises:
         ArgumentError: no such SoC or algorithm, or the operators refuse the configuration.
@@ -83,7 +83,7 @@ def predict(
     )
     need_one_of("algorithm", algorithm, ALGORITHMS)
     for name, number in (("events", events), ("seed", seed)):
-        need(type(number) is int and abs(number) < 2**63, name, "is {!r}; need a whole number of 64 bits", number)
+        need(type(number) is int and abs(number) < 2**63, name, "is {!r}; need a 64-bit integer", number)
     figures = {name: one.value for name, one in cost_table(request.soc).items()}
     if request.ranks_per_server:
         figures["ranks_per_server"] = request.ranks_per_server

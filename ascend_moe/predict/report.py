@@ -1,4 +1,4 @@
-"""Predictions as text, as JSON and as a picture, each with the model's assumptions."""
+"""Predictions as text, JSON and a chart, each with the model's assumptions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ascend_moe.predict import ALGORITHMS, OpPrediction, Prediction, check, runn
 
 
 def asked(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = ()) -> list[tuple[Request, str]]:
-    """Configuration and algorithm of every prediction: no algorithm named: all that can run there.
+    """Return configuration and algorithm of each prediction; without names, of all algorithms that can run.
 
     Raises:
-        ArgumentError: one of them cannot be predicted.
+        ArgumentError: a configuration cannot be predicted.
     """
     for name in algorithms:
         need_one_of("algorithm", name, ALGORITHMS)
@@ -30,7 +30,7 @@ def asked(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = (
 
 
 def banner(name: str) -> str:
-    """Return the assumptions that are printed with every prediction for this SoC."""
+    """Return the assumptions to print with every prediction for this SoC."""
     costs = cost_table(name).values()
     published = sum(cost.kind == "published" for cost in costs)
     return (
@@ -43,24 +43,24 @@ _COLUMNS = {
     "EP": 3, "algorithm": 10, "dispatch": 8, "combine": 7, "SyncAlls": 8, "polled": 6, "link": 4,
     "MTE": 4, "V": 4, "S": 4, "SyncAll": 7, "wait": 4,
 }  # fmt: skip
-"""Head and width of every column: rows are printed as they come, so no later one may widen a column.
+"""Heading and width of each column; fixed, because rows are printed one by one.
 
-SyncAlls, polled: meetings of a rank's cores in dispatch + combine, by SyncAll and by blocks that they poll."""
+SyncAlls, polled: core barriers of a rank in dispatch + combine, by SyncAll and by polled blocks."""
 
 
 NOT_MODELLED = (
-    "an op on an A2 opens and finalises HCCL's server once, also where no rank is on another server; how long that "
-    "takes is not known, and no time here has it"
+    "an op on an A2 opens and finalizes HCCL's server once, even within one server; its duration is unknown and not "
+    "included"
 )
 
 
 def server_opens(request: Request) -> int:
-    """How often an op opens and finalises HCCL's server: the launch of an A2 starts it whatever the group is."""
+    """How often an op opens and finalizes HCCL's server: once on an A2, whatever the group is."""
     return int(soc(request.soc).window_holds_state)
 
 
 def head(request: Request) -> list[str]:
-    """Returns what is predicted, and the first line of the table."""
+    """Return a description of the predictions and the head of the table."""
     rows = "int8 rows in dispatch" if request.quant_mode else "bf16 rows"
     about = (
         f"{request.soc}, {request.cores} cores, BS {request.batch}, H {request.hidden}, K {request.topk}, "
@@ -73,7 +73,7 @@ def head(request: Request) -> list[str]:
 
 
 def row(prediction: Prediction) -> str:
-    """A line of the table."""
+    """Return a line of the table."""
     times = [f"{prediction.dispatch_us:.1f}", f"{prediction.combine_us:.1f}"]
     return _line([str(prediction.request.ranks), prediction.algorithm, *times, *_met(prediction), *_use(prediction)])
 
@@ -83,7 +83,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def steps(each: Prediction) -> list[str]:
-    """Where its time goes, in lines."""
+    """Return lines with the steps on the critical path."""
     lines = ["", f"EP {each.request.ranks}, {each.algorithm}: steps on the critical path, us"]
     for name, op in _ops(each):
         lines += filled([f"{step} {us:.1f}" for step, us in op.phases.items()], f"  {name:<8}  ", "  ")
@@ -95,13 +95,13 @@ def _ops(predicted: Prediction) -> list[tuple[str, OpPrediction]]:
 
 
 def _met(predicted: Prediction) -> list[str]:
-    """How often the cores of a rank meet in dispatch and combine: by SyncAll, and by blocks that they poll."""
+    """Numbers of core barriers in dispatch and combine, by SyncAll and by polled blocks."""
     ops = [op for _, op in _ops(predicted)]
     return [" + ".join(str(getattr(op, kind)) for op in ops) for kind in ("sync_alls", "meetings")]
 
 
 def _use(predicted: Prediction) -> list[str]:
-    """Busiest link, then shares of the critical paths by what S did or waited for."""
+    """Use of the busiest link, then shares of the critical path by what the scalar unit did or waited for."""
     link = max((share for name, share in predicted.link_use.items() if name != "memory"), default=0.0)
     total = predicted.dispatch_us + predicted.combine_us
     sums: dict[str, float] = {}
@@ -114,7 +114,7 @@ def _use(predicted: Prediction) -> list[str]:
 
 
 def as_dict(predicted: Sequence[Prediction]) -> dict[str, object]:
-    """For JSON."""
+    """Return the predictions for JSON."""
 
     def as_numbers(op: OpPrediction) -> dict[str, object]:
         return {
@@ -136,7 +136,7 @@ def as_dict(predicted: Sequence[Prediction]) -> dict[str, object]:
                 "bs": each.request.batch,
                 **{name: getattr(each.request, name) for name in shape},
                 "algorithm": each.algorithm,
-                "server_opens": server_opens(each.request),  # an op; not modelled
+                "server_opens": server_opens(each.request),  # per op; not modelled
                 "dispatch": as_numbers(each.dispatch),
                 "combine": as_numbers(each.combine),
             }
@@ -146,7 +146,7 @@ def as_dict(predicted: Sequence[Prediction]) -> dict[str, object]:
 
 
 def draw(predicted: Sequence[Prediction], path: Path) -> None:
-    """A line an op and algorithm: microseconds over ranks, into an SVG file. matplotlib."""
+    """Write an SVG chart of microseconds over ranks, one line per op and algorithm. Needs matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Runs one round trip for ``ascend-moe trace`` on the ranks of a ``LocalCluster``."""
+"""Timelines of one round trip for ``ascend-moe trace``, measured on a `LocalCluster` or predicted."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from ..timeline.record import trace
 from ..timeline.stats import OpRun, op_runs
 from . import predict
 
-PREDICTED_EVENTS = 1_000_000  # an op
+PREDICTED_EVENTS = 1_000_000  # per op
 PICKS = {"fastest": 0.0, "p10": 0.1, "p50": 0.5, "p90": 0.9}
-WARM_UPS = 4  # both halves of the windows, twice
+WARM_UPS = 4  # both ping-pong buffers, twice
 
 
 @dataclass(frozen=True)
 class TraceRequest(CallOptions):
-    """Describes the round trip to run: ``batch`` tokens a rank, uniform random routing, with their options.
+    """A round trip to run: ``batch`` tokens per rank with uniform random routing.
 
-    Of ``repeat`` recorded rounds the one of rank ``pick`` by its time is shown.
+    ``repeat`` rounds are recorded; ``pick`` selects one by its duration.
     """
 
     ranks: int = 2
@@ -63,9 +63,9 @@ class TraceRequest(CallOptions):
 
 
 def measured(request: TraceRequest, begin: Callable[[], object] = lambda: None) -> Timeline:
-    """The timeline of one round of ``request.repeat`` that were recorded after warm-ups.
+    """Return the timeline of one of ``request.repeat`` rounds, recorded after warm-ups.
 
-    ``begin`` is called when nothing is left to be refused, before the work.
+    ``begin`` is called after all checks, before the work.
     """
     call = replace(_plan_request(request), comm_alg=_comm_alg(request))
     window_mib = max(DEFAULT_WINDOW_MIB, plan.plan(call).buffsize_mib)
@@ -89,12 +89,12 @@ def measured(request: TraceRequest, begin: Callable[[], object] = lambda: None) 
 
 
 def predicted(request: TraceRequest, soc: str, begin: Callable[[], object] = lambda: None) -> Timeline:
-    """The timeline of one dispatch and the combine after it, of the timed engine's model of ``soc``.
+    """Return the timeline of one dispatch and combine, predicted by the timed engine for ``soc``.
 
-    ``begin``: as of ``measured``.
+    ``begin``: as in `measured`.
     """
     call, algorithm = _plan_request(request), request.algorithm
-    ops_plans = plan.plan(replace(call, soc=soc)).ops  # none: the ops refuse the call
+    ops_plans = plan.plan(replace(call, soc=soc)).ops  # empty if the ops refuse the call
     if algorithm == "auto":  # as the ops choose
         algorithm = ops_plans["dispatch"].algorithm if ops_plans else "window"
     if ops_plans:
@@ -121,7 +121,7 @@ def _details(request: TraceRequest) -> dict[str, str]:
 
 
 def with_launches(events: list[Event], op: str) -> list[Event]:
-    """The events of one op, and one that spans it on every rank, where the engine gave none."""
+    """Return the events of an op, with one that spans it on each rank if there is none."""
     if any(event.name == LAUNCH for event in events):
         return events
     ends: dict[int, float] = {}
@@ -136,7 +136,7 @@ def _plan_request(request: TraceRequest) -> plan.Request:
 
 
 def _comm_alg(request: TraceRequest) -> str:
-    """What the ops are told."""
+    """comm_alg of the ops."""
     return "direct" if request.algorithm == "zero-copy" else request.algorithm
 
 
@@ -154,18 +154,18 @@ def _round_trip(
     options: dict[str, Any] = {"comm_alg": _comm_alg(request), "zero_copy": request.algorithm == "zero-copy"}
     dispatcher = MC2Dispatcher(group_ep, request.ranks, rank, request.experts, **options)
     sent = dispatcher.dispatch(x, ids, quant_mode=request.quant_mode)
-    rows = sent.expand_x.to(x.dtype)  # stands for the experts' output
+    rows = sent.expand_x.to(x.dtype)  # in place of the experts' output
     room = dispatcher.empty_expert_out(sent, x.dtype)
     dispatcher.combine(rows if room is None else room.copy_(rows), sent, weights)
 
 
 def _chosen_round(timeline: Timeline, request: TraceRequest) -> Timeline:
-    """The wanted ops of the wanted round; slow rounds have the time slices of other programs in them."""
+    """Return the requested ops of the round that ``request.pick`` selects."""
     runs = op_runs(timeline)
     wanted = ("dispatch", "combine") if request.op == "both" else (request.op,)
     rounds: dict[int, dict[str, OpRun]] = {}
     for run in runs:
-        # The events of a launch end with its own: a round that was cut off lacks some.
+        # a round that was cut off lacks some ranks
         if run.name in wanted and len(run.ranks) == request.ranks:
             rounds.setdefault(run.number, {})[run.name] = run
     whole = {number: [*own.values()] for number, own in rounds.items() if len(own) == len(wanted)}
@@ -174,10 +174,10 @@ def _chosen_round(timeline: Timeline, request: TraceRequest) -> Timeline:
     spans = {number: sum(run.ns for run in own) for number, own in whole.items()}
     ordered = sorted(spans, key=lambda number: spans[number])
     chosen = _at(ordered, PICKS[request.pick])
-    kept = whole[chosen]
-    found = timeline.between(min(run.start_ns for run in kept), max(run.end_ns for run in kept))
-    if len(kept) == 1:
-        found.events = [*kept[0].events]
+    own = whole[chosen]
+    found = timeline.between(min(run.start_ns for run in own), max(run.end_ns for run in own))
+    if len(own) == 1:
+        found.events = [*own[0].events]
     found.dropped = 0  # of other rounds
     found.details = {
         **_details(request),

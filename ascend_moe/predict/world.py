@@ -1,4 +1,4 @@
-"""The timed library through its C ABI: the windows of a world of ranks, one dispatch, one combine."""
+"""The timed library by its C ABI: windows of all ranks, one dispatch, one combine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..plan.soc import soc as soc_named
 ALGORITHMS = {"window": ("window", False), "direct": ("direct", False), "zero-copy": ("direct", True)}
 _EVENT_BYTES = 64  # twin::TimelineEvent
 _LIMIT_NS = 20e6  # of modelled time
-_SMALLEST_ROW = 2048  # elements; shorter rows are moved: they could be taken for something else
+_SMALLEST_ROW = 2048  # elements; shorter rows are always moved, as their size does not identify them
 
 
 class _Step(ctypes.Structure):
@@ -71,18 +71,20 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 @functools.cache
 def timed_library() -> ctypes.CDLL:
-    """The library of the timed engine, opened once."""
+    """Open the library of the timed engine, once."""
     return library.open_library(library.library_path("timed"), _SIGNATURES)
 
 
 @dataclass(frozen=True)
 class OpPrediction:
-    """One op over all ranks: ``us`` from the common launch until the last rank has ended.
+    """Prediction of one op on all ranks.
 
-    ``spent``: where they went on the critical path: (step of the kernel, what S did or waited for) -> us.
-    ``link_use``: busiest resource of each kind -> share of its bandwidth over ``us``; ``link_bytes``: what
-    passed all of a kind. ``sync_alls``: how often the cores of a rank met so;
-    ``meetings``: how often by blocks that they posted and polled.
+    Attributes:
+        us: microseconds from the common launch until the last rank ends.
+        spent: (step of the kernel, what the scalar unit did or waited for) -> microseconds on the critical path.
+        link_use: kind of resource -> share of the bandwidth of the busiest one.
+        link_bytes: kind of resource -> bytes through all of them.
+        sync_alls, meetings: core barriers of a rank, by SyncAll and by polled blocks.
     """
 
     us: float
@@ -96,12 +98,12 @@ class OpPrediction:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Microseconds by step of the kernel, in the order of the kernel; they add up to ``us``."""
+        """Microseconds by step of the kernel, in order; the sum is ``us``."""
         return self._sums(0)
 
     @property
     def pipes(self) -> dict[str, float]:
-        """Microseconds by what S did or waited for; they add up to ``us``."""
+        """Microseconds by what the scalar unit did or waited for; the sum is ``us``."""
         return self._sums(1)
 
     def _sums(self, part: int) -> dict[str, float]:
@@ -112,24 +114,20 @@ class OpPrediction:
 
 
 def check(request: Request, algorithm: str) -> None:
-    """Nothing where the algorithm takes the configuration; it runs nothing.
-
-    Raises:
-        ArgumentError: it does not.
-    """
+    """Raise ArgumentError if the algorithm does not support the configuration. Runs nothing."""
     comm_alg, lent = ALGORITHMS[algorithm]
     most = soc_named(request.soc).aiv
     need(request.cores <= most, "cores", "is {}; {} has {}", request.cores, request.soc, most)
     planning.require(replace(request, comm_alg=comm_alg, equal_batches=True))
     if lent and request.returns_int8:
         raise ArgumentError(
-            "algorithm is 'zero-copy', whose rows are read where they lie, not as int8: use 'direct'",
+            "algorithm is 'zero-copy', which does not support int8 rows of combine: use 'direct'",
             argument="algorithm",
         )
 
 
 class TimedWorld:
-    """All ranks of a configuration with windows of their own. ``outputs`` are by op and rank."""
+    """All ranks of a configuration with their windows. ``inputs`` and ``outputs`` are by op and rank."""
 
     def __init__(self, request: Request, algorithm: str, seed: int, payload: bool) -> None:
         comm_alg, self._lent = ALGORITHMS[algorithm]
@@ -158,7 +156,7 @@ class TimedWorld:
         self.close()
 
     def close(self) -> None:
-        """Gives windows and plans back."""
+        """Free windows and plans."""
         if self._handle:
             self._library.am_timed_destroy(self._handle)
         self._handle = None
@@ -167,7 +165,7 @@ class TimedWorld:
         self._plans.clear()
 
     def run(self, op: str, costs: Mapping[str, float], events: int = 0) -> OpPrediction:
-        """Runs one op on all ranks from time 0 on; combine takes what dispatch left."""
+        """Run one op on all ranks from time 0; combine uses the outputs of dispatch."""
         ranks = range(self.request.ranks)
         steps = (_Step * self.request.ranks)()
         self.inputs[op] = [self._inputs(op, rank) for rank in ranks]
@@ -202,7 +200,7 @@ class TimedWorld:
         )
 
     def timestamps(self, op: str, rank: int) -> list[timestamps.Timestamp]:
-        """What the cores of a rank have left of the last ``op``; none without `settings.TIMESTAMPS`."""
+        """Return the timestamps of a rank's last ``op``; none without `settings.TIMESTAMPS`."""
         communicator = self._library.am_timed_communicator(self._handle, rank)
         return timestamps.of_communicator(communicator, op, self._library)
 
@@ -218,8 +216,8 @@ class TimedWorld:
             return given
         expand_x, _, index, _, counts, *_ = self.outputs["dispatch"][rank]
         contract = planning.CONTRACTS[one.contract]
-        if contract == 2 and not self._servers:  # triples travel with the rows, which may have been left out
-            index = self.routing.triples(rank, index.shape)
+        if contract == 2 and not self._servers:  # sent with the rows, which may not have been moved
+            index = self.routing.source_indices(rank, index.shape)
         return {
             "expand_x": self._rows("expand_x", len(expand_x), dtype, rank),
             "expert_ids": ids,
@@ -229,13 +227,13 @@ class TimedWorld:
         }
 
     def _scales(self) -> torch.Tensor:
-        """Smooth scales, the same on all ranks."""
+        """Smooth scales, shared by all ranks."""
         if "scales" not in self._shared:
             self._shared["scales"] = torch.ones(self.request.experts, self.request.hidden)
         return self._shared["scales"]
 
     def _rows(self, name: str, count: int, dtype: torch.dtype, rank: int) -> torch.Tensor:
-        """Rows of a rank; where their values do not matter all ranks share them, long ones untouched."""
+        """Rows of a rank; without ``payload`` all ranks share them, and long ones are not initialized."""
         if self.payload:
             rng = torch.Generator().manual_seed(rank + (1 << 20) * (name == "x"))
             return torch.randn((count, self.request.hidden), generator=rng).to(dtype)
@@ -274,7 +272,7 @@ class TimedWorld:
         for name, tensor in given.items():
             inputs[index[name]] = tensor.data_ptr() or None
         if self._lent and op == "combine":
-            # The rows as they would lie in the rank's lent area.
+            # the rows in the rank's registered buffer
             address, lent = int(self._library.am_timed_lent(self._handle, rank)), given["expand_x"]
             if self.payload:
                 ctypes.memmove(address, lent.data_ptr(), lent.numel() * lent.element_size())
@@ -300,10 +298,10 @@ class TimedWorld:
 
 
 class Routing:
-    """Every token of every rank picks ``topk`` different experts, all equally likely.
+    """Uniform routing: every token picks ``topk`` different experts with equal probability.
 
     Attributes:
-        ids: (BS, K) int32 a rank; weights: (BS, K) float32 a rank.
+        ids, weights: (BS, K) int32 and float32 of each rank.
     """
 
     def __init__(self, request: Request, seed: int = 0) -> None:
@@ -312,13 +310,13 @@ class Routing:
         ids = keys.argsort(2)[:, :, : request.topk].to(torch.int32).contiguous()
         self.ids = list(ids)
         self.weights = [torch.rand((request.batch, request.topk), generator=rng) for _ in self.ids]
-        # Pairs of all ranks by (expert, source rank, flat pair): the order of every expand_x.
+        # routed tokens by (expert, source rank, token, k): the order of expand_x
         self._order = ids.flatten().argsort(stable=True)
         self._owners = ids.flatten()[self._order] // (request.experts // request.ranks)
         self._shape = ids.shape
 
-    def triples(self, rank: int, shape: Sequence[int]) -> torch.Tensor:
-        """assist_info_for_combine of a rank: (source, token, k) of every row."""
+    def source_indices(self, rank: int, shape: Sequence[int]) -> torch.Tensor:
+        """Return assist_info_for_combine of a rank: (rank, token, k) of each row."""
         pairs = self._order[self._owners == rank].numpy()
         rows = np.stack(np.unravel_index(pairs, self._shape), 1).astype(np.int32)
         out = torch.zeros(tuple(shape), dtype=torch.int32)
@@ -327,12 +325,12 @@ class Routing:
 
 
 def runnable(request: Request) -> list[str]:
-    """The algorithms that a configuration can run: between servers of A2 rows travel in window only."""
+    """Return the algorithms that a configuration can run; between A2 servers that is window only."""
     return ["window"] if _rdma_share(request) else list(ALGORITHMS)
 
 
 def _rdma_share(request: Request) -> int:
-    """Ranks of a server where servers are joined by RDMA; 0: every window is a store away."""
+    """Ranks per server if servers are connected by RDMA; 0 if stores reach every window."""
     chip = soc_named(request.soc)
     share = request.ranks_per_server or chip.ranks_per_server
     return share if chip.series == "A2" and share < request.ranks else 0

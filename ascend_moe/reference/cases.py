@@ -98,7 +98,7 @@ class Case(CallOptions):
 
     @classmethod
     def of(cls, inputs: Sequence[RankInput], experts: int, *, global_bs: int = 0, **attributes: Any) -> Case:
-        """Makes the case of tensors that were made by hand.
+        """Make the case of tensors that were made by hand.
 
         inputs: one a rank. experts: E of all ranks. global_bs: as of the ops. attributes: the case's others.
         """
@@ -324,7 +324,7 @@ class Case(CallOptions):
         return check(self.inputs, self.experts, self.global_bs, self.special)
 
     def dispatched(self) -> list[DispatchResult]:
-        """Returns what dispatch must give, on all ranks."""
+        """Return what dispatch must give, on all ranks."""
         return dispatch(
             self.inputs,
             moe_expert_num=self.experts,
@@ -337,20 +337,20 @@ class Case(CallOptions):
         )
 
     def combined(self, rows: Sequence[torch.Tensor], dispatched: Sequence[DispatchResult]) -> list[torch.Tensor]:
-        """Returns what combine must make of every rank's expert rows ``(A, H)`` and ``dispatched``, one each a rank."""
+        """Return what combine must make of every rank's expert rows ``(A, H)`` and ``dispatched``, one each a rank."""
         inputs = [replace(given, expert_scales=self.weights_of(given)) for given in self.inputs]
         numbers = {"global_bs": self.global_bs, "comm_quant_mode": self.comm_quant_mode}
         numbers["ranks_per_server"] = self.share
         return combine(inputs, rows, dispatched, moe_expert_num=self.experts, special=self.special, **numbers)
 
     def weights_of(self, inputs: RankInput) -> torch.Tensor | None:
-        """Returns the expert_scales that combine gets on the rank of ``inputs``."""
+        """Return the expert_scales that combine gets on the rank of ``inputs``."""
         return torch.empty(0) if self.plain else inputs.expert_scales
 
     def expert_rows(
         self, rank: int, expand_x: torch.Tensor, scales: torch.Tensor | None, counts: torch.Tensor
     ) -> torch.Tensor:
-        """Returns what the experts of a rank might make of its rows: a function of row and expert, in x's dtype.
+        """Return what the experts of a rank might make of its rows: a function of row and expert, in x's dtype.
 
         ``expand_x`` (A, H), ``scales`` (A,) and ``counts`` (E,) are dispatch's expand_x, dynamic_scales and
         ep_recv_counts. With ``tail`` NaN rows follow up to the size of ``expand_x``.
@@ -381,7 +381,7 @@ def _values(rng: np.random.Generator, shape: tuple[int, ...], odd: bool) -> Valu
 
 
 def _mix(rng: np.random.Generator, ids: npt.NDArray[np.int64], hot: int) -> None:
-    """Makes some ids hot, some equal to the id before, some -1; each at least once where there is room."""
+    """Make some ids hot, some equal to the id before, some -1; each at least once where there is room."""
     flat = ids.reshape(-1)
     kinds = rng.choice(4, size=flat.size, p=[0.3, 0.4, 0.2, 0.1])
     kinds[:4] = rng.permutation(4)[: kinds[:4].size]

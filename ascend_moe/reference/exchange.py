@@ -345,7 +345,7 @@ def _sum(given: RankInput, token: int, returned: dict[tuple[int, int], Row], hid
 
 
 def _add_pairs(given: RankInput, token: int, returned: dict[tuple[int, int], Row], acc: Row) -> Row:
-    """Adds the weighted rows that ``returned`` has of a token, k ascending."""
+    """Add the weighted rows that ``returned`` has of a token, k ascending."""
     with np.errstate(all="ignore"):
         for k in range(given.expert_ids.shape[1]):
             if (token, k) in returned:

@@ -160,7 +160,7 @@ def _difference(got: torch.Tensor, want: torch.Tensor, name: str, places: Places
 
 
 def _hint(got: torch.Tensor, want: torch.Tensor, row: int, name: str, places: Places | None) -> str:
-    """Returns what is plain to see: another row's bits, a reciprocal, the numbers of the other type."""
+    """Return what is plain to see: another row's bits, a reciprocal, the numbers of the other type."""
     if name == "expert_token_nums" and places is not None:
         sums = torch.tensor(places.ends[places.world - 1 :: places.world], dtype=torch.int64)
         for kind, nums in enumerate((sums, torch.diff(sums, prepend=sums.new_zeros(1)))):

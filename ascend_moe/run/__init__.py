@@ -34,7 +34,7 @@ _PLAIN_WIDTH = 100  # columns where the output is no terminal
 
 
 def execute(spec: RunSpec, head: Sequence[str], backend: str = "threads", as_json: str = "") -> int:
-    """Runs it and tells the report as ``_text.show`` does. ``head``: sentences about it, printed at once.
+    """Run it and tells the report as ``_text.show`` does. ``head``: sentences about it, printed at once.
 
     Returns 0 for PASS, 1 for FAIL or an error of the run.
     """

@@ -49,7 +49,7 @@ class RunChecks:
 
 
 def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> RunChecks:
-    """Runs every check over the records of all ranks."""
+    """Run every check over the records of all ranks."""
     inputs = [record.given for record in records]
     experts, mode, share = spec.config.num_experts, spec.quant_mode, ranks_per_server()
     common: dict[str, Any] = {"moe_expert_num": experts, "global_bs": spec.global_rows}

@@ -212,7 +212,7 @@ class RankRecord:
 
 @torch.no_grad()
 def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> RankRecord:
-    """Runs one rank; collective over ``group_ep``."""
+    """Run one rank; collective over ``group_ep``."""
     config = spec.config
     dispatcher = MC2Dispatcher(group_ep, spec.ranks, rank, config.num_experts, **config.special.given)
     progress("weights of the experts", 0, 0)

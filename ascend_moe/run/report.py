@@ -90,7 +90,7 @@ class RunReport:
         }
 
     def show(self, console: Console) -> None:
-        """Prints the report below its head."""
+        """Print the report below its head."""
         self._title(console, "Tokens per expert and rank")
         for line in render(self.counts, console.width):
             console.print(line, no_wrap=True, crop=False)

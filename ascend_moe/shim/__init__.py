@@ -35,7 +35,7 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def launch(command: Sequence[str], quiet: bool = False) -> NoReturn:
-    """Becomes ``command``, with the shim of torch_npu. Does not return.
+    """Become ``command``, with the shim of torch_npu. Does not return.
 
     Args:
         command: a Python, a Python script, or a console script such as torchrun or pytest, and its arguments.

@@ -265,7 +265,7 @@ def npu_fusion_attention(*args: Any, **kwargs: Any) -> None:
 
 @with_typed_errors
 def npu_convert_weight_to_int4pack(weight: torch.Tensor, inner_k_tiles: int = 0) -> torch.Tensor:
-    """Packs int32 numbers of -8..7, ``(K, N)``, into int32 ``(K, N / 8)``: eight each, the first in the lowest bits.
+    """Pack int32 numbers of -8..7, ``(K, N)``, into int32 ``(K, N / 8)``: eight each, the first in the lowest bits.
 
     Raises:
         ArgumentError: weight is not so, or inner_k_tiles is not 0.

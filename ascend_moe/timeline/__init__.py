@@ -94,7 +94,7 @@ class Timeline:
         return [event for event in self.events if event.name == LAUNCH]
 
     def between(self, start_ns: float, end_ns: float) -> Timeline:
-        """Returns the events that lie from start_ns to end_ns as a whole."""
+        """Return the events that lie from start_ns to end_ns as a whole."""
         inside = [event for event in self.events if start_ns <= event.start_ns and event.end_ns <= end_ns]
         return replace(self, events=inside)
 

@@ -96,7 +96,7 @@ def _slices(events: Sequence[Event], zero: float) -> Iterator[Record]:
 
 
 def label(event: Event) -> str:
-    """Returns what a slice is called: a phase or an op by its own name."""
+    """Return what a slice is called: a phase or an op by its own name."""
     return event.phase or "enter" if event.name in (LAUNCH, PHASE) else event.name
 
 

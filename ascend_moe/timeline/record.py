@@ -45,7 +45,7 @@ _users = 0
 def trace(
     path: str | os.PathLike[str] | None = None, *, title: str = "", limit: int = DEFAULT_EVENTS
 ) -> Iterator[Recording]:
-    """Records what ops do on the CPU: steps, waits for other ranks, SyncAll, copies of at least 4 KiB.
+    """Record what ops do on the CPU: steps, waits for other ranks, SyncAll, copies of at least 4 KiB.
 
     Works in one process, in the rank threads of a ``LocalCluster`` (enter it around ``run``, or in every
     rank's function with the same arguments), and under torchrun, where every rank enters it: with the path
@@ -113,7 +113,7 @@ def _enter(wanted: Recording, limit: int) -> Recording:
 
 
 def _leave(recording: Recording) -> bool:
-    """Reads the events when nobody records any more; true then."""
+    """Read the events when nobody records any more; true then."""
     global _current, _users
     with _lock:
         _users -= 1

@@ -81,7 +81,7 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def without(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[Interval]:
-    """Returns what is left of some times when others are taken out."""
+    """Return what is left of some times when others are taken out."""
     found: list[Interval] = []
     cuts = merged(holes)
     for start, end in merged(intervals):
@@ -178,7 +178,7 @@ def phase_rows(run: OpRun) -> list[PhaseRow]:
 
 
 def longest_waits(run: OpRun) -> list[Waited]:
-    """Returns every rank's longest wait for another's status whose store is known, the longest first."""
+    """Return every rank's longest wait for another's status whose store is known, the longest first."""
     found: dict[int, Waited] = {}
     last: dict[int, tuple[Event, Event, float]] = {}  # a wait is released by the last block that it saw
     for store, wait, seen in arrows(run.events):

@@ -1,9 +1,9 @@
-"""Dispatch and combine against the reference on all ranks: what an owner of a cluster runs first.
+"""Comparison of dispatch and combine with the reference on all ranks; the first thing to run on a new cluster.
 
-    outcome = validate.threads(4)       # ranks are threads of this process, on the CPU
-    print(validate.text(outcome))
+    result = validate.threads(4)       # ranks are threads of this process, on the CPU
+    print(validate.text(result))
 
-``processes`` is one rank of torchrun, on NPUs (HCCL) or on the CPU (gloo).
+``processes`` runs one rank of torchrun, on NPUs (HCCL) or on the CPU (gloo).
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from ..reference.cases import Case
 from .cases import between_servers, matrix
 from .run import DevicePlace, Result, Stopped, by_two_levels, run_all
 
-Progress = Callable[[int], None]  # results of rank 0 so far
-Choose = Callable[[int], Sequence[Case]]  # the cases for a number of ranks
-SHOWN = 6  # differences in full
-_COLLECT_S = 60.0  # that rank 0 waits for another rank's results, once it has its own
+Progress = Callable[[int], None]  # receives the number of rank 0's results so far
+Choose = Callable[[int], Sequence[Case]]  # number of ranks -> cases
+SHOWN = 6  # differences printed in full
+_COLLECT_S = 60.0  # wait of rank 0 for another rank's results, after its own
 
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """Holds what all ranks found. ``stopped`` has a sentence for every rank that did not come to the end."""
+    """Results of all ranks. ``stopped``: a sentence for each rank that did not finish."""
 
     world: int
     device: str
@@ -54,16 +54,16 @@ class ValidationResult:
 
     @property
     def several_servers(self) -> bool:
-        """True when ranks reach some others by RDMA, or by what stands in for it."""
+        """Whether some ranks communicate by RDMA, or by its emulation."""
         return 0 < self.ranks_per_server < self.world
 
     @property
     def ok(self) -> bool:
-        """True when every rank made every call, and every result was right."""
+        """Whether every rank made every call and every result was right."""
         return not self.stopped and bool(self.results) and all(result.ok for result in self.results)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: the counts by op and mode, and every wrong result."""
+        """Return the counts by op and mode and every wrong result, for JSON."""
         return {
             "ok": self.ok,
             "world": self.world,
@@ -82,14 +82,14 @@ class ValidationResult:
 
 
 def fitting(cases: Sequence[Case], world: int, share: int) -> Sequence[Case]:
-    """The cases; where the ops run hierarchy between servers of ``share`` ranks, those that it takes."""
+    """Return the cases, without those that hierarchy refuses if the ops run it between servers of ``share`` ranks."""
     return between_servers(cases, share) if by_two_levels(world, share) else cases
 
 
 def threads(
     world: int, cases: Sequence[Case] | None = None, progress: Progress = lambda done: None
 ) -> ValidationResult:
-    """Ranks as threads of this process, windows in plain memory, kernels on the twin."""
+    """Run the ranks as threads of this process, with windows in host memory and kernels on the twin."""
     servers = ranks_per_server()
     chosen = fitting(matrix(world) if cases is None else cases, world, servers)
     found: list[list[Result]] = [[] for _ in range(world)]
@@ -119,9 +119,9 @@ def threads(
 def processes(
     device: torch.device, about: str, choose: Choose, progress: Progress = lambda done: None
 ) -> ValidationResult | None:
-    """This process as one rank of the default group. Rank 0 gets the outcome of all, the others None.
+    """Run this process as one rank of the default group. Rank 0 returns the results of all ranks, the others None.
 
-    Results travel through the group's store, not through collectives, which may be what does not work.
+    Results are sent through the group's store, because collectives may not work.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     cases, found, start = choose(world), list[Result](), time.monotonic()
@@ -141,7 +141,7 @@ def processes(
     store: Any = dist.distributed_c10d._get_default_store()
     store.set(f"ascend_moe/validate/{rank}", json.dumps({"why": why, "results": [asdict(each) for each in found]}))
     if rank != 0:
-        with contextlib.suppress(RuntimeError):  # rank 0 keeps the store: leave after it has read
+        with contextlib.suppress(RuntimeError):  # rank 0 owns the store: exit after it has read
             store.wait(["ascend_moe/validate/done"], timedelta(seconds=_COLLECT_S))
         return None
     results, stopped = _collect(store, world)
@@ -171,7 +171,7 @@ def _why(rank: int, error: BaseException, found: Sequence[Result]) -> str:
 
 
 def counts(results: Sequence[Result]) -> dict[tuple[str, str], tuple[int, int]]:
-    """Right and wrong results of all ranks, by op and mode, in the order of their first one."""
+    """Return the numbers of right and wrong results by op and mode, in the order of first occurrence."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for result in sorted(results, key=lambda one: ("dispatch", "combine", "errors").index(one.op)):
         good, bad = found.get((result.op, result.mode), (0, 0))
@@ -180,7 +180,7 @@ def counts(results: Sequence[Result]) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def text(outcome: ValidationResult) -> str:
-    """The outcome in lines of plain text."""
+    """Format the results as plain text."""
     rows: list[list[object]] = [["op", "mode", "checks", "wrong"]]
     rows += [[op, mode, good + bad, bad or ""] for (op, mode), (good, bad) in counts(outcome.results).items()]
     lines = [
@@ -191,16 +191,16 @@ def text(outcome: ValidationResult) -> str:
     if outcome.two_levels:
         lines += [
             "",
-            f"several servers (ranks a server: {outcome.ranks_per_server}), hierarchy between them: V2 only, with "
+            f"several servers ({outcome.ranks_per_server} ranks each), hierarchy between them: V2 only, with "
             "expert_scales in dispatch,",
-            "without smooth scales; sums with a rounding a server (docs/cluster.md)",
+            "without smooth scales; sums are rounded once per server (docs/cluster.md)",
         ]
     elif outcome.several_servers:
         lines += [
             "",
-            f"several servers (ranks a server: {outcome.ranks_per_server}), RDMA between them: V2's "
-            "assist_info_for_combine begins with expand_idx,",
-            "not with triples, and was compared as that (docs/cluster.md)",
+            f"several servers ({outcome.ranks_per_server} ranks each), RDMA between them: V2's "
+            "assist_info_for_combine begins with expand_idx",
+            "instead of source indices, and was compared accordingly (docs/cluster.md)",
         ]
     wrong = [result for result in outcome.results if not result.ok]
     for difference in wrong[:SHOWN]:
@@ -213,22 +213,22 @@ def text(outcome: ValidationResult) -> str:
         lines += ["", f"and {len(wrong) - SHOWN} more wrong results (--json has all)"]
     lines += ["", *outcome.stopped] if outcome.stopped else []
     total = len(outcome.results)
-    verdict = "PASS" if outcome.ok else "FAIL"
-    lines += ["", f"{verdict}: {total - len(wrong)} of {total} results right, in {outcome.seconds:.1f} s"]
+    status = "PASS" if outcome.ok else "FAIL"
+    lines += ["", f"{status}: {total - len(wrong)} of {total} results right, in {outcome.seconds:.1f} s"]
     return "\n".join(lines)
 
 
 def under_torchrun() -> bool:
-    """Whether a launcher has given this process a rank."""
+    """Whether a launcher has assigned a rank to this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-# ---- which device there is to run on: torch_npu is imported only when asked
+# ---- the device; torch_npu is imported only when needed
 
 
 @dataclass(frozen=True)
 class Device:
-    """Holds what ops run on. ``about`` names it; ``virtual``: an NPU of ``ascend-moe vnpu``, not silicon."""
+    """Device of the ops. ``about``: its description; ``virtual``: an NPU of ``ascend-moe vnpu``."""
 
     kind: str
     about: str
@@ -237,13 +237,13 @@ class Device:
 
 
 def find(wanted: str = "auto") -> Device:
-    """The device of this name; auto: an NPU when torch_npu finds one, else the CPU."""
+    """Return the device of this name; auto: an NPU if torch_npu finds one, else the CPU."""
     need_one_of("device", wanted, DEVICES)
     if wanted == "cpu":
         return Device("cpu", "cpu, kernels on the twin")
     found, why = _npu()
     if found is None and wanted == "npu":
-        raise ArgumentError(f"there is no NPU: {why}; `ascend-moe doctor` says more", argument="device")
+        raise ArgumentError(f"there is no NPU: {why}; see `ascend-moe doctor`", argument="device")
     return found or Device("cpu", "cpu, kernels on the twin")
 
 
@@ -256,7 +256,7 @@ def _npu() -> tuple[Device | None, str]:
         if not npu.is_available():
             return None, "torch_npu finds no device"
         name, count = str(npu.get_device_name(0)), int(npu.device_count())
-    except Exception as error:  # a broken CANN shows itself in many ways
+    except Exception as error:  # a broken CANN raises many types
         return None, f"torch_npu cannot be used: {str(error).partition(chr(10))[0]}"
     virtual = is_active()
     return Device("npu", f"{'virtual ' if virtual else ''}npu, {name}", count, virtual), ""

@@ -1,7 +1,7 @@
-"""All bring-up probes in order: with ranks as threads on the twin, or as the ranks of torchrun.
+"""The bring-up: all probes in order, on ranks that are threads on the twin or processes of torchrun.
 
-The probes through dispatch and combine alone are here too, the same on the twin, the virtual NPU and an NPU:
-each runs on all ranks, on a communicator of its own; ``run(rank's DevicePlace)`` returns what that rank saw.
+This module also contains the probes that use dispatch and combine only. They are the same on the twin, the virtual
+NPU and an NPU. Each runs on all ranks with its own communicator; ``run(rank's DevicePlace)`` returns what it observed.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from .run import DevicePlace
 _COLLECT_S = 60.0
 BATCH, TWO_LEVELS = "BatchWrite order", "two levels"
 DEADLINE_S = 2.0
-SOON_S = 1.0  # in which a failed communicator refuses
+SOON_S = 1.0  # limit for an op of a failed communicator to raise
 ALGORITHMS = ("window", "direct")  # whose phases are timed
 PREDICTING = "the model's times"
-LATE_S = 1.5  # after the deadline, by which a wait must have ended
-Tell = Callable[[str], object]  # hears what begins now
+LATE_S = 1.5  # limit for a wait to end after the deadline
+Progress = Callable[[str], object]  # receives the name of the step that begins
 
 
 def _compare(place: DevicePlace, case: Case) -> None:
@@ -49,7 +49,7 @@ def _compare(place: DevicePlace, case: Case) -> None:
         assert result.ok, result.text.partition("\n")[2] or result.text
 
 
-def _fresh(place: DevicePlace) -> str:
+def _first_op(place: DevicePlace) -> str:
     _compare(place, Case("first op", place.world, ids="distinct", seed=1))
     return "the first op of a new communicator is right"
 
@@ -62,13 +62,13 @@ def _no_tokens(place: DevicePlace) -> str:
 
 
 _lock = threading.Lock()
-_short_ranks = 0  # ranks of this process that need a short deadline now: ranks may be threads
+_short_ranks = 0  # ranks (threads) of this process that currently need a short deadline
 _before: str | None = None
 
 
 @contextmanager
 def _deadline() -> Iterator[None]:
-    """The environment's deadline is short while any rank of this process is in here."""
+    """Shorten the deadline in the environment while any rank of this process is in the block."""
     global _short_ranks, _before
     name = settings.TIMEOUT_S.name
     with _lock:
@@ -99,11 +99,11 @@ def _arguments(place: DevicePlace) -> tuple[Any, ...]:
 
 
 def _abort(place: DevicePlace) -> str:
-    """The last rank does not come; the others must say so at the deadline, and go on saying so at once."""
+    """The last rank is missing; the others must report it at the deadline, and later ops immediately."""
     if place.world < 2:
-        raise Skipped("it takes two ranks")
+        raise Skipped("it needs two ranks")
     missing = place.world - 1
-    _dispatch(place)  # all together, so that windows and kernels are there
+    _dispatch(place)  # opens windows and loads kernels on all ranks
     if place.rank == missing:
         time.sleep(DEADLINE_S + LATE_S)
         error = _failure(place)
@@ -112,12 +112,12 @@ def _abort(place: DevicePlace) -> str:
     start = time.monotonic()
     error = _failure(place)
     waited = time.monotonic() - start
-    assert isinstance(error, CommTimeout), f"a missing rank gave {error!r}"
-    assert error.rank == missing, f"rank {missing} was missing, the error names {error.rank}"
+    assert isinstance(error, CommTimeout), f"a missing rank caused {error!r}"
+    assert error.rank == missing, f"rank {missing} was missing, the error names rank {error.rank}"
     assert 0.8 * DEADLINE_S <= waited <= DEADLINE_S + LATE_S, f"waited {waited:.1f} s, not {DEADLINE_S:g} s"
     start = time.monotonic()
     again = _failure(place)
-    assert isinstance(again, CommError), f"the next op gave {again!r}"
+    assert isinstance(again, CommError), f"the next op raised {again!r}"
     assert time.monotonic() - start < SOON_S, "the next op waited again"
     return f"CommTimeout about rank {missing} after {waited:.1f} s, the next op failed at once"
 
@@ -132,9 +132,9 @@ def _failure(place: DevicePlace) -> AscendMoeError | None:
 
 
 def _capture(place: DevicePlace) -> str:
-    """A captured dispatch, replayed with other rows in the same places."""
+    """Capture a dispatch and replay it with other rows in the same tensors."""
     if place.device.type != "npu":
-        raise Skipped("graphs are captured on NPUs, this device is cpu")
+        raise Skipped("graphs can be captured on NPUs only, this device is the CPU")
     npu: Any = torch.npu  # type: ignore[attr-defined,unused-ignore]
     arguments = _arguments(place)
     ascend_moe.npu_moe_distribute_dispatch(*arguments)
@@ -152,84 +152,82 @@ def _capture(place: DevicePlace) -> str:
         expected = 4 * place.world * owners.count(place.rank)
         assert rows == expected, f"{rows} rows after a replay, not {expected}"
         assert bool((out[0][:rows] == value).all()), f"a replay did not send the rows of {value}"
-    return "2 replays, each with the rows of its time"
+    return "2 replays, each with the current rows"
 
 
 OP_PROBES = (
-    Probe("first op", "a new communicator works without any preparation", _fresh),
+    Probe("first op", "a new communicator works without any preparation", _first_op),
     Probe("BS = 0 launch", "CANN launches an op on a rank without tokens", _no_tokens),
-    Probe("abort", "a rank that does not come is named at the deadline; the failure stays", _abort),
-    Probe("capture and replay", "a captured op runs again, on what its tensors hold then", _capture),
+    Probe("abort", "a missing rank is named at the deadline; the failure is permanent", _abort),
+    Probe("capture and replay", "a replayed op uses the current contents of its tensors", _capture),
 )
 
 
-# ---- all of them, in order
+# ---- all probes, in order
 
-_UNSAFE = f"the probe {SERVERS.name!r} failed, and this one reaches ranks by loads and stores"
+_UNSAFE = f"the probe {SERVERS.name!r} failed, and this one uses loads and stores between ranks"
 
 
-def untold(what: str) -> None:
-    """Stands for a Tell where nobody listens."""
+def silent(step: str) -> None:
+    """Ignore the step; a Progress for callers that show none."""
 
 
 def _probing(probe: Probe) -> str:
     return f"probe {probe.name!r}"
 
 
-def on_threads(ranks: int, tell: Tell = untold) -> list[ProbeResult]:
-    """All probes on the twin."""
-    return kernel_findings(Twin(world=ranks), tell) + thread_findings(ranks, tell=tell)
+def on_threads(ranks: int, progress: Progress = silent) -> list[ProbeResult]:
+    """Run all probes on the twin."""
+    return kernel_results(Twin(world=ranks), progress) + thread_results(ranks, progress=progress)
 
 
-def kernel_findings(device: Any, tell: Tell = untold) -> list[ProbeResult]:
-    """Returns the kernel findings of the servers and of the probe kernel; on the twin in both of HCCL's layouts."""
+def kernel_results(device: Any, progress: Progress = silent) -> list[ProbeResult]:
+    """Run the probes of the servers and of the probe kernel; on the twin with both layouts of HCCL's context."""
     runs = [(probe, device) for probe in (SERVERS, *KERNEL_PROBES)]
     if isinstance(device, Twin) and device.layout == "a3":
         runs = [(probe, between_servers(device, probe.name)) for probe, _ in runs]
         runs.insert(2, (KERNEL_PROBES[0], replace(device, layout="a2")))
-    findings = []
+    results = []
     for probe, where in runs:
-        tell(_probing(probe))
-        findings.append(probe.on(where))
-    return findings
+        progress(_probing(probe))
+        results.append(probe.on(where))
+    return results
 
 
 def between_servers(device: Twin, name: str) -> Twin:
-    """The twin that a kernel probe takes: between servers where that is its subject, else ``device`` itself."""
+    """Return a twin with several servers if the kernel probe ``name`` needs them, else ``device``."""
     if name == BATCH:
-        return replace(device, layout="a2", near=1)  # each rank on its own: BatchWrite carries all between them
+        return replace(device, layout="a2", near=1)  # one rank per server: all transfers use BatchWrite
     return replace(device, layout="a2", near=2, world=4) if name == TWO_LEVELS else device
 
 
-def thread_findings(ranks: int, probes: Sequence[Probe] = OP_PROBES, tell: Tell = untold) -> list[ProbeResult]:
-    """The probes through the ops, ranks as threads."""
-    findings = []
+def thread_results(ranks: int, probes: Sequence[Probe] = OP_PROBES, progress: Progress = silent) -> list[ProbeResult]:
+    """Run the probes of the ops with ranks as threads."""
+    results = []
     for probe in probes:
-        tell(_probing(probe))
-        verdicts: dict[int, Judged] = {}
+        progress(_probing(probe))
 
-        def body(rank: int, group_ep: str, probe: Probe = probe, verdicts: Any = verdicts) -> None:
-            verdicts[rank] = _verdict(probe, DevicePlace(group_ep, ranks, rank, torch.device("cpu")))
+        def body(rank: int, group_ep: str, probe: Probe = probe) -> Judged:
+            return _of_rank(probe, DevicePlace(group_ep, ranks, rank, torch.device("cpu")))
 
         with comm.LocalCluster(ranks, window_mib=16) as cluster:
-            cluster.run(body)
-        findings.append(_together(probe, [verdicts[rank] for rank in range(ranks)]))
-    return findings
+            results.append(_of_all_ranks(probe, cluster.run(body)))
+    return results
 
 
-def times_on_threads(ranks: int, tell: Tell = untold) -> list[times.Phase]:
-    """Phases of both algorithms, ranks as threads, and what the model says of as many cores."""
+def times_on_threads(ranks: int, progress: Progress = silent) -> list[times.Phase]:
+    """Time the phases of both algorithms with ranks as threads, and predict them for as many cores."""
     request, found = times.configuration(ranks), []
     with times.stamped():
         for algorithm in ALGORITHMS:
-            tell(f"times of {algorithm}")
+            progress(f"times of {algorithm}")
             with comm.LocalCluster(ranks, window_mib=_window_mib(request)) as cluster:
 
                 def body(rank: int, group_ep: str, algorithm: str = algorithm) -> list[times.Round]:
                     return times.rounds(DevicePlace(group_ep, ranks, rank), request, algorithm)
 
                 found += times.phases(cluster.run(body), algorithm)
-    tell(PREDICTING)
+    progress(PREDICTING)
     return times.with_prediction(found, request, "")
 
 
@@ -238,14 +236,14 @@ def _window_mib(request: Request) -> int:
 
 
 def times_in_group(
-    device: Device, place: torch.device, findings: Sequence[ProbeResult], tell: Tell = untold
+    device: Device, place: torch.device, results: Sequence[ProbeResult], progress: Progress = silent
 ) -> list[times.Phase]:
-    """The same on the ranks of the default group. Collective; only rank 0 has the phases.
+    """Time the phases on the ranks of the default group. Collective; only rank 0 returns the phases.
 
-    On NPUs not after the probe of the servers has failed, and direct only where what it rests on has passed.
+    On NPUs nothing runs if the probe of the servers failed, and direct runs only if the probes it needs passed.
     """
     rank, world, on_npu = dist.get_rank(), dist.get_world_size(), device.kind == "npu"
-    passed = frozenset(finding.name for finding in findings if finding.verdict == PASS)
+    passed = frozenset(result.name for result in results if result.status == PASS)
     if on_npu and SERVERS.name not in passed:
         return []
     safe = not on_npu or probe_results.allows("direct", passed)
@@ -253,7 +251,7 @@ def times_in_group(
     store: Any = dist.distributed_c10d._get_default_store()
     with times.stamped():
         for algorithm in ALGORITHMS if safe else ALGORITHMS[:1]:
-            tell(f"times of {algorithm}")
+            progress(f"times of {algorithm}")
             name = comm.comm_name(dist.new_group())
             own = times.rounds(DevicePlace(name, world, rank, place), request, algorithm)
             store.set(f"ascend_moe/bringup/times/{algorithm}/{rank}", json.dumps(own))
@@ -262,46 +260,48 @@ def times_in_group(
             comm.close(name)
             if rank == 0:
                 found += times.phases([json.loads(store.get(key)) for key in keys], algorithm)
-    tell(PREDICTING)
+    progress(PREDICTING)
     return times.with_prediction(found, request, soc_of(place) if on_npu else "") if rank == 0 else []
 
 
-def in_group(device: Device, place: torch.device, tell: Tell = untold) -> tuple[list[ProbeResult], str]:
-    """All probes on the ranks of the default group; each probe has a process group of its own. Collective.
+def in_group(device: Device, place: torch.device, progress: Progress = silent) -> tuple[list[ProbeResult], str]:
+    """Run all probes on the ranks of the default group, each with its own process group. Collective.
 
-    On NPUs none is run after that of the servers has failed, and what was found becomes this machine's verdict, which
-    the sentence is about; "" on a CPU.
+    On NPUs no probe runs after that of the servers has failed, and the results are stored for this kind of machine.
+
+    Returns:
+        The results, and a sentence about where they are stored; "" on a CPU.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     kind = _kind_of_machine(place) if device.kind == "npu" else None
     if kind is not None:
-        probe_results.forget(kind)  # where this does not come to its end, nothing is proven any more
+        probe_results.forget(kind)  # no results remain if this bring-up does not finish
     store: Any = dist.distributed_c10d._get_default_store()
-    findings, unsafe = [], False
+    results, unsafe = [], False
     probes = [*OP_PROBES]
     if device.kind == "cpu":
-        # The twin is a device of one process; the others need not know what it shows.
-        findings = kernel_findings(Twin(world=min(world, 4)), tell) if rank == 0 else []
+        # the twin is a device of one process
+        results = kernel_results(Twin(world=min(world, 4)), progress) if rank == 0 else []
     else:
         probes = [*(_by_rank(probe) for probe in (SERVERS, *KERNEL_PROBES)), *OP_PROBES]
     for number, probe in enumerate(probes):
         if unsafe:
-            findings.append(probe.skipped(_UNSAFE))
+            results.append(probe.skipped(_UNSAFE))
             continue
-        tell(_probing(probe))
+        progress(_probing(probe))
         name = comm.comm_name(dist.new_group())
-        seen = _verdict(probe, DevicePlace(name, world, rank, place))
+        seen = _of_rank(probe, DevicePlace(name, world, rank, place))
         store.set(f"ascend_moe/bringup/{number}/{rank}", json.dumps(seen))
         keys = [f"ascend_moe/bringup/{number}/{other}" for other in range(world)]
         store.wait(keys, timedelta(seconds=_COLLECT_S))
-        comm.close(name)  # when all are done with it; a failure that stays must not be the next probe's
-        findings.append(_together(probe, [tuple(json.loads(store.get(key))) for key in keys]))
-        unsafe = probe.name == SERVERS.name and findings[-1].verdict == FAIL
-    return findings, "" if kind is None else _keep(kind, world, findings)
+        comm.close(name)  # a permanent failure must not affect the next probe
+        results.append(_of_all_ranks(probe, [tuple(json.loads(store.get(key))) for key in keys]))
+        unsafe = probe.name == SERVERS.name and results[-1].status == FAIL
+    return results, "" if kind is None else _store(kind, world, results)
 
 
 def _kind_of_machine(place: torch.device) -> probe_results.Machine:
-    """What the verdict speaks for. Collective: the ranks tell each other their hosts."""
+    """The kind of machine of this group. Collective: the ranks exchange their hosts."""
     store: Any = dist.distributed_c10d._get_default_store()
     mine = ServerRecord()
     store.set(f"ascend_moe/bringup/host/{dist.get_rank()}", json.dumps({"host": mine.host, "boot": mine.boot}))
@@ -310,34 +310,33 @@ def _kind_of_machine(place: torch.device) -> probe_results.Machine:
     return probe_results.machine(soc_of(place), topology([ServerRecord(**json.loads(store.get(key))) for key in keys]))
 
 
-def _keep(kind: probe_results.Machine, world: int, findings: Sequence[ProbeResult]) -> str:
-    """Writes the verdict; a sentence about it."""
+def _store(kind: probe_results.Machine, world: int, results: Sequence[ProbeResult]) -> str:
+    """Store the results and return a sentence about that."""
     try:
-        meetings = next((finding.figures for finding in findings if finding.name == probe_results.BARRIER_PROBE), {})
-        path = probe_results.write(kind, world, {finding.name: finding.verdict for finding in findings}, meetings)
+        barriers = next((result.figures for result in results if result.name == probe_results.BARRIER_PROBE), {})
+        path = probe_results.write(kind, world, {result.name: result.status for result in results}, barriers)
         found = probe_results.read(path)
     except (OSError, AscendMoeError) as error:
-        return f"verdict: not kept, {error}: export {settings.PROVEN.name} on all ranks instead"
-    return (
-        f"verdict: {probe_results.about(found)}; in {path}" if found is not None else f"verdict: {path} has gone again"
-    )
+        return f"probe results: not stored, {error}: export {settings.PROVEN.name} on all ranks instead"
+    about = f"{probe_results.about(found)}; in {path}" if found is not None else f"{path} was removed again"
+    return f"probe results: {about}"
 
 
 def _by_rank(probe: Probe) -> Probe:
-    """A probe of the kernel as one rank's part of it."""
+    """Return a probe of the kernel that runs one rank's part."""
     return replace(probe, run=lambda place: probe.run(Npu(place)))
 
 
-def _verdict(probe: Probe, place: DevicePlace) -> Judged:
-    """Verdict, detail and figures of one rank."""
-    verdict, text, figures = probe.verdict(place)
-    named = verdict != FAIL or text.startswith(f"rank {place.rank}, core")
-    return verdict, text if named else f"rank {place.rank}: {text}", figures
+def _of_rank(probe: Probe, place: DevicePlace) -> Judged:
+    """Status, detail and figures of one rank."""
+    status, text, figures = probe.judge(place)
+    named = status != FAIL or text.startswith(f"rank {place.rank}, core")
+    return status, text if named else f"rank {place.rank}: {text}", figures
 
 
-def _together(probe: Probe, verdicts: Sequence[Judged]) -> ProbeResult:
-    """The worst of all ranks, in each figure too."""
-    verdict, text, _ = min(verdicts, key=lambda each: (FAIL, SKIPPED, PASS).index(each[0]))
-    names = dict.fromkeys(name for each in verdicts for name in each[2])
-    figures = {name: max(each[2].get(name, 0.0) for each in verdicts) for name in names}
-    return ProbeResult(probe.name, probe.assumption, verdict, text, figures)
+def _of_all_ranks(probe: Probe, ranks: Sequence[Judged]) -> ProbeResult:
+    """The worst status and the largest figures of all ranks."""
+    status, text, _ = min(ranks, key=lambda each: (FAIL, SKIPPED, PASS).index(each[0]))
+    names = dict.fromkeys(name for each in ranks for name in each[2])
+    figures = {name: max(each[2].get(name, 0.0) for each in ranks) for name in names}
+    return ProbeResult(probe.name, probe.assumption, status, text, figures)

@@ -1,4 +1,4 @@
-"""The cases of `ascend-moe validate`: every mode, every edge by name, and more by chance."""
+"""The cases of `ascend-moe validate`: every mode, named edge cases, and random ones."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _KINDS = {
 
 
 def matrix(world: int, seed: int = 0, extra: int = 24, dtypes: Sequence[str] = tuple(DTYPES)) -> list[Case]:
-    """All cases for W ranks: every mode, every edge by name, and ``extra`` more by chance."""
+    """Return all cases for W ranks: every mode, the edge cases, and ``extra`` random ones."""
     cases = [*_modes(world, dtypes), *_edges(world)]
     cases += [
-        draw(1000 * seed + number, name=(f"by chance {number}",), world=(world,), dtype=dtypes, **_KINDS)
+        draw(1000 * seed + number, name=(f"random {number}",), world=(world,), dtype=dtypes, **_KINDS)
         for number in range(extra)
     ]
     numbered = [replace(case, seed=seed * 1000 + number) for number, case in enumerate(cases)]
@@ -33,13 +33,13 @@ def matrix(world: int, seed: int = 0, extra: int = 24, dtypes: Sequence[str] = t
 
 
 def between_servers(cases: Sequence[Case], share: int) -> list[Case]:
-    """Those of the cases that hierarchy takes between servers of ``share`` ranks, with weights in dispatch."""
+    """Return the cases that hierarchy supports between servers of ``share`` ranks, with weights in dispatch."""
     able = [case for case in cases if case.contract == 2 and not case.smooth and not case.plain]
     return [legal(replace(case, share=share)) for case in able]
 
 
 def _modes(world: int, dtypes: Sequence[str]) -> Iterator[Case]:
-    """Each (contract, dtype, quant), with what is usual around it."""
+    """Yield each (contract, dtype, quant) with usual values of the other options."""
     for contract in (1, 2):
         for dtype in dtypes:
             for quant in QUANTS:
@@ -63,7 +63,7 @@ def _edges(world: int) -> Iterator[Case]:
         yield replace(quant, name="a rank without tokens", batches="zero rank")
         yield replace(base, name="tokens on one rank only", batches="one rank only")
         yield replace(base, name="no tokens at all", batches="no tokens")
-        yield replace(base, name="one token a rank", batch=1)
+        yield replace(base, name="one token per rank", batch=1)
         yield replace(base, name="hot expert", ids="hot", batch=12)
         yield replace(base, name="duplicate ids", ids="duplicates", local=4)
         yield replace(base, name="hot, duplicate and -1 ids", ids="mixed")
@@ -100,7 +100,7 @@ def _edges(world: int) -> Iterator[Case]:
         "rows back as int8, shared expert's rows", world, batch=5, units=20, contract=2, shared=2, **RETURNS["int8"]
     )
     yield Case("a shared expert's rows, three dimensions", world, batch=4, contract=2, shared=3)
-    # Not with alphas of (C, H): the exp of a device need not round as the reference's.
+    # not with alphas of (C, H): a device's exp may round differently from the reference's
     special = Case(
         "zero, copy and const experts", world, topk=4, batch=5, contract=2, shared=2, **SpecialExperts(2, 1, 2).given
     )

@@ -1,7 +1,7 @@
-"""Bring-up: one probe for each thing that dispatch and combine assume of hardware, HCCL and CANN.
+"""Bring-up: one probe for each assumption of dispatch and combine about hardware, HCCL and CANN.
 
-Probes run in order; a later one stands on what the earlier ones have shown. docs/cluster.md says what each
-failure means. On the CPU the twin is the device, so that the probes themselves are known to work.
+Probes run in order; later ones rely on the earlier ones. docs/cluster.md explains each failure. On the CPU the probes
+run on the twin, which tests the probes themselves.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ ROUNDS = 200
 NEIGHBOUR_ROUNDS = 1000
 ITEM_SIZES = 7  # moe::kProbeItemSizes
 STRIDES = (14336, 14368, 14848)  # moe::ProbeStride
-SPIN_S = 0.3  # that the cycle counter is compared with the host's clock over
+SPIN_S = 0.3  # duration of the comparison of the cycle counter with the host's clock
 CLOCK_TOLERANCE = 0.2
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Holds the finding of one probe. ``detail``: what was seen, or why it was not run; ``figures``: for a verdict."""
+    """Result of one probe. ``detail``: what was observed, or why it was not run; ``figures``: measured values."""
 
     name: str
     assumption: str
-    verdict: str
+    status: str  # PASS, FAIL, SKIPPED
     detail: str
     figures: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.verdict:<8} {self.name}: {self.assumption}\n         {self.detail}"
+        return f"{self.status:<8} {self.name}: {self.assumption}\n         {self.detail}"
 
 
-Judged = tuple[str, str, dict[str, float]]  # verdict, detail, figures
+Judged = tuple[str, str, dict[str, float]]  # status, detail, figures
 
 
 class Skipped(Exception):
-    """This device cannot run the probe; the text says why."""
+    """Raised by a probe that this device cannot run; the text is the reason."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """``run`` returns what it has seen; it raises AssertionError or an AscendMoeError where that is wrong.
+    """A probe. ``run`` returns what it observed, or raises AssertionError or an AscendMoeError if the assumption fails.
 
-    Some return figures by name behind it, which later launches go by.
+    Some also return measured values by name, which select code paths of later launches.
     """
 
     name: str
@@ -56,15 +56,15 @@ class Probe:
     run: Callable[[Any], str | tuple[str, dict[str, float]]]
 
     def skipped(self, why: str) -> ProbeResult:
-        """The finding of a probe that is not run."""
+        """Return the result of a probe that is not run."""
         return ProbeResult(self.name, self.assumption, SKIPPED, f"not run: {why}")
 
     def on(self, device: Any) -> ProbeResult:
-        """Runs it; whatever happens becomes a finding."""
-        return ProbeResult(self.name, self.assumption, *self.verdict(device))
+        """Run the probe and return its result; exceptions become failures."""
+        return ProbeResult(self.name, self.assumption, *self.judge(device))
 
-    def verdict(self, device: Any) -> Judged:
-        """Verdict, detail and figures of a run."""
+    def judge(self, device: Any) -> Judged:
+        """Run the probe and return status, detail and figures."""
         try:
             seen = self.run(device)
             return (PASS, seen, {}) if isinstance(seen, str) else (PASS, *seen)
@@ -78,18 +78,18 @@ class Probe:
 
 
 def _judge(found: Sequence[Seen]) -> None:
-    """Raises about the first core that saw something wrong."""
+    """Raise AssertionError for the first core that reports a failure."""
     for seen in found:
         who = f"rank {seen.rank}, core {seen.core}"
         if seen.code == MISMATCH:
             names = ("address", "magic", "rank", "world", "peer table", "window KiB", "state KiB")
             field = names[seen.where] if seen.where < len(names) else f"field {seen.where}"
-            raise AssertionError(f"{who}: the context's {field} is {seen.seen}, the host side says {seen.wanted}")
+            raise AssertionError(f"{who}: the context's {field} is {seen.seen}, the host expects {seen.wanted}")
         if seen.code == TIMEOUT:
-            raise AssertionError(f"{who}: nothing came from rank {seen.where} (round {seen.wanted})")
+            raise AssertionError(f"{who}: nothing arrived from rank {seen.where} (round {seen.wanted})")
         if seen.code == DIFFERS:
-            raise AssertionError(f"{who}: at {seen.where} is {seen.seen:#x}, not {seen.wanted:#x}")
-        assert seen.code == PASSED, f"{who}: the kernel left no report ({seen.code:#x})"
+            raise AssertionError(f"{who}: word {seen.where} is {seen.seen:#x}, expected {seen.wanted:#x}")
+        assert seen.code == PASSED, f"{who}: the kernel wrote no report ({seen.code:#x})"
 
 
 def _launch(device: Any, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[list[Seen], float]:
@@ -99,29 +99,31 @@ def _launch(device: Any, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[l
 
 
 def _servers(device: Any) -> str:
-    """No kernel runs: where this fails, a later probe would store to a rank that stores do not reach."""
+    """Compare host names without a kernel: if this fails, later probes would store to unreachable ranks."""
     hosts, names = device.hosts, len(set(device.hosts))
     if device.layout == "a3":
-        return f"{device.world} ranks on {names} host(s): on an A3 stores reach them all, within a supernode"
+        return f"{device.world} ranks on {names} host(s): stores reach all ranks of an A3 supernode"
     share = device.near or device.world
     for rank, host in enumerate(hosts):
         first = rank // share * share
         assert host == hosts[first], (
-            f"ranks {first} and {rank} are to share a server ({share} ranks do), but their host names are "
+            f"ranks {first} and {rank} should share a server ({share} ranks per server), but their host names are "
             f"{hosts[first]} and {host}: correct {settings.RANKS_PER_SERVER.name}, or give the containers of a "
             "server its host name"
         )
     machines = -(-device.world // share)
-    detail = f"{share} ranks a server, {machines} server(s), {names} host name(s)"
-    return detail if names == machines else f"{detail}; {settings.RANKS_PER_SERVER.name} goes before the names"
+    detail = f"{share} ranks per server, {machines} server(s), {names} host name(s)"
+    return (
+        detail if names == machines else f"{detail}; {settings.RANKS_PER_SERVER.name} takes precedence over the names"
+    )
 
 
 def _context(device: Any) -> str:
     found, _ = device.launch("context", 1, 0)
     for seen in found:
         assert seen.code != DIFFERS, (
-            f"rank {seen.rank}, core {seen.core}: of rank {seen.where}'s window MTE2 finds another address in the "
-            f"context than the scalar unit, {seen.seen:#x} and {seen.wanted:#x} in their lower halves"
+            f"rank {seen.rank}, core {seen.core}: MTE2 and the scalar unit read different addresses of rank "
+            f"{seen.where}'s window in the context, {seen.seen:#x} and {seen.wanted:#x} in their lower 32 bits"
         )
     _judge(found)
     return f"{device.layout} context: rank, world, window size and all windows agree on {len(found)} cores"
@@ -133,7 +135,7 @@ def _store(device: Any) -> str:
     near = [min(share, device.world - rank // share * share) for rank in device.ranks]
     rows, sent = sum(seen.done for seen in found), sum(near)
     assert rows == sent, f"{rows} rows arrived, {sent} were sent"
-    detail = f"twice a row of 16 KiB to {near[0]} ranks from each, read back over the link"
+    detail = f"two rows of 16 KiB from each rank to {near[0]} ranks, read back over the link"
     if share < device.world:
         detail += f"; stores reach all ranks of a server: {settings.INTRA_NODE_STORES.name}=1 lets the ops use them"
     return detail
@@ -141,28 +143,28 @@ def _store(device: Any) -> str:
 
 def _atomic(device: Any) -> str:
     _launch(device, "atomic", ROUNDS)
-    return f"{ROUNDS} blocks a rank, never a word that was older"
+    return f"{ROUNDS} blocks per rank, no torn block"
 
 
 def _order(device: Any) -> str:
     _launch(device, "order", ROUNDS)
-    return f"{ROUNDS} rows of 16 KiB a rank, each complete when its flag was seen"
+    return f"{ROUNDS} rows of 16 KiB per rank, each complete when its flag was seen"
 
 
-def _meeting(device: Any) -> tuple[str, dict[str, float]]:
+def _core_barrier(device: Any) -> tuple[str, dict[str, float]]:
     found, _ = _launch(device, "core barrier", ROUNDS)
     assert {seen.done for seen in found} == {ROUNDS}, "cores left the loop early"
-    sync, blocks = (max(each) / ROUNDS / CYCLES_PER_MICRO for each in _meeting_cycles(found))
+    sync, blocks = (max(each) / ROUNDS / CYCLES_PER_MICRO for each in _barrier_cycles(found))
     faster = "syncall" if sync < blocks else "blocks"
     return (
-        f"{ROUNDS} meetings of {device.cores} cores, every other by SyncAll; one takes {sync:.2f} us by SyncAll, "
-        f"{blocks:.2f} us by blocks: {settings.CORE_BARRIER.name}={faster} is the faster",
+        f"{ROUNDS} barriers of {device.cores} cores, every other by SyncAll; one takes {sync:.2f} us by SyncAll, "
+        f"{blocks:.2f} us by blocks: {settings.CORE_BARRIER.name}={faster} is faster",
         {"blocks": blocks, "syncall": sync},
     )
 
 
-def _meeting_cycles(found: Sequence[Seen]) -> tuple[list[int], list[int]]:
-    """Of each core: its cycles for ROUNDS meetings by SyncAll, and by blocks."""
+def _barrier_cycles(found: Sequence[Seen]) -> tuple[list[int], list[int]]:
+    """Return each core's cycles for ROUNDS core barriers by SyncAll, and by blocks."""
     times = [seen.cycles for seen in found], [seen.where for seen in found]
     assert all(cycles > 0 for each in times for cycles in each), "a core counted no cycles"
     return times
@@ -171,7 +173,7 @@ def _meeting_cycles(found: Sequence[Seen]) -> tuple[list[int], list[int]]:
 def _writers(device: Any) -> str:
     found, _ = _launch(device, "writers", ROUNDS)
     assert {seen.done for seen in found} == {ROUNDS}, "cores left the loop early"
-    return f"{ROUNDS} rounds of {device.cores} writers, half of them into the reader's window, half into the own"
+    return f"{ROUNDS} rounds of {device.cores} writers, half of them into the reader's window, half into their own"
 
 
 def _neighbours(device: Any) -> str:
@@ -180,37 +182,35 @@ def _neighbours(device: Any) -> str:
 
 
 def _batch(device: Any) -> str:
-    """A launch a round, as an op posts one list. Sizes and numbers of peers go by the round."""
+    """Launch once per round, because an op posts one list. The round selects sizes and numbers of peers."""
     world = device.world
     if not (device.layout == "a2" and 0 < device.near < world):
-        return "nothing to show: BatchWrite reaches no rank of this group"
+        return "not applicable: BatchWrite reaches no rank of this group"
     most = 0
     for number in range(1, ROUNDS + 1):
         found, _ = _launch(device, "batch", number)
         peers = 1 + (number - 1) // ITEM_SIZES % (world - 1)
         assert {seen.done for seen in found} == {peers}, f"round {number}: cores saw other than {peers} items"
         most = max(most, *(seen.where * ROW_BYTES for seen in found))
-    return (
-        f"{ROUNDS} rounds, items of up to {most >> 10} KiB to up to {world - 1} ranks, whole when their end was there"
-    )
+    return f"{ROUNDS} rounds, items of up to {most >> 10} KiB to up to {world - 1} ranks, complete at their end block"
 
 
 def _levels(device: Any) -> str:
-    """A launch a round, as between two ops nobody waits; items grow by the round."""
+    """Launch once per round, because ranks do not wait between two ops; items grow with the round."""
     world, lanes = device.world, device.near
     if not (device.layout == "a2" and 1 < lanes < world and world % lanes == 0):
-        return "nothing to show: this group has not several servers of equal numbers of ranks, and more than one"
+        return "not applicable: it needs several servers with the same number of ranks, at least two"
     most = 0
     for number in range(1, ROUNDS + 1):
         found, _ = _launch(device, "levels", number)
         messages = {rank: sum(seen.done for seen in found if seen.rank == rank) for rank in device.ranks}
-        due = 4 * (world - lanes)  # of items and of ranks of the own server, there and back
-        assert all(seen.where for seen in found), "the window has no room for a row of each rank: take a larger one"
-        assert set(messages.values()) == {due}, f"round {number}: {due} messages are due, ranks saw {messages}"
+        due = 4 * (world - lanes)  # of items and of local ranks, in both directions
+        assert all(seen.where for seen in found), "the window has no room for a row of each rank: use a larger one"
+        assert set(messages.values()) == {due}, f"round {number}: expected {due} messages, ranks saw {messages}"
         most = max(most, *(seen.where for seen in found))
     return (
-        f"{ROUNDS} trips between {world // lanes} servers of {lanes} ranks, items of up to {most * ROW_BYTES >> 10} "
-        "KiB, there and back through the ranks of a lane; every row was there when its message was"
+        f"{ROUNDS} round trips between {world // lanes} servers of {lanes} ranks, items of up to "
+        f"{most * ROW_BYTES >> 10} KiB, relayed by ranks of one rail; every row arrived before its message"
     )
 
 
@@ -222,7 +222,7 @@ def _stride(device: Any) -> str:
     moved = rows.pop() * STRIDES[0] * CYCLES_PER_MICRO / 1e3
 
     def speeds(odd: int) -> list[float]:
-        """GB/s of the slowest core, by stride; stores are the even cores', loads the odd ones'."""
+        """GB/s of the slowest core, by stride; even cores store, odd cores load."""
         cores = [(seen.wanted, seen.seen, seen.cycles) for seen in found if seen.core % 2 == odd]
         return [moved / max(max(cycles), 1) for cycles in zip(*cores, strict=True)]
 
@@ -232,7 +232,7 @@ def _stride(device: Any) -> str:
 
 
 def _cycles(device: Any) -> str:
-    """Counted cycles over the host's time for them; of the quickest launches, with and without a spin."""
+    """Compare the cycle counter with the host's clock, in the fastest launches with and without a spin."""
 
     def quickest(cycles: int) -> tuple[float, int]:
         tries = [_launch(device, "cycles", cycles=cycles) for _ in range(3)]
@@ -244,8 +244,8 @@ def _cycles(device: Any) -> str:
     assert seconds > empty, f"{counted} cycles took no longer than {none}"
     rate = (counted - none) / (seconds - empty) / 1e6
     low, high = CYCLES_PER_MICRO * (1 - CLOCK_TOLERANCE), CYCLES_PER_MICRO * (1 + CLOCK_TOLERANCE)
-    assert low <= rate <= high, f"{rate:.1f} cycles a microsecond, {CYCLES_PER_MICRO} are assumed"
-    return f"{rate:.1f} a microsecond (assumed {CYCLES_PER_MICRO})"
+    assert low <= rate <= high, f"{rate:.1f} cycles per microsecond, expected {CYCLES_PER_MICRO}"
+    return f"{rate:.1f} per microsecond (expected {CYCLES_PER_MICRO})"
 
 
 def _zero_state(device: Any) -> str:
@@ -263,7 +263,7 @@ def _pull(device: Any) -> str:
         )
 
     push, pull = speed(0), speed(1)
-    detail = f"{ROUNDS} rows a rank; a core loads {pull:.1f} GB/s from a peer and stores {push:.1f}"
+    detail = f"{ROUNDS} rows per rank; a core loads {pull:.1f} GB/s from a peer and stores {push:.1f}"
     if pull < push / 2:
         detail += f": loads are slow, try {settings.COMM_ALG.name}=window"
     return detail
@@ -271,59 +271,62 @@ def _pull(device: Any) -> str:
 
 def _relay(device: Any) -> str:
     _launch(device, "relay", ROUNDS)
-    return f"{ROUNDS} rows a rank, each complete for a core that another core told"
+    return f"{ROUNDS} rows per rank, each complete for a core notified by another core"
 
 
 def _queue(device: Any) -> str:
     found, _ = _launch(device, "queue", ROUNDS)
-    return f"{ROUNDS} fillings of two queues of 6 on {len(found)} cores"
+    return f"{ROUNDS} rounds of two queues with 6 buffers on {len(found)} cores"
 
 
-# Goes before all others: after its failure none of them is run.
-SERVERS = Probe("servers", "ranks that loads and stores are to reach have one host name", _servers)
+# Runs first: if it fails, no other probe is run.
+SERVERS = Probe("servers", "ranks of one server, which use loads and stores, have one host name", _servers)
 KERNEL_PROBES = (
-    Probe("context layout", "HCCL's context has rank, world and windows where the kernels read them", _context),
-    Probe("peer store and read", "a store to a peer's window arrives, and can be read back from there", _store),
+    Probe("context layout", "HCCL's context contains rank, world and windows where the kernels read them", _context),
+    Probe("peer store and read", "a store to a peer's window arrives and can be read back", _store),
     Probe(
         "32-byte atomicity",
-        "of an aligned block of 32 bytes no word is older than both its first and its last",
+        "in an aligned 32-byte block no word is older than both the first and the last",
         _atomic,
     ),
     Probe("data before flag", "rows drained by PipeBarrier are there when a later flag is seen", _order),
     Probe("relay", "a core that another core has told sees what that one was told of", _relay),
     Probe("pull", "rows that a peer has written into its own memory are read as they are, not from stale lines", _pull),
     Probe("queues", "six event ids a pipe pair, and flags alone, order loads, sums and stores", _queue),
-    Probe("core barrier", "after SyncAll, or the block of every core, all see each other's drained stores", _meeting),
+    Probe(
+        "core barrier", "after SyncAll, or every core's block, all cores see each other's drained stores", _core_barrier
+    ),
     Probe(
         "writer-side relay",
-        "what all cores have written before a meeting is there when one core's flag is, stored or pulled",
+        "stores of all cores before a core barrier are visible after one core's flag, stored or pulled",
         _writers,
     ),
-    Probe("neighbours", "two cores that write parts of one block of 32 bytes keep each other's", _neighbours),
-    Probe("BatchWrite order", "an item of up to 64 MiB is whole when its last block is there", _batch),
+    Probe("neighbours", "two cores can write parts of one 32-byte block", _neighbours),
+    Probe("BatchWrite order", "an item of up to 64 MiB is complete when its last block has arrived", _batch),
     Probe(
         "two levels",
-        "rows that came by RDMA are stored on, stored ones leave by RDMA, and their messages come last, every time",
+        "rows are relayed from RDMA to stores and from stores to RDMA, and their messages arrive last",
         _levels,
     ),
-    Probe("row stride", "rows at multiples of 32 bytes move as fast as at multiples of 512 (a figure)", _stride),
-    Probe("cycle rate", "GetSystemCycle counts 50 a microsecond: deadlines are what they say", _cycles),
-    Probe("zero-initialised state", "HCCL zeroes the state area when a communicator is made", _zero_state),
+    Probe("row stride", "rows aligned to 32 bytes move as fast as rows aligned to 512 (measured only)", _stride),
+    Probe("cycle rate", "GetSystemCycle counts 50 per microsecond, so deadlines are correct", _cycles),
+    Probe("zero-initialised state", "HCCL zeroes the state area when it creates a communicator", _zero_state),
 )
 
 
-def summary(findings: Sequence[ProbeResult]) -> str:
-    """The last line: skipped probes are not passed ones."""
-    verdicts = [finding.verdict for finding in findings]
-    parts = [f"{verdicts.count(PASS)} of {len(findings)} probes passed"]
-    for verdict, word in ((FAIL, "failed"), (SKIPPED, "not run")):
-        if verdict in verdicts:
-            parts.append(f"{verdicts.count(verdict)} {word}")
+def summary(results: Sequence[ProbeResult]) -> str:
+    """The last line of the output: how many probes passed, failed and were not run."""
+    statuses = [result.status for result in results]
+    parts = [f"{statuses.count(PASS)} of {len(results)} probes passed"]
+    parts += [
+        f"{statuses.count(status)} {word}"
+        for status, word in ((FAIL, "failed"), (SKIPPED, "not run"))
+        if status in statuses
+    ]
     return ", ".join(parts)
 
 
-def exit_code(findings: Sequence[ProbeResult]) -> int:
-    """0: all passed. 1: one failed. 3: none failed, but some could not be run here."""
-    if any(finding.verdict == FAIL for finding in findings):
-        return 1
-    return 0 if findings and all(finding.verdict == PASS for finding in findings) else 3
+def exit_code(results: Sequence[ProbeResult]) -> int:
+    """Return 0 if all passed, 1 if one failed, 3 if none failed but some were not run."""
+    statuses = {result.status for result in results}
+    return 1 if FAIL in statuses else 0 if statuses == {PASS} else 3

@@ -1,7 +1,7 @@
-"""The probe kernel and its two devices, side by side.
+"""The probe kernel and its two devices.
 
-``Twin``: ranks are threads over windows in HCCL's own layouts. ``Npu``: a rank of an HCCL group launches
-the kernel on its NPU, virtual or not, through the adapter.
+``Twin``: ranks are threads with windows in HCCL's layouts. ``Npu``: a rank of an HCCL group launches the kernel on its
+NPU, real or virtual, through the adapter.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ProbeTiling(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Seen:
-    """Holds what one core of one rank reported."""
+    """Report of one core of one rank."""
 
     rank: int
     core: int
@@ -97,9 +97,9 @@ class _Call:
 
 @dataclass
 class Twin:
-    """A device for the probes: the twin, with windows of ``layout``. ``folder``: the kernels' sources.
+    """The twin as a device for probes, with windows of ``layout``.
 
-    ``near``: ranks of a server; 0: all.
+    ``near``: ranks per server, 0: all. ``folder``: the kernels' sources. ``spoil``: corrupts the windows, in tests.
     """
 
     world: int = 2
@@ -112,16 +112,16 @@ class Twin:
 
     @property
     def ranks(self) -> range:
-        """Whose reports a launch returns: all."""
+        """Ranks whose reports a launch returns: all."""
         return range(self.world)
 
     @property
     def hosts(self) -> list[str]:
-        """The host name of every rank: this process's."""
+        """The host name of every rank, which is this host's."""
         return [socket.gethostname()] * self.world
 
     def launch(self, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[list[Seen], float]:
-        """Runs one probe on fresh windows: what every core reports, and the seconds that the launch took."""
+        """Run one probe on new windows; return the reports of all cores and the seconds of the launch."""
         call = self._prepare(mode, rounds, cycles)
         start = time.monotonic()
         self._kernels.launch("ascend_moe_probe", call.args, call.tilings, self.cores, TILING_KEY, call.windows)
@@ -129,13 +129,13 @@ class Twin:
         return call.seen(), seconds
 
     def explore(self, mode: str, rounds: int, schedules: int) -> tuple[ascendc_twin.Exploration, list[Seen]]:
-        """The probe under schedules of the checked engine: does it keep the rules itself?
+        """Run the probe under schedules of the checked engine, which checks the probe kernel itself.
 
-        As the package is built the compiler adds no wait. In half of the schedules stores land in order, in the others
-        not: only there a flag that goes before the rows have left is seen.
+        As in the built package, the compiler adds no waits. In half of the schedules stores arrive out of order, which
+        detects a flag sent before its rows have left.
         """
         for unordered in (True, False):
-            call = self._prepare(mode, rounds, 0)  # windows that no schedule has left flags in
+            call = self._prepare(mode, rounds, 0)  # new windows, without flags of earlier schedules
             launch = ("ascend_moe_probe", call.args, call.tilings, self.cores, TILING_KEY, call.windows)
             how: dict[str, Any] = {"unordered": unordered, "auto_sync": False, "deterministic": False}
             found = self._kernels.explore(*launch, schedules=(schedules + unordered) // 2, **how)
@@ -175,7 +175,7 @@ class Twin:
 
 @dataclass
 class Npu:
-    """A device for the probes: this rank's NPU. Every launch is collective over the ranks of ``place``.
+    """This rank's NPU as a device for probes. Every launch is collective over the ranks of ``place``.
 
     ``cores``: vector cores of the last launch.
     """
@@ -190,14 +190,14 @@ class Npu:
 
     @property
     def ranks(self) -> range:
-        """Whose reports a launch returns: this one's."""
+        """Ranks whose reports a launch returns: this one."""
         return range(self.place.rank, self.place.rank + 1)
 
-    # What the probe of the servers asks: on an A2 the opening of an end launches a kernel, and that is too early.
+    # The probe of the servers uses these three before a communicator is opened, which launches a kernel on an A2.
 
     @property
     def near(self) -> int:
-        """Ranks of a server."""
+        """Ranks per server."""
         return self._before_opening()[1]
 
     @property
@@ -210,16 +210,16 @@ class Npu:
 
     @property
     def layout(self) -> str:
-        """Returns the layout of HCCL's context: "a3" or "a2"."""
+        """Layout of HCCL's context, "a3" or "a2"."""
         kind = self._before_opening()[0]
         return next(name for name, number in CONTEXTS.items() if number == kind)
 
     def launch(self, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[list[Seen], float]:
-        """Runs one probe when all ranks are there: what this rank's cores report, and the seconds it took."""
+        """Run one probe together with all ranks; return the reports of this rank's cores and the seconds it took."""
         npu_adapter.load()
         end = self._end()
         report = torch.zeros(REPORT, dtype=torch.int32, device=self.place.device)
-        numbers = (MODES[mode], self._meet(), rounds, cycles)
+        numbers = (MODES[mode], self._wait_for_ranks(), rounds, cycles)
         machine = (end.buffer_mib, int(WAIT_S * 1e6), end.ranks_per_server)
         npu: Any = torch.npu  # type: ignore[attr-defined,unused-ignore]
         npu.synchronize(self.place.device)
@@ -244,8 +244,8 @@ class Npu:
         place = self.place
         return npu_communicator.find(place.group_ep, place.world, place.rank, place.device)
 
-    def _meet(self) -> int:
-        """Waits for all ranks; returns the nonce of this launch, rank 0's."""
+    def _wait_for_ranks(self) -> int:
+        """Wait for all ranks and return the nonce of this launch, which rank 0 has drawn."""
         key = f"ascend_moe/bringup/{self.place.group_ep}/{self._launches}"
         self._launches += 1
         store: Any = dist.distributed_c10d._get_default_store()  # type: ignore[attr-defined,unused-ignore]
@@ -256,6 +256,6 @@ class Npu:
         except RuntimeError:
             missing = [rank for rank, one in enumerate(keys) if not store.check([one])]
             raise AscendMoeError(
-                f"rank(s) {missing} did not come to the probe within {MEET_S:g} s: their own output says why"
+                f"rank(s) {missing} did not reach the probe within {MEET_S:g} s: see their output"
             ) from None
         return int(store.get(keys[0]))

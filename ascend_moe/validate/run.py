@@ -1,6 +1,6 @@
-"""One rank of `ascend-moe validate`: makes each call, compares what comes out with the reference.
+"""One rank of `ascend-moe validate`: make each call and compare its outputs with the reference.
 
-The second half has the calls that must raise, and the typed error that each must raise on every rank.
+The second half contains the calls that must raise, with the typed error that each must raise on every rank.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class DevicePlace(Place):
-    """A place, and the device of its rank's tensors."""
+    """A place and the device of its rank's tensors."""
 
     device: torch.device = CPU
 
     def move(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        """The tensor on the rank's device."""
+        """Return the tensor on the rank's device."""
         return None if tensor is None else tensor.to(self.device)
 
 
-#: Makes a call: op, place, case, the op's arguments by name.
+#: Makes a call, given op, place, case and the op's arguments by name.
 Call = Callable[[str, DevicePlace, Case, dict[str, Any]], Any]
 
 
 def by_two_levels(world: int, share: int) -> bool:
-    """Whether calls that name no algorithm run hierarchy between servers of ``share`` ranks."""
+    """Whether calls without comm_alg run hierarchy between servers of ``share`` ranks."""
     return is_two_level("") and 0 < share < world
 
 
 def _share(place: DevicePlace) -> int:
-    """Ranks of a server where calls run hierarchy between servers, else 0."""
+    """Ranks per server if calls run hierarchy between servers, else 0."""
     share = comm.ranks_per_server(place.group_ep, place.world, place.rank)
     return share if by_two_levels(place.world, share) else 0
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one call on one rank. ``text`` says what is wrong; ``case`` names the call."""
+    """Result of one call on one rank. ``case``: name of the call; ``text``: what is wrong."""
 
     op: str
     mode: str
@@ -63,11 +63,11 @@ class Result:
 
 
 class Stopped(Exception):
-    """This rank is out of step with the others: no further call makes sense."""
+    """Raised if this rank is out of step with the others, so that it must make no further call."""
 
 
 def run_all(place: DevicePlace, cases: Sequence[Case], note: Callable[[Result], None]) -> None:
-    """Every case, then every bad call. ``note`` sees each result as it comes."""
+    """Run every case, then every bad call, and pass each result to ``note``."""
     for case in cases:
         for result in run_case(place, case):
             note(result)
@@ -75,15 +75,14 @@ def run_all(place: DevicePlace, cases: Sequence[Case], note: Callable[[Result], 
     for bad in BAD:
         if place.world >= bad.least_world and not (bad.of_v1 and share):
             note(run_bad(place, bad))
-    # A sound call after all the bad ones.
     case = legal(Case("plain, after all errors", place.world, ids="distinct", share=share, seed=99))
     wrong = [result.text for result in run_case(place, case) if not result.ok]
-    mode = "the communicator works on"
+    mode = "valid call after errors"
     note(Result("errors", mode, case.name, place.rank, not wrong, "".join(wrong[:1])))
 
 
 def run_case(place: DevicePlace, case: Case) -> Iterable[Result]:
-    """Dispatch and combine of one case, each against the reference."""
+    """Compare dispatch and combine of one case with the reference."""
     fault = case.fault()
 
     def result(op: str, ok: bool, text: str = "") -> Result:
@@ -100,7 +99,7 @@ def run_case(place: DevicePlace, case: Case) -> Iterable[Result]:
         yield result("errors", *_is_fault(error, fault))
         return
     if fault is not None:
-        yield result("errors", False, f"must raise {fault}, and raised nothing")
+        yield result("errors", False, f"raised nothing, expected {fault}")
         raise Stopped
     want = case.dispatched()
     report = reference.validate(
@@ -129,7 +128,7 @@ def run_case(place: DevicePlace, case: Case) -> Iterable[Result]:
 
 
 def run_bad(place: DevicePlace, bad: Bad) -> Result:
-    """A call that must raise: its class, and which argument it names."""
+    """Make a call that must raise, and check the class of the error and the argument it names."""
 
     def result(ok: bool, text: str = "") -> Result:
         return Result("errors", bad.error.__name__, bad.name, place.rank, ok, text)
@@ -154,7 +153,7 @@ def _is_fault(error: RuntimeError, fault: reference.Fault) -> tuple[bool, str]:
 
 
 def _padded(rows: torch.Tensor, case: Case, expand_x: torch.Tensor) -> torch.Tensor:
-    """The rows of a rank's experts in a tensor as long as dispatch's; NaN behind them with ``tail``."""
+    """Pad the rows of a rank's experts to the length of dispatch's output, with NaN if ``case.tail``."""
     rest = float("nan") if case.tail else 0.0
     whole = torch.full((expand_x.shape[0], case.hidden), rest, dtype=rows.dtype)
     whole[: len(rows)] = rows
@@ -173,12 +172,12 @@ def _name(op: str, case: Case) -> str:
 
 
 def _options(op: str, case: Case) -> dict[str, Any]:
-    """Options of a case that the operator takes."""
+    """Options of a case that the operator accepts."""
     return {name: value for name, value in case.options.items() if name in OPERATORS[_name(op, case)].names}
 
 
 def dispatch(place: DevicePlace, case: Case, *, call: Call = _call, **changes: Any) -> tuple[torch.Tensor, ...]:
-    """One rank's dispatch of the case, with these arguments changed; ``call`` makes it."""
+    """Run one rank's dispatch of the case by ``call``, with some arguments changed."""
     values: dict[str, Any] = {
         **case.dispatch_tensors(place.rank),
         **place.arguments(moe_expert_num=case.experts),
@@ -197,7 +196,7 @@ def combine(
     call: Call = _call,
     **changes: Any,
 ) -> torch.Tensor:
-    """One rank's combine after a dispatch that gave ``sent``, with these arguments changed; ``call`` makes it."""
+    """Run one rank's combine by ``call`` after a dispatch that returned ``sent``, with some arguments changed."""
     values: dict[str, Any] = {
         **case.combine_tensors(place.rank),
         "expand_x": rows,
@@ -224,7 +223,7 @@ _BS, _K, _H, _LOCAL = 3, 2, 64, 2
 
 @dataclass(frozen=True)
 class Bad:
-    """A call that must raise ``error`` on every rank; ``argument``: which one the error names. ``of_v1``: V1's rule."""
+    """A call that must raise ``error``, naming ``argument``, on every rank. ``of_v1``: a rule of V1 only."""
 
     name: str
     error: type[AscendMoeError]
@@ -235,7 +234,7 @@ class Bad:
 
 
 def _refused(name: str, argument: str, contract: int = 1, op: str = "dispatch", **changes: Any) -> Bad:
-    """A call that ArgumentError refuses; a changed argument is a value, or a function of the rank's DevicePlace."""
+    """Return a call that ArgumentError refuses. A changed argument is a value, or a function of the DevicePlace."""
 
     def call(place: DevicePlace) -> Any:
         values = {key: value(place) if callable(value) else value for key, value in changes.items()}
@@ -254,7 +253,7 @@ def _dispatch(place: DevicePlace, contract: int = 1, **changes: Any) -> Any:
 
 
 def _combine(place: DevicePlace, contract: int = 1, **changes: Any) -> Any:
-    """Combine of a good dispatch with these arguments changed."""
+    """Run combine after a valid dispatch, with some arguments changed."""
     sent = _dispatch(place, contract)
     ascend_moe.check()
     return combine(place, _small(place, contract), sent[0], sent, **changes)
@@ -266,12 +265,12 @@ def _other_ids(place: DevicePlace) -> Any:
 
 
 def _other_hidden(place: DevicePlace) -> Any:
-    """Rank 0 has rows of another length."""
+    """Dispatch with rows of another length on rank 0."""
     return _dispatch(place, x=torch.ones(_BS, _H * (2 if place.rank == 0 else 1), dtype=torch.bfloat16))
 
 
 def _large(place: DevicePlace) -> Any:
-    """The largest batches and rows that the rules allow: no usual window holds them."""
+    """Dispatch the largest batches and rows that the rules allow, which exceed any usual window."""
     x, ids = torch.ones(1, 16384, dtype=torch.bfloat16), torch.zeros(1, 32, dtype=torch.int32)
     experts, global_bs = place.world * 32, place.world * MAX_BATCH
     weights: dict[str, Any] = {"expert_scales": torch.ones(ids.shape)} if _share(place) else {}

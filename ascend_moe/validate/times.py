@@ -1,7 +1,7 @@
-"""Where the time of an op goes: timestamps of its phases, beside what the model predicts for the same configuration.
+"""Times of the phases of an op from its timestamps, beside the model's prediction for the same configuration.
 
-`ascend-moe validate --bringup --times` on the ranks of a group, or on threads of the twin. What a CPU takes says
-nothing about an NPU: there it shows that the timestamps work.
+`ascend-moe validate --bringup --times` runs it on the ranks of a group, or on threads of the twin. Times on a CPU do
+not apply to NPUs; they only show that the timestamps work.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from .run import DevicePlace
 ROUNDS, WARM_UPS = 20, 4
 EXPERTS, MOST_PREDICTED = 256, 64  # ranks; more take minutes
 NOTE = (
-    "slowest: core of all ranks; mean: of all cores; each the median of {} rounds. The model's launch is all of it, "
-    "that of the timestamps what a core does of it itself. The phases of the model are those of its critical path."
+    "slowest: of all cores of all ranks; mean: of all cores; each the median of {} rounds. The model's launch is the "
+    "whole launch, that of the timestamps a core's part of it. The model's phases are those of its critical path."
 )
 
 
-# By op, then phase: cycles of the slowest core, of all cores together, and how many cores have it.
+# op -> phase -> (cycles of the slowest core, cycles of all cores together, number of cores with this phase)
 Round = Mapping[str, Mapping[str, tuple[int, int, int]]]
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Microseconds of one phase, and how many cores of a rank have it.
+    """Microseconds of one phase, and the number of cores of a rank that run it.
 
-    ``predicted`` is 0 where the model was not asked, or has none on its critical path.
+    ``predicted`` is 0 if there is no prediction, or the phase is not on the model's critical path.
     """
 
     op: str
@@ -55,13 +55,13 @@ class Phase:
 
 
 def configuration(ranks: int) -> Request:
-    """What is run: int8 rows in dispatch, bf16 rows in combine, at least an expert a rank."""
+    """Return the configuration to run: int8 rows in dispatch, bf16 rows in combine, at least one expert per rank."""
     experts = ranks * max(1, EXPERTS // ranks)
     return Request(ranks=ranks, experts=experts, topk=min(8, experts), hidden=7168, batch=32, quant_mode=2)
 
 
 def about(request: Request) -> str:
-    """The configuration in words."""
+    """Describe the configuration."""
     return (
         f"{request.ranks} ranks, {request.batch} tokens each, H {request.hidden}, K {request.topk}, "
         f"E {request.experts}, int8 rows in dispatch, bf16 rows in combine, contract {request.contract}"
@@ -70,7 +70,7 @@ def about(request: Request) -> str:
 
 @contextmanager
 def stamped() -> Iterator[None]:
-    """Ops of this process leave timestamps meanwhile."""
+    """Make ops of this process record timestamps in the block."""
     name, before = settings.TIMESTAMPS.name, os.environ.get(settings.TIMESTAMPS.name)
     os.environ[name] = "1"
     try:
@@ -81,7 +81,7 @@ def stamped() -> Iterator[None]:
 
 
 def rounds(place: DevicePlace, request: Request, algorithm: str) -> list[Round]:
-    """What this rank's cores took in each round. Collective, while `stamped`."""
+    """Return the cycles of this rank's cores in each round. Collective, within `stamped`."""
     generator = torch.Generator().manual_seed(place.rank)
     x = torch.randn(request.batch, request.hidden, generator=generator).bfloat16().to(place.device)
     scores = torch.rand(request.batch, request.experts, generator=generator)
@@ -103,7 +103,7 @@ def _summed(cores: Sequence[Mapping[str, int]]) -> dict[str, tuple[int, int, int
 
 
 def in_order(cores: Iterable[Iterable[str]]) -> list[str]:
-    """All phases, each before the one that follows it on the first core that has it: not every core has each."""
+    """Return the phases of all cores in order; not every core has every phase."""
     names: list[str] = []
     for core in cores:
         place = len(names)
@@ -120,16 +120,18 @@ def _end(place: DevicePlace) -> Any:
 
 
 def phases(ranks: Sequence[Sequence[Round]], algorithm: str) -> list[Phase]:
-    """The rounds of all ranks as microseconds by phase.
+    """Return the microseconds of each phase from the rounds of all ranks.
 
     Raises:
-        AscendMoeError: a rank has left no timestamps.
+        AscendMoeError: a rank has recorded no timestamps.
     """
     result = []
     for op in OPS:
         for rank, own in enumerate(ranks):
             if not all(each[op] for each in own):
-                raise AscendMoeError(f"rank {rank} left no timestamps of {op}: it runs operators of another version")
+                raise AscendMoeError(
+                    f"rank {rank} recorded no timestamps of {op}: it runs operators of another version"
+                )
         by_round = [[rank[number][op] for rank in ranks] for number in range(len(ranks[0]))]
         for name in in_order(rank for each in by_round for rank in each):
             here = [[rank[name] for rank in each if name in rank] for each in by_round]
@@ -142,9 +144,9 @@ def phases(ranks: Sequence[Sequence[Round]], algorithm: str) -> list[Phase]:
 
 
 def with_prediction(measured: Sequence[Phase], request: Request, soc: str) -> list[Phase]:
-    """The same with the model's times where it is quick enough to ask.
+    """Return the phases with the model's times, if the number of ranks is small enough for a quick prediction.
 
-    ``soc``: of the ranks; "": the model's own choice.
+    ``soc``: SoC of the ranks; "": the default.
     """
     if request.ranks > MOST_PREDICTED:
         return list(measured)
@@ -159,12 +161,12 @@ def with_prediction(measured: Sequence[Phase], request: Request, soc: str) -> li
 
 
 def cores_of(measured: Sequence[Phase]) -> int:
-    """Cores of a rank: all of them launch."""
+    """Number of cores of a rank, all of which launch."""
     return max(phase.cores for phase in measured if phase.name == LAUNCH)
 
 
 def lines(found: Sequence[Phase], request: Request) -> list[str]:
-    """The phases as tables."""
+    """Format the phases as tables."""
     text = [f"phases, us: {about(request)}"]
     for op, algorithm in dict.fromkeys((phase.op, phase.algorithm) for phase in found):
         own = [phase for phase in found if (phase.op, phase.algorithm) == (op, algorithm)]

@@ -52,17 +52,17 @@ def test_bringup_asks_for_host_names_first(share: str, right: bool, tmp_path: Pa
     report = tmp_path / "report"
     env = {"HOSTS": "aabb", "ASCEND_MOE_RANKS_PER_SERVER": share, "ASCEND_MOE_VNPU_REPORT": str(report)}
     code, printed = on_vnpu(A2, "validate", "--bringup", "--json", devices=4, python_path=tmp_path, **env)
-    first, *others = read(printed)["findings"]
+    first, *others = read(printed)["probes"]
     lines = report.read_text().splitlines() if report.is_file() else []  # a process that launches nothing has none
     launched = [json.loads(line)["launches"] for line in lines]
     assert first["name"] == "servers"
     if right:
-        assert first["verdict"] == "PASS" and "2 ranks a server, 2 server(s), 2 host name(s)" in first["detail"]
-        assert {other["verdict"] for other in others if other["name"] != "cycle rate"} == {"PASS"}, printed
+        assert first["status"] == "PASS" and "2 ranks per server, 2 server(s), 2 host name(s)" in first["detail"]
+        assert {other["status"] for other in others if other["name"] != "cycle rate"} == {"PASS"}, printed
         assert sum("AscendMoeProbe" in line for line in launched) == 4
     else:
-        names = "ranks 0 and 2 are to share a server (4 ranks do), but their host names are a and b"
-        assert code == 1 and first["verdict"] == "FAIL" and names in first["detail"]
-        assert {other["verdict"] for other in others} == {"SKIPPED"}
+        names = "ranks 0 and 2 should share a server (4 ranks per server), but their host names are a and b"
+        assert code == 1 and first["status"] == "FAIL" and names in first["detail"]
+        assert {other["status"] for other in others} == {"SKIPPED"}
         assert not any("AscendMoeProbe" in line for line in launched)  # nor has a rank cleared its state area
         assert len(others) == 19

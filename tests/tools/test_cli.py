@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import os
 import re
@@ -24,8 +23,9 @@ import typer
 from hf_models import LAYER, save, saved
 from tiny_checkpoints import tiny
 
-from ascend_moe import cli, run, validate
+from ascend_moe import run, validate
 from ascend_moe.checkpoint.config import moe_config
+from ascend_moe.cli import root
 from ascend_moe.moe_config import PRESETS
 from ascend_moe.run import report
 from ascend_moe.run.check import verify
@@ -135,7 +135,7 @@ def test_seed_and_text_decide(tmp_path: Path) -> None:
     own.write_bytes(bytes(range(100, 110)))
     other = run_json("--batch", "8", "--text", str(own))
     assert other["tokens_per_expert"] != first["tokens_per_expert"]
-    assert "the text has 10 bytes and is read 3 times" in other["about"]
+    assert "the text has 10 bytes and is repeated 3 times" in other["about"]
 
 
 def test_several_servers_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,8 +203,8 @@ def test_plan_of_a_checkpoint(tmp_path: Path) -> None:
     assert json.loads(output)["checkpoint"]["router"] == "softmax"
     (tmp_path / "config.json").write_text('{"model_type": "longcat_next"}')
     for options, said in (
-        (["--topk", "2"], "'--topk': the numbers come from --checkpoint: leave one of them out"),
-        (["--copy-expert-num", "2"], "'--copy-expert-num': the numbers come from --checkpoint: leave one of them out"),
+        (["--topk", "2"], "'--topk': conflicts with --checkpoint, which sets this number"),
+        (["--copy-expert-num", "2"], "'--copy-expert-num': conflicts with --checkpoint, which sets this number"),
         ([], "'--checkpoint': config.json has model_type 'longcat_next'; need one of"),
     ):
         code, output = invoke("plan", "--checkpoint", str(tmp_path), *options)
@@ -217,7 +217,7 @@ def test_plan_of_a_checkpoint(tmp_path: Path) -> None:
 def test_torchrun_is_not_for_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     code, output = invoke("run", "-p", "tiny")
-    assert code == 2 and "leave out torchrun" in output
+    assert code == 2 and "run it without torchrun" in output
     code, output = invoke("--version")
     assert code == 0 and re.match(r"ascend_moe (\d|\(a source tree)", output)
 
@@ -298,8 +298,8 @@ def test_presets_are_the_models(name: str, config: str) -> None:
 def test_an_option_has_one_name_everywhere() -> None:
     """By what it is called, its short name and the names of its values."""
     forms: dict[str, set[tuple[str, ...]]] = {}
-    for command in cli.COMMANDS:
-        made = importlib.import_module(f"ascend_moe.cli.{command.replace('-', '_')}").app
+    for command in root.COMMANDS:
+        made = root.application(command)
         for option in typer.main.get_command(made).params:
             if option.name not in ("command", "help") and not option.name.endswith("_completion"):
                 forms.setdefault(max(option.opts, key=len), set()).add(tuple(sorted(option.opts)))
@@ -343,12 +343,12 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("run", ["--seed", str(2**63)], "'--seed'"),
         ("run", ["--dtype", "int4"], "'--dtype' 'int4' is none of bf16, fp16, fp32"),
         ("run", ["--backend", "mpi"], "'--backend' 'mpi' is none of threads, processes"),
-        ("run", ["--checkpoint", "."], "'--layer' say which decoder layer"),
+        ("run", ["--checkpoint", "."], "'--layer' is required with --checkpoint"),
         ("run", ["--checkpoint", ".", "--layer", "1"], "'--checkpoint' config.json does not exist"),
         ("run", ["--checkpoint", ".", "-p", "tiny"], "'--preset' the numbers come from --checkpoint"),
         ("run", ["--text", "empty.txt"], "'--text' empty.txt is empty"),
         ("plan", ["--soc", "Ascend310P"], "soc is 'Ascend310P'; need one of Ascend910B1"),
-        ("plan", ["-b", "4", "--global-bs", "64"], "leave --batch out"),
+        ("plan", ["-b", "4", "--global-bs", "64"], "remove --batch"),
         ("plan", ["--global-bs", "65"], "multiple of the 16 ranks"),
         ("predict", [*PREDICT, "--ranks", "eight"], "--ranks eight is no list of whole numbers"),
         ("predict", [*PREDICT, "--batch", "4097"], "BS = 4097"),
@@ -356,7 +356,7 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("validate", ["--device", "gpu"], "device is 'gpu'; need one of auto, npu, cpu"),
         ("validate", ["--device", "npu"], "there is no NPU: torch_npu is not installed"),
         ("validate", ["--ranks", "385"], "--ranks 385 must be in 1..384"),
-        ("validate", ["--times"], "--times goes with --bringup: give both"),
+        ("validate", ["--times"], "--times needs --bringup: give both"),
         ("trace", ["-p", "tiny", "--ranks", "400", "--soc", "Ascend910_9391"], "ep_world_size is 400"),
         ("explore", ["--case", "zzz"], "'--case' 'zzz' is no part of a case"),
         ("validate", ["--comm-alg", "push"], "'--comm-alg' 'push' is none of auto, window, direct, hierarchy"),
@@ -424,14 +424,14 @@ def test_ctrl_c_ends_a_command_in_one_line(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("option", ["--install-completion", "--show-completion"])
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@pytest.mark.parametrize("command", root.COMMANDS)
 def test_no_command_offers_completion(command: str, option: str) -> None:
     """Its scripts would complete a program of the command's name, which there is not."""
     code, out, err = commands.said(command, option)
     assert code == 2 and out == "" and f"No such option: {option}" in err
 
 
-@pytest.mark.parametrize("words", ["", *cli.COMMANDS, "twin build", "twin list"])
+@pytest.mark.parametrize("words", ["", *root.COMMANDS, "twin build", "twin list"])
 def test_a_flag_has_no_type_in_the_help(words: str) -> None:
     code, out, _ = commands.said(*words.split(), "--help")
     assert code == 0 and "--help" in out and "<bool>" not in out
@@ -472,7 +472,7 @@ FUZZED = {
 HOSTILE = ["-1", "0", *map(str, (2**31, 2**62, 2**63 - 1, 2**64)), "9" * 30, "²", "", "nan", "-5:1", f"{10**11}:1"]
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
+@pytest.mark.parametrize("command", root.COMMANDS)
 def test_no_value_makes_a_traceback(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every command with every hostile value: a result or a refusal. Any other exception fails the test."""
     monkeypatch.setattr(validate, "_npu", lambda: (None, "torch_npu is not installed"))

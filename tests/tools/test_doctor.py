@@ -38,7 +38,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_topic(found: Iterator[Diagnostic]) -> dict[str, Diagnostic]:
-    return {finding.topic: finding for finding in found}
+    return {each.topic: each for each in found}
 
 
 def wheels(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
@@ -67,23 +67,23 @@ SETTINGS = [
         {"ASCEND_MOE_PROVEN": "pull"},
         "ASCEND_MOE_PROVEN",
         OK,
-        "pull of the bring-up counts as passed: on NPUs comm_alg auto is window",
+        "pull of the bring-up are taken as passed: on NPUs comm_alg auto is window",
     ),
     ({"ASCEND_MOE_ENGINE": "checked"}, "ASCEND_MOE_ENGINE", OK, "must be threads of a LocalCluster"),
     ({"ASCEND_MOE_ENGINE": "checked", "WORLD_SIZE": "1"}, "ASCEND_MOE_ENGINE", OK, "engine checked"),
     ({"ASCEND_MOE_ENGINE": "checked", "WORLD_SIZE": "2"}, "ASCEND_MOE_ENGINE", ERROR, "unset ASCEND_MOE_ENGINE"),
-    ({"ASCEND_MOE_RANKS_PER_SERVER": "8"}, "ASCEND_MOE_RANKS_PER_SERVER", OK, "8 ranks a server"),
-    ({"ASCEND_MOE_RDMA_FLAGS": "1"}, "ASCEND_MOE_RDMA_FLAGS", OK, "carry a flag"),
+    ({"ASCEND_MOE_RANKS_PER_SERVER": "8"}, "ASCEND_MOE_RANKS_PER_SERVER", OK, "8 ranks per server"),
+    ({"ASCEND_MOE_RDMA_FLAGS": "1"}, "ASCEND_MOE_RDMA_FLAGS", OK, "rows and a flag"),
     ({"ASCEND_MOE_TIMEOUT": "3"}, "ASCEND_MOE_TIMEOUT", WARN, "did you mean ASCEND_MOE_TIMEOUT_S?"),
     ({"HCCL_OP_EXPANSION_MODE": "AIV"}, "HCCL_OP_EXPANSION_MODE", WARN, "107020"),
     ({"HCCL_EXEC_TIMEOUT": "5"}, "HCCL_EXEC_TIMEOUT", WARN, "507014"),
-    ({"HCCL_EXEC_TIMEOUT": "100", "ASCEND_MOE_TIMEOUT_S": "120"}, "HCCL_EXEC_TIMEOUT", WARN, "90 s only"),
+    ({"HCCL_EXEC_TIMEOUT": "100", "ASCEND_MOE_TIMEOUT_S": "120"}, "HCCL_EXEC_TIMEOUT", WARN, "only 90 s"),
     ({"HCCL_EXEC_TIMEOUT": "1836"}, "HCCL_EXEC_TIMEOUT", OK, "at most 600 s"),
-    ({"HCCL_EXEC_TIMEOUT": "long"}, "HCCL_EXEC_TIMEOUT", ERROR, "whole number of seconds"),
+    ({"HCCL_EXEC_TIMEOUT": "long"}, "HCCL_EXEC_TIMEOUT", ERROR, "an integer, in seconds"),
     ({"HCCL_CONNECT_TIMEOUT": "30"}, "HCCL_CONNECT_TIMEOUT", WARN, "120 to 7200"),
-    ({"HCCL_INTRA_PCIE_ENABLE": "1", "HCCL_INTRA_ROCE_ENABLE": "0"}, "HCCL_INTRA_*", OK, "V1 is refused there"),
+    ({"HCCL_INTRA_PCIE_ENABLE": "1", "HCCL_INTRA_ROCE_ENABLE": "0"}, "HCCL_INTRA_*", OK, "V1 is refused"),
     ({"HCCL_INTRA_PCIE_ENABLE": "1", "HCCL_INTRA_ROCE_ENABLE": "1"}, "HCCL_INTRA_*", ERROR, "both"),
-    ({"HCCL_IF_IP": "192.0.2.77"}, "HCCL_IF_IP", ERROR, "no address of this host"),
+    ({"HCCL_IF_IP": "192.0.2.77"}, "HCCL_IF_IP", ERROR, "not an address of this host"),
     ({"HCCL_IF_IP": "127.0.0.1"}, "HCCL_IF_IP", OK, "127.0.0.1"),
     ({"HCCL_SOCKET_IFNAME": "nosuch"}, "HCCL_SOCKET_IFNAME", ERROR, "use one of"),
     ({"HCCL_SOCKET_IFNAME": "=lo"}, "HCCL_SOCKET_IFNAME", OK, "=lo"),
@@ -95,10 +95,10 @@ SETTINGS = [
 def test_wrong_settings_are_found_with_their_fix(
     values: dict[str, str], topic: str, level: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert {finding.level for finding in settings.findings()} == {OK}
+    assert {each.level for each in settings.diagnostics()} == {OK}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-    found = list(settings.findings())
+    found = list(settings.diagnostics())
     one = by_topic(iter(found))[topic]
     wrong = [each.topic for each in found if each.level == ERROR]
     assert wrong in ([], [topic]), wrong
@@ -182,16 +182,16 @@ OURS = b"..".join(opp.SYMBOLS)
         (lambda m, root: m.setattr(os, "memfd_create", _refuse), "shared memory", ERROR, "not permitted"),
         (lambda m, root: wheels(m, torch="2.6.0+cpu", torch_npu=""), "torch", ERROR, "torch>=2.10"),
         (lambda m, root: wheels(m, torch="2.13.1", torch_npu=""), "torch_npu", OK, "'torch_npu==2.13.*'"),
-        (lambda m, root: m.setattr(sys, "version_info", (3, 9, 1)), "python", ERROR, "3.10 and later"),
+        (lambda m, root: m.setattr(sys, "version_info", (3, 9, 1)), "python", ERROR, "3.10 or later"),
         (lambda m, root: None, "CANN", OK, "not found"),
         (lambda m, root: install(root, "8.5.0"), "CANN", WARN, "set_env.sh"),
         (lambda m, root: source(m, install(root, "8.5.0")), "CANN", OK, "8.5.0"),
         (lambda m, root: source(m, install(root, "[7.7:8.1.RC1]", "version.cfg")), "CANN", WARN, "8.1.RC1"),
-        (lambda m, root: pair(m, root, "2.9.0", "8.5.0"), "versions", OK, "goes with"),
-        (lambda m, root: pair(m, root, "2.9.0", "8.3.RC1"), "versions", ERROR, "does not go with"),
-        (lambda m, root: pair(m, root, "2.13.0", "9.1.0"), "versions", WARN, "no published table"),
+        (lambda m, root: pair(m, root, "2.9.0", "8.5.0"), "versions", OK, "is compatible with"),
+        (lambda m, root: pair(m, root, "2.9.0", "8.3.RC1"), "versions", ERROR, "is not compatible with"),
+        (lambda m, root: pair(m, root, "2.13.0", "9.1.0"), "versions", WARN, "not in a published table"),
         (lambda m, root: pair(m, root, "2.9.0", "8.5.0", "2.13.0"), "torch_npu", ERROR, "torch==2.9.*"),
-        (lambda m, root: package(m, root, b"aclnnElse"), "operator package", ERROR, "1 packages of others"),
+        (lambda m, root: package(m, root, b"aclnnElse"), "operator package", ERROR, "1 other packages"),
         (lambda m, root: package(m, root, OURS), "operator package", OK, "someone"),
         (lambda m, root: plugin(m), "plug-in", OK, "off: ASCEND_MOE_PATCH=1 turns it on in every process of vLLM and "),
         (lambda m, root: plugin(m, BOTH[:1], ASCEND_MOE_PATCH="1"), "plug-in", WARN, "entry in sglang.srt.plugins "),
@@ -199,9 +199,9 @@ OURS = b"..".join(opp.SYMBOLS)
             lambda m, root: plugin(m, ASCEND_MOE_PATCH="1", VLLM_PLUGINS="ascend, other"),
             *("plug-in", WARN, "add ascend_moe to VLLM_PLUGINS"),
         ),
-        (lambda m, root: vendors(m, root, opp.OURS[0]), "operators of packages", WARN, "a, not from"),
+        (lambda m, root: vendors(m, root, opp.OURS[0]), "operator sources", WARN, "a, not from"),
         (lambda m, root: driver(root, "24.1.0"), "driver", WARN, "24.1.0"),
-        (lambda m, root: built(m, None), "virtual NPU", OK, "not built: its first use builds it"),
+        (lambda m, root: built(m, None), "virtual NPU", OK, "not built: the first use builds it"),
     ],
 )
 def test_what_can_be_wrong(
@@ -215,19 +215,19 @@ def test_what_can_be_wrong(
     wheels(monkeypatch, torch_npu="")
     monkeypatch.setattr(doctor_cann, "_probe", lambda cann: Diagnostic(OK, "NPUs", "not asked"))
     change(monkeypatch, tmp_path)
-    found = itertools.chain(machine.findings(), doctor_cann.findings(tmp_path))
-    one = next(finding for finding in found if finding.topic == topic)
+    found = itertools.chain(machine.diagnostics(), doctor_cann.diagnostics(tmp_path))
+    one = next(each for each in found if each.topic == topic)
     assert one.level == level and said in f"{one.what} {one.why} {one.fix}", one
 
 
-def test_verdicts_of_bringups_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_probe_results_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def told(npus: bool = True) -> list[tuple[str, str]]:
-        return [(found.level, found.what) for found in doctor_cann._verdicts(npus)]
+        return [(found.level, found.what) for found in doctor_cann._bring_ups(npus)]
 
     monkeypatch.setenv("ASCEND_MOE_CACHE", str(tmp_path / "cache"))
     ((level, what),) = told()
     assert level == OK and what.startswith(
-        "none: on NPUs comm_alg auto is window until `ascend-moe validate --bringup`"
+        "no probe results: on NPUs comm_alg auto is window until `ascend-moe validate --bringup`"
     )
     assert told(npus=False) == []
     kinds = [probe_results.Machine("Ascend910B3", "8.5.0", each) for each in probe_results.TOPOLOGIES]
@@ -243,7 +243,7 @@ def test_verdicts_of_bringups_are_shown(tmp_path: Path, monkeypatch: pytest.Monk
     ]
     path.chmod(0o666)
     assert told()[1] == (WARN, f"{path} may be written by others (mode 666)")
-    assert list(doctor_cann._verdicts(True))[1].fix == "run `ascend-moe validate --bringup` again"
+    assert list(doctor_cann._bring_ups(True))[1].fix == "run `ascend-moe validate --bringup` again"
 
 
 def test_symbols_are_those_of_the_package(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def broken_torch_npu(folder: Path) -> Path:
 
 
 def test_torch_npu_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own: a crash there is a finding here."""
+    """In a child process: a crash there becomes a diagnostic."""
     fake = broken_torch_npu(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(doctor_cann, "_PROBE", "import torch_npu")  # not torch, which takes seconds
@@ -281,38 +281,38 @@ def test_torch_npu_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.M
 def test_rank_0_that_answers_and_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert by_topic(group.group_findings(f"127.0.0.1:{port}"))["rank 0"].level == OK
+        assert by_topic(group.group_diagnostics(f"127.0.0.1:{port}"))["rank 0"].level == OK
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(port))
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
-        found = by_topic(group.group_findings())
+        found = by_topic(group.group_diagnostics())
         assert found["rank 0"].level == OK and "rank 1 of 2" in found["ranks"].what
-    assert by_topic(group.group_findings())["rank 0"].level == WARN
+    assert by_topic(group.group_diagnostics())["rank 0"].level == WARN
     monkeypatch.setenv("RANK", "0")
-    assert by_topic(group.group_findings())["rank 0"].level == OK  # it will listen there itself
+    assert by_topic(group.group_diagnostics())["rank 0"].level == OK  # it will listen there itself
     monkeypatch.setenv("RANK", "2")
-    assert by_topic(group.group_findings())["ranks"].level == ERROR
+    assert by_topic(group.group_diagnostics())["ranks"].level == ERROR
     monkeypatch.setenv("RANK", "one")
-    assert by_topic(group.group_findings())["RANK"].level == ERROR
+    assert by_topic(group.group_diagnostics())["RANK"].level == ERROR
     monkeypatch.delenv("RANK")
     for address in ("nonsense", "host:", ":29500", "127.0.0.1:99999"):
-        assert by_topic(group.group_findings(address))["rank 0"].level == ERROR
+        assert by_topic(group.group_diagnostics(address))["rank 0"].level == ERROR
 
 
 def test_a_fix_is_the_least_of_what_was_asked_and_names_less_by_auto() -> None:
     asked = Request(ranks=16, experts=256, topk=8, hidden=7168, batch=64, window_mib=10, comm_alg="window")
     (found,) = group.fits(asked)
-    auto = "; comm_alg auto runs with 15 (dispatch by direct, combine by window)"
+    auto = "; comm_alg auto needs only 15 (dispatch by direct, combine by window)"
     assert found.fix == f"export HCCL_BUFFSIZE=225 on all ranks{auto}"
     (found,) = group.fits(replace(asked, comm_alg="auto"))
-    assert "HCCL_BUFFSIZE=224 on all ranks; 15 is the least" in found.fix and "comm_alg" not in found.fix
+    assert "HCCL_BUFFSIZE=224 on all ranks; the minimum is 15" in found.fix and "comm_alg" not in found.fix
 
 
 # ---- the command
 
 
-def test_the_command_prints_every_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_every_diagnostic(monkeypatch: pytest.MonkeyPatch) -> None:
     wheels(monkeypatch, torch_npu="")
     monkeypatch.setattr(machine, "source_hash", lambda root: _lib.lib().am_source_hash().decode())
     code, said, _ = commands.said("doctor")
@@ -328,18 +328,18 @@ def test_the_command_prints_every_finding(monkeypatch: pytest.MonkeyPatch) -> No
         assert code == 1 and why in " ".join(said.split())
     monkeypatch.setenv("HCCL_BUFFSIZE", "many")
     code, said, _ = commands.said("doctor", "--json", "-p", "deepseek-v3")
-    levels = {load["topic"]: load["level"] for load in json.loads(said)["findings"]}
+    levels = {load["topic"]: load["level"] for load in json.loads(said)["diagnostics"]}
     assert code == 1 and levels["HCCL_BUFFSIZE"] == ERROR and {"compiler", "cores", "open files"} <= set(levels)
     # What is well, and the configuration as far as can be said.
     well = ("python", "torch", "shared memory", "native library", "configuration")
     assert [levels[topic] for topic in well] == [OK] * 5
 
 
-def test_a_part_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_breaks_is_a_diagnostic(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Iterator[Diagnostic]:
         raise ZeroDivisionError("nobody thought of this")
 
-    monkeypatch.setattr(machine, "findings", broken)
+    monkeypatch.setattr(machine, "diagnostics", broken)
     code, said, _ = commands.said("doctor")
     assert code == 1 and "ZeroDivisionError: nobody thought of this" in said and "HCCL_BUFFSIZE" in said
 

@@ -21,7 +21,8 @@ import torch
 import typer
 
 import ascend_moe
-from ascend_moe import LocalCluster, cli, errors, settings
+from ascend_moe import LocalCluster, errors, settings
+from ascend_moe.cli import root
 from ascend_moe.errors import AscendMoeError
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
@@ -180,7 +181,7 @@ def in_code(text: str) -> str:
 
 
 def options_of(command: str) -> set[str]:
-    group: Any = typer.main.get_command(importlib.import_module(f"ascend_moe.cli.{command.replace('-', '_')}").app)
+    group: Any = typer.main.get_command(root.application(command))
     parts = [group, *getattr(group, "commands", {}).values()]
     return {option for part in parts for each in part.params for option in (*each.opts, *each.secondary_opts)}
 
@@ -190,7 +191,7 @@ def test_commands_options_and_targets_exist(page: Path) -> None:
     code = re.sub(r'"[^"\n]*"', '""', in_code(page.read_text()))
     makefile, project = (TREE / "Makefile").read_text(), (TREE / "pyproject.toml").read_text()
     for command, words in re.findall(r"\bascend-moe ([a-z][\w-]*)((?: [^\n`#&]*)?)", code):
-        assert command in cli.COMMANDS, command
+        assert command in root.COMMANDS, command
         own = words.partition(" -- ")[0]
         wrong = set(re.findall(r"(?<= )--?[a-z][\w-]*", own)) - options_of(command) - {"--help", "--json"}
         assert not wrong, f"ascend-moe {command}{words}: {wrong}"
@@ -271,7 +272,7 @@ def test_public_names_modules_and_commands_stand_in_a_page() -> None:
         assert re.search(rf"\bascend_moe\.{re.escape(module)}\b|from {re.escape(parent)} import [^\n]*\b{name}\b", code)
     section = text_of("README.md").partition("## Commands")[2].partition("## ")[0]
     named = set(re.findall(r"`(?:ascend-moe )?([\w-]+)`", section))
-    assert named == set(cli.COMMANDS) and all(commands.said(name, "--help").code == 0 for name in named)
+    assert named == set(root.COMMANDS) and all(commands.said(name, "--help").code == 0 for name in named)
 
 
 # ---- numbers and tables of the code

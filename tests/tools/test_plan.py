@@ -356,7 +356,7 @@ def test_command_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HCCL_BUFFSIZE", raising=False)
     words = ["plan", "--ranks", "2", "--experts", "128", "--hidden", "2048", "--batch", "512"]
     short = commands.said(*words).out.splitlines()
-    assert len(short) == 11 and short[-1].startswith("--details ")
+    assert len(short) == 11 and short[-1].startswith("Use --details ")
     code, said, _ = commands.said(*words, "--details")
     assert code == 0 and said.isascii() and said.splitlines()[:10] == short[:10]
     assert re.search(r"^  A3 V2 +608  MiB$", said, re.MULTILINE)
@@ -364,8 +364,8 @@ def test_command_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "tiling key 2000" in said and "UB of a core" in said and "workspace bytes" in said
     options = "-r 8 -e 256 --hidden 7168 --dtype fp32 --smooth --weights --cores 40 --comm-alg window --details"
     code, said, _ = commands.said("plan", *options.split())
-    assert code == 0 and "int8 on the way, smooth scales, expert_scales on the way" in said
-    assert re.search(r"UB of a core: 1\d\d \d{3} of 196 352 bytes in the fullest step, send\n", said)
+    assert code == 0 and "sent as int8, smooth scales, sent with expert_scales" in said
+    assert re.search(r"UB of a core: 1\d\d \d{3} of 196 352 bytes at its peak, in step send\n", said)
     code, said, _ = commands.said("plan", "-p", "qwen3-30b", "-r", "8", "--global-bs", "512", "--json")
     found = json.loads(said)
     assert code == 0 and found["ok"] is True
@@ -377,7 +377,7 @@ def test_command_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0 and "E 512 (32 a rank) + 3 zero + 256 copy + 2 const experts, W 16" in said
     assert "factors of const experts" in said
     code, _, said = commands.said("predict", "-p", "longcat-flash")
-    assert code == 2 and "has 256 experts to which no row travels, which this" in " ".join(said.split())
+    assert code == 2 and "has 256 zero, copy or const experts, which this" in " ".join(said.split())
     assert {need["version"] for need in found["cann"]} >= {"A3 V1", "A3 V2", "A2 fullmesh", "A2 hierarchy"}
     assert found["ops"]["dispatch"]["ub_peak"] > 0
 
@@ -437,7 +437,7 @@ def test_doctor_and_plan_say_the_same_of_drawn_windows(count: int) -> None:
             drawn_request
         )
         assert fit.best_mib == report.buffsize_mib, drawn_request
-        told = fit.verdict() if fit.ok else report.violations[0].message
+        told = fit.about() if fit.ok else report.violations[0].message
         assert told in found.what and told in shown, drawn_request
         assert (found.level == doctor.WARN) == bool(fit.fallen_back), drawn_request
         if fit.ok:

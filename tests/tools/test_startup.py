@@ -12,13 +12,14 @@ import torch
 
 import ascend_moe
 from ascend_moe import _autoload, cli
+from ascend_moe.cli import root
 
 LIGHT = [
     ["--help"],
     ["--version"],
     ["plan"],
     ["plan", "-r", "64", "--json"],
-    *([name, "--help"] for name in cli.COMMANDS),
+    *([name, "--help"] for name in root.COMMANDS),
 ]
 # In one process, forked before each command: an interpreter of its own for each would take 0.3 s.
 FORKS = """

@@ -144,7 +144,7 @@ def test_several_servers_pass(world: int, share: int, monkeypatch: pytest.Monkey
     outcome = validate.threads(world, matrix(world, extra=4))
     assert outcome.ok, validate.text(outcome)
     said = validate.text(outcome)
-    assert f"several servers (ranks a server: {share})" in said and "begins with expand_idx" in said
+    assert f"several servers ({share} ranks each)" in said and "begins with expand_idx" in said
     assert outcome.as_dict()["ranks_per_server"] == share
 
 
@@ -157,7 +157,7 @@ def test_hierarchy_between_servers_passes(monkeypatch: pytest.MonkeyPatch) -> No
     outcome = validate.threads(4, cases)
     said = validate.text(outcome)
     assert outcome.ok and outcome.cases == len(cases), said
-    assert "several servers (ranks a server: 2), hierarchy between them: V2 only" in said
+    assert "several servers (2 ranks each), hierarchy between them: V2 only" in said
     assert outcome.as_dict()["two_levels"]
 
 
@@ -214,7 +214,7 @@ def test_ranks_under_torchrun_run_this_package(
     assert validate_cli.torchrun(2, argv, {"ASCEND_MOE_RANKS_PER_SERVER": share}) == 0
     said = capfd.readouterr().out
     assert "cpu, 2 processes, gloo" in said and said.count("PASS: ") == 1
-    assert ("several servers (ranks a server: 1)" in said) == (share == "1")
+    assert ("several servers (1 ranks each)" in said) == (share == "1")
 
 
 @pytest.mark.nightly
@@ -259,12 +259,12 @@ class Clock(Twin):
         return found, 0.02 + found[0].cycles / self.rate
 
 
-@pytest.mark.parametrize(("rate", "verdict"), [(45e6, PASS), (100e6, FAIL), (25e6, FAIL)])
-def test_the_cycle_rate_is_judged(rate: float, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("rate", "status"), [(45e6, PASS), (100e6, FAIL), (25e6, FAIL)])
+def test_the_cycle_rate_is_judged(rate: float, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "SPIN_S", 0.02)
     monkeypatch.setattr(Clock, "rate", rate)
     found = PROBES["cycle rate"].on(Clock())
-    assert found.verdict == verdict and f"{rate / 1e6:.1f} " in found.detail, found
+    assert found.status == status and f"{rate / 1e6:.1f} " in found.detail, found
 
 
 # What a device may do that a probe rules out, as a patch of the probe, and what the probe says of it.
@@ -273,67 +273,67 @@ BROKEN = [
         "peer store and read",  # a store is lost
         "                StoreRow(At(peer, rank, 0)",
         "                if (peer != 0 || n > 0) StoreRow(At(peer, rank, 0)",
-        r"rank 0, core \d: at \d is 0x\w+, not 0x\w+",
+        r"rank 0, core \d: word \d is 0x\w+, expected 0x\w+",
     ),
     (
         "32-byte atomicity",  # a block arrives torn
         "block.SetValue(i, value);\n",
         "block.SetValue(i, value - (i == 5 && tiling_->mode == kProbeAtomic));\n",
-        r"rank \d, core 1: at 5 is",
+        r"rank \d, core 1: word 5 is",
     ),
     (
         "data before flag",  # a flag overtakes its row
         "                StoreRow(At(next, rank, 0), value);\n",
         "                if (n > 1) StoreRow(At(next, rank, 0), value - 1);\n",
-        r"rank \d, core 1: at \d is 0x\w+, not",
+        r"rank \d, core 1: word \d is 0x\w+, expected",
     ),
     (
         "relay",  # the row is late for a core that has not seen the flag itself
         "                StoreRow(At(next_, rank, 0), value);\n",
         "                if (n > 1) StoreRow(At(next_, rank, 0), value - 1);\n",
-        r"rank \d, core 2: at \d is 0x\w+, not",
+        r"rank \d, core 2: word \d is 0x\w+, expected",
     ),
     (
         "pull",  # a reader finds what was there before
         "                StoreRow(At(rank, rank, 0), value);\n",
         "                StoreRow(At(rank, rank, 0), n % 2 ? value : value - 1);\n",
-        r"rank \d, core 1: at \d is 0x\w+, not",
+        r"rank \d, core 1: word \d is 0x\w+, expected",
     ),
     (
         "queues",  # a piece leaves before its sum is there
         "                AscendC::Adds(sum, piece, static_cast<int32_t>(i + 1)",
         "                AscendC::Adds(sum, piece, static_cast<int32_t>(i < 5 ? i + 1 : 0)",
-        r"rank \d, core \d: at 640 is",
+        r"rank \d, core \d: word 640 is",
     ),
     (
         "core barrier",  # a core does not see another's store
         "            StoreBlock(workspace_ + Post(core_, n), value);",
         "            if (core_ + 1 < tiling_->cores) StoreBlock(workspace_ + Post(core_, n), value);",
-        r"rank \d, core \d: at 2 is",
+        r"rank \d, core \d: word 2 is",
     ),
     (
         "writer-side relay",  # what one core has written is not there yet
         "            StorePart(PartAt(push ? reader : rank, push, rank, core_), value);\n",
         "            StorePart(PartAt(push ? reader : rank, push, rank, core_), value - (core_ == 1 && n == 7));\n",
-        r"rank \d, core 0: at 1 is 0x\w+, not",
+        r"rank \d, core 0: word 1 is 0x\w+, expected",
     ),
     (
         "neighbours",  # the second of two stores into a block takes the first along
         "CopyOut(target, block, words);",
         "if (core_ == 0 || words != 3 || tiling_->nonce % 2 == 0) CopyOut(target, block, words);",
-        r"rank \d, core \d: at \d+ is 0x\w+, not",
+        r"rank \d, core \d: word \d+ is 0x\w+, expected",
     ),
     (
         "two levels",  # a rank of a server does not get the rows of the others
         "            for (uint32_t owner = 0; owner < lanes_; ++owner) {\n                StoreLoaded(",
         "            for (uint32_t owner = 1; owner < lanes_; ++owner) {\n                StoreLoaded(",
-        r"rank 0, core \d: at \d is 0x0, not 0x",
+        r"rank 0, core \d: word \d is 0x0, expected 0x",
     ),
     (
         "row stride",  # the end of a row is not there
         "half == 0 ? RowOut(row, words) : RowIn(row, words);",
         "half == 0 ? RowOut(row, words - kBlockWords) : RowIn(row, words);",
-        r"rank \d, core 1: at 14336 is",
+        r"rank \d, core 1: word 14336 is",
     ),
 ]
 
@@ -355,13 +355,13 @@ def broken_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name, text", [(name, text) for name, _, _, text in BROKEN])
 def test_kernel_probes_fail_on_a_broken_device(name: str, text: str, broken_kernels: Path) -> None:
     found = PROBES[name].on(bringup.between_servers(Twin(folder=broken_kernels), name))
-    assert found.verdict == FAIL and re.search(text, found.detail), found
+    assert found.status == FAIL and re.search(text, found.detail), found
 
 
 @pytest.mark.parametrize(
     "field, value, text",
     [
-        ("data_bytes", 5 << 20, "context's window KiB is 4096, the host side says 5120"),
+        ("data_bytes", 5 << 20, "context's window KiB is 4096, the host expects 5120"),
         ("rank", 7, "context's rank is"),
         ("context_kind", 2, ""),
     ],
@@ -374,20 +374,20 @@ def test_context_probe_fails_on_another_context(field: str, value: int, text: st
             return tiling
 
     found = PROBES["context layout"].on(Other(window_mib=4))
-    assert found.verdict == FAIL and text in found.detail, found
+    assert found.status == FAIL and text in found.detail, found
 
 
 @pytest.mark.parametrize(
-    ("near", "hosts", "verdict", "text"),
+    ("near", "hosts", "status", "text"),
     [
-        (4, "aaaa bbbb", PASS, "4 ranks a server, 2 server(s), 2 host name(s)"),
-        (0, "aaaaa", PASS, "5 ranks a server, 1 server(s), 1 host name(s)"),
-        (8, "aaaa bbbb", FAIL, "ranks 0 and 4 are to share a server (8 ranks do), but their host names are a and b"),
-        (2, "abab", FAIL, "ranks 0 and 1 are to share a server (2 ranks do), but their host names are a and b"),
-        (2, "aaaa", PASS, "2 ranks a server, 2 server(s), 1 host name(s); ASCEND_MOE_RANKS_PER_SERVER goes before"),
+        (4, "aaaa bbbb", PASS, "4 ranks per server, 2 server(s), 2 host name(s)"),
+        (0, "aaaaa", PASS, "5 ranks per server, 1 server(s), 1 host name(s)"),
+        (8, "aaaa bbbb", FAIL, "ranks 0 and 4 should share a server (8 ranks per server), but their host names are"),
+        (2, "abab", FAIL, "ranks 0 and 1 should share a server (2 ranks per server), but their host names are a and b"),
+        (2, "aaaa", PASS, "2 ranks per server, 2 server(s), 1 host name(s); ASCEND_MOE_RANKS_PER_SERVER takes"),
     ],
 )
-def test_servers_probe_compares_host_names(near: int, hosts: str, verdict: str, text: str) -> None:
+def test_servers_probe_compares_host_names(near: int, hosts: str, status: str, text: str) -> None:
     """Where ranks are to share a server and have two host names, no kernel is launched."""
     names = [*hosts.replace(" ", "")]
 
@@ -398,16 +398,16 @@ def test_servers_probe_compares_host_names(near: int, hosts: str, verdict: str, 
             raise AssertionError("launched")
 
     found = SERVERS.on(Elsewhere(world=len(names), layout="a2", near=near))
-    assert found.verdict == verdict and text in found.detail, found
+    assert found.status == status and text in found.detail, found
     on_a3 = SERVERS.on(Elsewhere(world=len(names), near=near))  # any rank of a supernode is near
-    assert on_a3.verdict == PASS and f"{len(names)} ranks on {len(set(names))} host(s)" in on_a3.detail
+    assert on_a3.status == PASS and f"{len(names)} ranks on {len(set(names))} host(s)" in on_a3.detail
 
 
 def test_store_probe_stays_on_its_server() -> None:
     """With 5 ranks on servers of 2: nothing is stored to, or read from, a rank of another server."""
     made: list[ascendc_twin.Windows] = []
     found = PROBES["peer store and read"].on(Twin(world=5, layout="a2", near=2, spoil=made.append))
-    assert found.verdict == PASS and "ASCEND_MOE_INTRA_NODE_STORES=1" in found.detail, found
+    assert found.status == PASS and "ASCEND_MOE_INTRA_NODE_STORES=1" in found.detail, found
     share = 16 * 1024 + 3 * 512  # of a source, as the probe lays them out
     for owner in range(5):
         data = made[0].data(owner)
@@ -418,9 +418,9 @@ def test_store_probe_stays_on_its_server() -> None:
 def test_two_levels_probe_says_where_it_has_no_room_or_nothing_to_show() -> None:
     probe = PROBES["two levels"]
     found = probe.on(Twin(world=16, cores=1, layout="a2", near=8, window_mib=2))
-    assert found.verdict == FAIL and "the window has no room for a row of each rank" in found.detail
+    assert found.status == FAIL and "the window has no room for a row of each rank" in found.detail
     for world, layout, near in ((4, "a2", 0), (4, "a2", 1), (4, "a2", 4), (5, "a2", 2), (4, "a3", 2)):
-        assert probe.on(Twin(world=world, layout=layout, near=near)).detail.startswith("nothing to show"), near
+        assert probe.on(Twin(world=world, layout=layout, near=near)).detail.startswith("not applicable"), near
 
 
 @pytest.mark.parametrize("layout", ["a2", "a3"])
@@ -434,9 +434,9 @@ def test_a_state_area_full_of_anything_is_cleared(layout: str) -> None:
         state[:] = 0xA5
         windows.data(rank)[data_bytes - 64 : data_bytes] = 0x5A
     device._windows = lambda: windows  # type: ignore[method-assign]
-    assert PROBES["zero-initialised state"].on(device).verdict == FAIL
+    assert PROBES["zero-initialised state"].on(device).status == FAIL
     assert {seen.code for seen in device.launch("clear")[0]} == {PASSED}
-    assert PROBES["zero-initialised state"].on(device).verdict == PASS
+    assert PROBES["zero-initialised state"].on(device).status == PASS
     for rank in range(3):
         assert (windows.data(rank)[data_bytes - 64 : data_bytes] == 0x5A).all()
 
@@ -450,7 +450,7 @@ def test_a_kernel_that_does_not_report_fails(monkeypatch: pytest.MonkeyPatch) ->
             return [probes.Seen(finding.rank, finding.core, 0, 0, 0, 0, 0) for finding in found], seconds
 
     for probe in KERNEL_PROBES:
-        assert probe.on(bringup.between_servers(Silent(), probe.name)).verdict == FAIL, probe.name
+        assert probe.on(bringup.between_servers(Silent(), probe.name)).status == FAIL, probe.name
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "cycles"])
@@ -470,9 +470,9 @@ def test_probe_kernel_has_no_races(mode: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        ("silent", "(gave|got) None"),
+        ("silent", "(caused|got) None"),
         ("early", r"waited 0\.0 s, not 0\.5 s"),  # long before the deadline: a counter that is too fast
-        ("forgets", "the next op gave None"),
+        ("forgets", "the next op raised None"),
     ],
 )
 def test_abort_probe_fails_where_ops_do_not_give_up_in_time(
@@ -490,8 +490,8 @@ def test_abort_probe_fails_where_ops_do_not_give_up_in_time(
         return None
 
     monkeypatch.setattr(ascend_moe, "npu_moe_distribute_dispatch", op)
-    (found,) = bringup.thread_findings(2, [OPS["abort"]])
-    assert found.verdict == FAIL and re.search(text, found.detail), found
+    (found,) = bringup.thread_results(2, [OPS["abort"]])
+    assert found.status == FAIL and re.search(text, found.detail), found
 
 
 def test_no_tokens_probe_fails_where_a_rank_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,8 +506,8 @@ def test_no_tokens_probe_fails_where_a_rank_is_skipped(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ascend_moe, "npu_moe_distribute_combine", op)
     start = time.monotonic()
-    found = bringup.thread_findings(2, [OPS["BS = 0 launch"]])[0]
-    assert found.verdict == FAIL and time.monotonic() - start < 20, found
+    found = bringup.thread_results(2, [OPS["BS = 0 launch"]])[0]
+    assert found.status == FAIL and time.monotonic() - start < 20, found
 
 
 # ---- the report
@@ -518,30 +518,30 @@ def test_skipped_is_not_passed() -> None:
         raise probes.Skipped("no such device")
 
     passed, skipped = ProbeResult("a", "b", PASS, "c"), Probe("n", "it works", skip).on(None)
-    assert skipped.verdict == SKIPPED and "not run: no such device" in str(skipped)
+    assert skipped.status == SKIPPED and "not run: no such device" in str(skipped)
     assert summary([passed, skipped]) == "1 of 2 probes passed, 1 not run"
     assert exit_code([passed]) == 0 and exit_code([passed, skipped]) == 3
     assert exit_code([passed, skipped, ProbeResult("a", "b", FAIL, "c")]) == 1 and exit_code([]) == 3
 
 
-def test_the_times_of_meetings_are_kept_for_the_verdict() -> None:
+def test_the_times_of_core_barriers_are_among_the_figures() -> None:
     """Both ways, of the slowest rank."""
     found = PROBES["core barrier"].on(Twin())
     assert set(found.figures) == set(settings.CORE_BARRIERS) and min(found.figures.values()) > 0
     of_ranks = [(PASS, "a", {"blocks": 2.0, "syncall": 1.0}), (PASS, "b", {"blocks": 1.0, "syncall": 3.0})]
-    both = bringup._together(PROBES["core barrier"], of_ranks)
-    assert both.figures == {"blocks": 2.0, "syncall": 3.0} and both.verdict == PASS
+    both = bringup._of_all_ranks(PROBES["core barrier"], of_ranks)
+    assert both.figures == {"blocks": 2.0, "syncall": 3.0} and both.status == PASS
 
 
 def test_the_bringup_command_has_the_rows_of_the_page() -> None:
     """It tells which probe begins, so that one that never ends has a name."""
     code, said, told = commands.said("validate", "--bringup", "--device", "cpu", "--json")
-    found = json.loads(said)["findings"]
+    found = json.loads(said)["probes"]
     names = [finding["name"] for finding in found]
     assert re.findall(r"^ascend-moe validate: probe '(.*)'$", told, re.MULTILINE) == names
     assert names.count("context layout") == 2  # of A3 and A2
     assert set(names) == {*PROBES, *OPS}
-    others = {finding["name"]: finding["verdict"] for finding in found if finding["verdict"] != PASS}
+    others = {each["name"]: each["status"] for each in found if each["status"] != PASS}
     rate = others.pop("cycle rate", PASS)  # measured beside other tests: anything
     assert others == {"capture and replay": SKIPPED} and code == (3 if rate == PASS else 1)
     assert all(finding["assumption"] and finding["detail"] for finding in found)

@@ -186,7 +186,7 @@ def our_package(toolkit: Toolkit, scratch: Path, socs: tuple[str, ...]) -> Path:
 
 
 def template_package(toolkit: Toolkit, scratch: Path, socs: tuple[str, ...]) -> Path:
-    """Returns the template package of one operator, with the calls of CANN's example."""
+    """Return the template package of one operator, with the calls of CANN's example."""
     ops, source, out = scratch / "template.json", scratch / "template/project", scratch / "template/out"
     ops.write_text(json.dumps([TEMPLATE_OP]))
     for name, text in TEMPLATE.items():
@@ -236,7 +236,7 @@ def tree(folder: Path, ops: list[str]) -> set[str]:
 
 
 def compare(ours: set[str], template: set[str]) -> Iterator[str]:
-    """Returns what differs and must not."""
+    """Return what differs and must not."""
     for name in sorted(template - ours):
         if not any(re.fullmatch(pattern, name) for pattern in REPLACED):
             yield f"{name} is in the template's package, not in ours"
@@ -246,7 +246,7 @@ def compare(ours: set[str], template: set[str]) -> Iterator[str]:
 
 
 def incomplete(folder: Path, ops: list[str], socs: tuple[str, ...]) -> Iterator[str]:
-    """Returns what our package lacks: entry points, binaries of each operator and SoC, headers of kernels."""
+    """Return what our package lacks: entry points, binaries of each operator and SoC, headers of kernels."""
     vendor = folder / "packages/vendors" / VENDOR
     library = vendor / "op_api/lib/libcust_opapi.so"
     symbols = run(["nm", "-D", "--defined-only", str(library)])
@@ -274,7 +274,7 @@ def incomplete(folder: Path, ops: list[str], socs: tuple[str, ...]) -> Iterator[
 
 
 def installed(folder: Path, place: Path) -> Iterator[str]:
-    """Returns what goes wrong when CANN's own install.sh of the package runs."""
+    """Return what goes wrong when CANN's own install.sh of the package runs."""
     place.mkdir()
     env = {**os.environ, "ASCEND_OPP_PATH": str(place)}
     run(["bash", "install.sh", "--quiet", f"--install-path={place}"], cwd=folder, env=env)
@@ -284,7 +284,7 @@ def installed(folder: Path, place: Path) -> Iterator[str]:
 
 
 def check(toolkit: Toolkit, scratch: Path, socs: tuple[str, ...]) -> list[str]:
-    """Builds both packages and prints their trees side by side; what is wrong."""
+    """Build both packages and prints their trees side by side; what is wrong."""
     ours, template = our_package(toolkit, scratch, socs), template_package(toolkit, scratch, socs)
     folder, other = unpacked(ours, scratch / "ours.tree"), unpacked(template, scratch / "template.tree")
     ops = [str(op["op"]) for op in json.loads((scratch / "ours.json").read_text())]

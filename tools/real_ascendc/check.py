@@ -259,7 +259,7 @@ class Job:
         return self.places[tensor.data_ptr()]
 
     def _lend(self, call: OpCall) -> None:
-        """Puts a combine's rows into a block of their rank's lent area, where explore would."""
+        """Put a combine's rows into a block of their rank's lent area, where explore would."""
         rows = call.inputs["expand_x"]
         at = self.windows[call.rank] + self.data + self.lent[call.rank]
         self.lent[call.rank] += (rows.nbytes + 511) // 512 * 512
@@ -302,7 +302,7 @@ class Job:
         return struct.pack(f"<{8 + ARGUMENTS + FLAGS}Q", *head, at, len(ranges), call.lent, *given, *[0] * FLAGS)
 
     def run(self, runner: Path) -> list[str]:
-        """Returns what differs from the twin, from the reference or from the rules; nothing when all is well."""
+        """Return what differs from the twin, from the reference or from the rules; nothing when all is well."""
         with tempfile.NamedTemporaryFile(prefix="real-ascendc-") as file:
             os.truncate(file.fileno(), (self.end + PAGE - 1) // PAGE * PAGE)
             with mmap.mmap(file.fileno(), 0) as memory:
@@ -462,7 +462,7 @@ WRONG_ID, WRONG_PLACE = 4096, 5
 
 
 def run_case(case: program.Program, runner: Path, poison: int, faulty: bool = False) -> list[str]:
-    """Runs a program on the checked twin, then over real AscendC."""
+    """Run a program on the checked twin, then over real AscendC."""
     with World(case.world, window_mib=program.window_mib(case)) as world:
         planned = world.load(case, accepted=0xFFFFFFFF if faulty else 1, compare=False)
         if faulty:

@@ -159,7 +159,7 @@ class Engine:
             ) from None
 
     def check_key(self, name: str, key: int) -> None:
-        """Refuses a tiling key that selects no instance of a template kernel."""
+        """Refuse a tiling key that selects no instance of a template kernel."""
         instances = self.entry(name).instances
         found = next((instance for instance in instances if instance.key == key), None)
         if not instances or (found is not None and not found.refused):

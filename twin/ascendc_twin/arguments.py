@@ -167,12 +167,12 @@ class Arguments:
         self._saved = [self._gm_view(tensor).copy() for tensor in self._tensors]
 
     def restore(self) -> None:
-        """Puts the contents back that `save` remembered."""
+        """Put the contents back that `save` remembered."""
         for tensor, saved in zip(self._tensors, self._saved or [], strict=True):
             self._gm_view(tensor)[:] = saved
 
     def finish(self) -> None:
-        """Copies what kernels wrote into staged tensors back to the caller's."""
+        """Copy what kernels wrote into staged tensors back to the caller's."""
         for tensor in self._tensors:
             if tensor.staged is not None and tensor.writable:
                 tensor.view()[:] = tensor.staged[: tensor.size]

@@ -69,7 +69,7 @@ def list_command(
 
 
 def _show(kernels: Kernels, indent: str = "") -> None:
-    """Prints each kernel with its parameters; below a template its tiling keys."""
+    """Print each kernel with its parameters; below a template its tiling keys."""
     for name in kernels.names:
         typer.echo(f"{indent}{name}({', '.join(kernels.parameters(name))})")
         for key, arguments in kernels.tiling_keys(name).items():

@@ -46,7 +46,7 @@ def build(
     tiling_keys: Iterable[int] | None = None,
     debug: bool = False,
 ) -> Path:
-    """Compiles AscendC kernels for the twin; returns the path that `load` opens.
+    """Compile AscendC kernels for the twin; returns the path that `load` opens.
 
     Args:
         sources: one kernel source or several; each is compiled alone, all are linked together.
@@ -111,7 +111,7 @@ def engine_path(library: Path, engine: str) -> Path:
 
 
 def _install(library: Path, target: Path) -> None:
-    """Copies beside the target, then renames: a process that has the old library open keeps it."""
+    """Copy beside the target, then renames: a process that has the old library open keeps it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as folder:
         shutil.copy(library, Path(folder) / target.name)
@@ -389,7 +389,7 @@ def kernel_library(
 
 
 def unit_of(source: Path, text: str, tiling_keys: Collection[int] | None = None) -> Unit:
-    """Returns what a preprocessed source asks for."""
+    """Return what a preprocessed source asks for."""
     declarations = find_declarations(text)
     # A template that no tiling key selects is called by other functions of the source.
     entries = [
@@ -406,7 +406,7 @@ def unit_of(source: Path, text: str, tiling_keys: Collection[int] | None = None)
 
 
 def _context_flags(text: str) -> Iterator[str]:
-    """Returns kernel_operator.h's declarations of the context structs that the source uses and does not define."""
+    """Return kernel_operator.h's declarations of the context structs that the source uses and does not define."""
     text = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', text)  # braces are counted
     for name in _CONTEXTS:
         use = re.search(rf"(?<![\w:]){name}\b", text)

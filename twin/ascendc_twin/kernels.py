@@ -147,7 +147,7 @@ class Run:
         launch.range_count = len(ranges)
 
     def _mark_data(self, ranges: list[abi.Range]) -> None:
-        """Marks the ranges of these names, as findings show them, without "arg 2" and "of rank 0"."""
+        """Mark the ranges of these names, as findings show them, without "arg 2" and "of rank 0"."""
         shared = {name: found for found in ranges if (name := _shared_name(found))}
         for wanted in self._data:
             if wanted not in shared:
@@ -157,7 +157,7 @@ class Run:
             found.data = int(_shared_name(found) in self._data)
 
     def once(self, world: int, options: abi.Options, timeout_s: float | None) -> LaunchResult:
-        """Executes the call once, in a native world of `size` ranks. Raises TwinFault."""
+        """Execute the call once, in a native world of `size` ranks. Raises TwinFault."""
         for launch in self._launches:
             launch.deadline_s = timeout_s or 0.0
         outcome = self._native(world, options)
@@ -212,7 +212,7 @@ class Run:
     def explore(
         self, world: int, schedules: Sequence[abi.Options], deterministic: bool, check: Callable[[], object] | None
     ) -> Exploration:
-        """Executes the call under each schedule, from the same contents, until one fails."""
+        """Execute the call under each schedule, from the same contents, until one fails."""
         saved = {key: windows.snapshot() for key, windows in self._groups().items()}
         for arguments in self._arguments:
             arguments.save()
@@ -308,7 +308,7 @@ def load(
     tiling_keys: Iterable[int] | None = None,
     debug: bool = False,
 ) -> Kernels:
-    """Opens kernels: a source (.cpp), built when it is first needed, or a library that `build` made.
+    """Open kernels: a source (.cpp), built when it is first needed, or a library that `build` made.
 
     Args:
         path: the source or the library.
@@ -359,7 +359,7 @@ class Kernels:
         return list(self._any.entries)
 
     def tiling_keys(self, name: str) -> dict[int, dict[str, str]]:
-        """Returns the tiling keys of entry ``name``, each with the template's arguments; none of no template."""
+        """Return the tiling keys of entry ``name``, each with the template's arguments; none of no template."""
         return {
             instance.key: dict(instance.arguments)
             for instance in self._any.entry(name).instances
@@ -367,7 +367,7 @@ class Kernels:
         }
 
     def parameters(self, name: str) -> list[str]:
-        """Lists the names of the parameters of entry ``name``, tiling included."""
+        """List the names of the parameters of entry ``name``, tiling included."""
         return [parameter.name for parameter in self._any.entry(name).parameters]
 
     def launch(
@@ -391,7 +391,7 @@ class Kernels:
         warn: bool = False,
         data: Iterable[str] = (),
     ) -> LaunchResult:
-        """Runs a kernel to its end; tensors among ``args`` are read and written in place.
+        """Run a kernel to its end; tensors among ``args`` are read and written in place.
 
         Args:
             name: the entry.
@@ -454,7 +454,7 @@ class Kernels:
         warn: bool = False,
         data: Iterable[str] = (),
     ) -> Exploration:
-        """Runs a kernel under many schedules of the checked engine, until one fails or all have run.
+        """Run a kernel under many schedules of the checked engine, until one fails or all have run.
 
         Before each, arguments and windows are as they were at the call; afterwards they are as the last
         schedule left them.

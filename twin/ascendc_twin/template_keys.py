@@ -191,7 +191,7 @@ def _text(entry: Entry, kind: str, value: int) -> str:
 
 
 def _pieces(text: str, start: int) -> list[str]:
-    """Returns what stands between the commas of a call's parentheses, from behind the opening one, unless empty."""
+    """Return what stands between the commas of a call's parentheses, from behind the opening one, unless empty."""
     depth, begin = 0, start
     pieces: list[str] = []
     for at in range(start, len(text)):

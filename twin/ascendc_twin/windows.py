@@ -37,7 +37,7 @@ class _Area:
         self._map.madvise(mmap.MADV_DONTNEED)
 
     def pages(self) -> dict[int, Bytes]:
-        """Copies of the pages that are not all zero, by offset. Reads every page: for small areas."""
+        """Copy of the pages that are not all zero, by offset. Reads every page: for small areas."""
         pages = {begin: self.bytes[begin : begin + PAGE] for begin in range(0, self.size, PAGE)}
         return {begin: page.copy() for begin, page in pages.items() if page.any()}
 
@@ -129,12 +129,12 @@ class Windows:
         self._fresh = True
 
     def snapshot(self) -> list[dict[int, Bytes]]:
-        """Returns what `restore` needs to bring back the present contents."""
+        """Return what `restore` needs to bring back the present contents."""
         areas = list(self._areas())
         return [{} for _ in areas] if self._fresh else [area.pages() for area in areas]
 
     def restore(self, saved: list[dict[int, Bytes]]) -> None:
-        """Puts the contents back as they were at `snapshot`, whose result is ``saved``."""
+        """Put the contents back as they were at `snapshot`, whose result is ``saved``."""
         for area, pages in zip(self._areas(), saved, strict=True):
             area.restore(pages)
         self._fresh = not any(saved)

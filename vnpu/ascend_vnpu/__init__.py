@@ -31,7 +31,7 @@ def is_active() -> bool:
 
 
 def info() -> dict[str, Any]:
-    """Returns what this process runs on, for reports.
+    """Return what this process runs on, for reports.
 
     Returns:
         ``virtual`` (bool); when it is True also ``about``, ``soc``, ``devices``, the versions ``torch`` and

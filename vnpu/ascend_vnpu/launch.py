@@ -97,7 +97,7 @@ def launch(
     check: bool = True,
     quiet: bool = False,
 ) -> NoReturn:
-    """Becomes ``command``, with torch_npu's libraries replaced by the virtual NPU's. Does not return.
+    """Become ``command``, with torch_npu's libraries replaced by the virtual NPU's. Does not return.
 
     Args:
         command: a Python, a Python script, or a console script such as torchrun or pytest, and its arguments.

@@ -20,7 +20,7 @@ def wheel(name: str) -> list[str] | None:
 
 
 def vllm_ascend_device() -> str:
-    """Returns what an installed vllm-ascend was built for, as its build wrote it: A2, A3, ... or ""."""
+    """Return what an installed vllm-ascend was built for, as its build wrote it: A2, A3, ... or ""."""
     try:
         spec = importlib.util.find_spec("vllm_ascend")
     except (ImportError, ValueError):

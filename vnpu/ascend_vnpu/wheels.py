@@ -118,7 +118,7 @@ def _how_to_install(interpreter: str, torch: str, torch_npu: str) -> str:
 
 
 def verify(wheel: Wheel) -> int:
-    """Compares every file of a wheel with its RECORD: size and SHA-256. Returns how many files.
+    """Compare every file of a wheel with its RECORD: size and SHA-256. Returns how many files.
 
     A verdict is kept in ``~/.cache/ascend_moe`` until a size or time of a file changes.
 

@@ -29,7 +29,7 @@ def _finished(name: str) -> bool:
 
 
 def _install() -> None:
-    """Installs the shim; while one of the two packages is being imported, its end does."""
+    """Install the shim; while one of the two packages is being imported, its end does."""
     if _finished("torch") and (_finished("ascend_moe") or "ascend_moe" not in sys.modules):
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not FINDER]
         importlib.import_module(SHIM).install(quiet=True)

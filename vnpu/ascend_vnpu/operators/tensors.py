@@ -265,7 +265,7 @@ def _generator(seed: Seed, offset: Seed, within_graph: int = 0) -> torch.Generat
 
 
 def _draw(name: str, parameters: int, out: int = 0) -> Callable[..., None]:
-    """Fills the tensor at place ``out`` by its method, with the parameters that come before the seed."""
+    """Fill the tensor at place ``out`` by its method, with the parameters that come before the seed."""
 
     def run(*arguments: Any) -> None:
         values = list(arguments)
