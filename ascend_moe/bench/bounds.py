@@ -1,4 +1,4 @@
-"""The bounds that `make bench-check` holds the ops to: ratios within one run, never times."""
+"""The bounds that `make bench-check` checks: ratios within one run, never times."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ITERATIONS = 60
 
 @dataclass(frozen=True)
 class Bound:
-    """A method takes at most ``times`` x the limit, or is so many times faster than a peer; median ratios.
+    """A method takes at most ``times`` x the limit, or is at least so many times faster than a peer, by medians.
 
-    Judged in cases of ``tokens`` or more: with fewer, the limit's rows fit into L2, and how much faster it is than a
-    call's fixed work says more of the machine than of the call.
+    Applies to cases with ``tokens`` or more tokens. With fewer, the limit's rows fit into L2, and the ratio depends
+    mostly on the machine.
     """
 
     method: str
@@ -46,7 +46,7 @@ SHAPES = (("deepseek-v3", 8), ("deepseek-v3", 32), ("qwen3-235b", 32))
 
 @dataclass(frozen=True)
 class BoundCheck:
-    """``ok`` None: not judged. ``seen``: the median ratio, or why there is none."""
+    """Result of a bound. ``ok`` None: not applicable; ``seen``: the median ratio, or why there is none."""
 
     bound: Bound
     ok: bool | None
@@ -58,9 +58,9 @@ def cases() -> list[Case]:
 
 
 def judge(result: CaseResult) -> list[BoundCheck]:
-    """Every bound on a case. MPI may be missing; ours and gloo may not.
+    """Check every bound on a case. A missing method fails, except one of MPI.
 
-    Medians of ratios; in a noisy case the ratio of the two p10, which load hardly moves.
+    Ratios are medians; in a noisy case the ratio of the two p10, which depends less on the load.
     """
     checks = []
     for bound in BOUNDS:
@@ -78,16 +78,16 @@ def judge(result: CaseResult) -> list[BoundCheck]:
             ratio = ours.p10_to_limit if peer is None else peer.round_trip.p10 / ours.round_trip.p10
         else:
             ratio = (ours.to_limit if of_limit else ours.faster[bound.against]).p50
-        kept = ratio <= bound.times if of_limit else ratio >= bound.times
+        ok = ratio <= bound.times if of_limit else ratio >= bound.times
         noise = " (of p10: more than half of the rows are noisy)" if result.too_noisy else ""
-        checks.append(BoundCheck(bound, kept, f" = {ratio:.2f}{noise}"))
+        checks.append(BoundCheck(bound, ok, f" = {ratio:.2f}{noise}"))
     return checks
 
 
 def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) -> bool:
-    """Measure until every case has kept all bounds within one run, at most TRIES times.
+    """Measure until every case has passed all bounds within one run, at most TRIES times.
 
-    Of a case that breaks one on a busy machine it says why that does not count; the result is False all the same.
+    Return whether all passed. If a case fails on a busy machine, the reason is printed.
     """
     left = cases()
     busy: list[str] = []
@@ -96,10 +96,10 @@ def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) 
         results = measure(left).cases
         judged = [(result.case, judge(result)) for result in results]
         for case, checks in judged:
-            for verdict in checks:
-                word = {True: "ok", False: "FAIL", None: "skipped"}[verdict.ok]
-                say(f"  {word:8}{case.name}: {verdict.bound.text}{verdict.seen}")
-        left = [case for case, checks in judged if any(verdict.ok is False for verdict in checks)]
+            for each in checks:
+                word = {True: "ok", False: "FAIL", None: "skipped"}[each.ok]
+                say(f"  {word:8}{case.name}: {each.bound.text}{each.seen}")
+        left = [case for case, checks in judged if any(each.ok is False for each in checks)]
         if not left:
             return True
         busy = [f"  {result.case.name} does not count: {why}" for result in results if (why := why_not(result))]
@@ -109,12 +109,12 @@ def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) 
 
 
 def why_not(result: CaseResult) -> str:
-    """Why the times of a case say little of the ops, "" where they say much: the machine does something else."""
+    """Return why the times of a case are not meaningful, such as load on the machine, or ""."""
     reasons = []
     if result.too_noisy:
         reasons.append("more than half of the rows are noisy")
     if result.hindered:
-        reasons.append(f"a rank's work took {result.hindrance:.2f} x as long while all worked")
+        reasons.append(f"a rank's work took {result.hindrance:.2f} x as long while all ranks worked")
     if not reasons:
         return ""
     return f"{' and '.join(reasons)} (load average {result.load:g} on {result.cores} cores): measure again when idle"

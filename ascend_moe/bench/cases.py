@@ -1,4 +1,4 @@
-"""Describes a measurement: the shape of a layer, ranks, tokens, routing and row format."""
+"""The cases of a measurement: shape of a layer, ranks, tokens, routing and row format."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ SWEEPS = {
     "ranks": (1, 2, 4, 8),
     "hidden": (1024, 2048, 3072, 4096, 5120, 6144, 7168, 8192),
 }
-INPUT_SETS = 16  # used in turns: routing is fresh at every iteration
+INPUT_SETS = 16  # used alternately, so that the routing changes at every iteration
 
 
 @dataclass(frozen=True)
 class Case(CallOptions):
-    """One measurement and the options of its calls; the same on all ranks.
+    """One measurement and the options of its calls, equal on all ranks.
 
     Attributes:
         world, batch: W ranks, BS tokens on each.
         hidden, topk, experts: H, K, E; E is a multiple of W.
-        skew: "uniform"; "zipf": expert e drawn with weight 1 / (e + 1); "hot": every token has expert 0.
+        skew: "uniform"; "zipf": expert e has weight 1 / (e + 1); "hot": every token selects expert 0.
     """
 
     preset: str
@@ -66,7 +66,7 @@ class Case(CallOptions):
 
     @property
     def most_rows(self) -> int:
-        """Rows that may come to one rank."""
+        """Maximum number of rows that one rank receives."""
         return self.world * self.batch * min(self.topk, self.local_experts)
 
     @property
@@ -76,11 +76,11 @@ class Case(CallOptions):
 
     @property
     def combine_bytes(self) -> int:
-        """Bytes of the BS * K rows a rank gets back."""
+        """Bytes of the BS * K rows a rank receives back."""
         return self.batch * self.topk * self.hidden * self.torch_dtype.itemsize
 
     def call(self, number: int) -> cases.Case:
-        """Input set ``number``: the tensors of all ranks, and what must come out."""
+        """Return input set ``number``: the tensors of all ranks and the expected results."""
         return cases.Case(
             world=self.world,
             local=self.local_experts,
@@ -104,7 +104,7 @@ class Inputs:
 
 
 def inputs(case: Case, rank: int, number: int) -> Inputs:
-    """The tensors of a rank in input set ``number``."""
+    """Return the tensors of a rank in input set ``number``."""
     made = case.call(number).rank_input(rank)
     assert made.expert_scales is not None  # every generated case has them
     return Inputs(made.x, made.expert_ids, made.expert_scales)
@@ -121,14 +121,14 @@ def matrix(
     dtype: str = "bf16",
     shape: tuple[int | None, int | None, int | None] = (None, None, None),
 ) -> list[Case]:
-    """The cases of a run, ordered by ranks: every preset x ranks x batch, or along ``sweep``.
+    """Return the cases of a run, ordered by ranks: every preset x ranks x batch, or along ``sweep``.
 
-    ``shape``: H, K and E that stand in for the preset's. Raises ArgumentError where the operators refuse a case.
+    ``shape``: H, K and E that replace the preset's. Raises ArgumentError if the operators refuse a case.
     """
     for preset in presets:
         need_one_of("preset", preset, PRESETS)
         special = PRESETS[preset].published.special.total
-        rule = "is {!r}, with {} experts to which no row travels: bench's ways do not know them; take another"
+        rule = "is {!r}, with {} zero, copy or const experts, which bench does not support; use another"
         need(special == 0, "preset", rule, preset, special)
     need_one_of("sweep", sweep, ("", *SWEEPS))
     for argument, value, names in (("skew", skew, SKEWS), ("quant", quant, QUANTS), ("dtype", dtype, DTYPES)):
@@ -145,7 +145,7 @@ def matrix(
             text = f"ranks is {world}; need 1..{MAX_WORLD} that divide the {experts} experts of {preset}"
             raise ArgumentError(text, argument="ranks")
         if not 1 <= batch <= MAX_BATCH:
-            raise ArgumentError(f"bs is {batch}; need 1..{MAX_BATCH} tokens a rank", argument="bs")
+            raise ArgumentError(f"bs is {batch}; need 1..{MAX_BATCH} tokens per rank", argument="bs")
         case = Case(preset, world, batch, width or hidden, topk, experts, skew, dtype, quant_mode=QUANTS[quant])
         require(Request(world, experts, topk, case.hidden, batch, dtype=dtype, quant_mode=case.quant_mode))
         made.append(case)

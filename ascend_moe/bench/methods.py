@@ -1,6 +1,6 @@
-"""The methods that are compared: the machine's limit, our ops by algorithm, their peers over gloo and MPI.
+"""The methods of the benchmark: the machine's limit, this package's ops by algorithm, and peers over gloo and MPI.
 
-Each is a dispatch and a combine with the contract of our own ops.
+Each consists of a dispatch and a combine with the same contract.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ class RankPlace(Place):
 
 
 def arrived(rows: Tensor, scales: Tensor | None, counts: Tensor, handle: Any) -> Dispatched:
-    """Return what a plain dispatch leaves: ``rows`` (>= count, H), ``scales`` of int8 codes, ``counts`` (L,)."""
+    """Return the result of a plain dispatch: ``rows`` (>= count, H), ``scales`` of int8 rows, ``counts`` (L,)."""
     none = torch.empty(0)
     return Dispatched(rows, none if scales is None else scales, counts, none, none, none, handle)
 
 
 class Method(ABC):
-    """One way to dispatch and combine. Made for a case on every rank, used in turns with the others."""
+    """A method to dispatch and combine. Constructed for a case on every rank, used alternately with the others."""
 
     name: str
     kind: str = PEER
     needs_mpi: bool = False
 
     def __init__(self, case: Case, place: RankPlace, rows_out: Tensor) -> None:
-        """``rows_out`` (case.most_rows, H): where the experts write, by default."""
+        """``rows_out`` (case.most_rows, H): default buffer for the experts' output."""
         self.case, self.place, self.rows_out = case, place, rows_out
 
-    def ready(self, inputs: Inputs) -> None:  # noqa: B027  most methods have nothing to do
-        """Not timed, before the first call with these inputs: what is no part of the method's work."""
+    def ready(self, inputs: Inputs) -> None:  # noqa: B027
+        """Prepare these inputs before their first call. Not timed."""
 
     @abstractmethod
     def dispatch(self, inputs: Inputs) -> Dispatched:
-        """Timed. Collective."""
+        """Run dispatch. Timed. Collective."""
 
     def expert_output(self, sent: Dispatched) -> Tensor:
-        """Timed with dispatch: where the experts write their (>= count, H) rows."""
+        """Return the buffer (>= count, H) for the experts' output. Timed with dispatch."""
         return self.rows_out
 
     @abstractmethod
     def combine(self, rows: Tensor, inputs: Inputs, sent: Dispatched) -> Tensor:
-        """Timed. Collective. (BS, H): the weighted sums of the experts' rows."""
+        """Return the weighted sums (BS, H) of the experts' rows. Timed. Collective."""
 
     def experts_of(self, sent: Dispatched) -> Tensor:
-        """(count,) global expert of each row."""
+        """Return the global expert of each row, (count,)."""
         local = torch.arange(self.case.local_experts).repeat_interleave(sent.expert_token_nums)
         return local + self.place.rank * self.case.local_experts
 
@@ -75,12 +75,12 @@ class Method(ABC):
 
 
 def pointers(rows: Tensor, index: Tensor) -> Tensor:
-    """(n,) int64 addresses of the rows ``index`` (int64) of a contiguous (m, H) tensor."""
+    """Return the addresses (n,) int64 of the rows ``index`` (int64) of a contiguous (m, H) tensor."""
     return torch.mul(index, rows.size(1) * rows.element_size()).add_(rows.data_ptr())
 
 
 def native_call(name: str, *arguments: Tensor | int) -> Callable[[], None]:
-    """A call of the library, made beforehand: tensors stand for their addresses, and are kept alive."""
+    """Return a prepared call of the library. Tensors are passed by address and stay alive."""
     function = getattr(library.lib(), name)
     values = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments]
 
@@ -92,28 +92,27 @@ def native_call(name: str, *arguments: Tensor | int) -> Callable[[], None]:
 
 
 def weighted_sum(out: Tensor, addresses: Tensor, weights: Tensor) -> Callable[[], None]:
-    """out (BS, H): fp32 sums over ascending k of the rows at ``addresses`` (BS * K) times weights (BS, K)."""
+    """Return a call that writes into ``out`` (BS, H) the fp32 sums of the rows at ``addresses`` times the weights."""
     type_code = library.lib().am_type_code(str(out.dtype).removeprefix("torch.").encode())
     shape = (*weights.shape, out.size(1), type_code)
     return native_call("am_bench_weighted_sum", out, addresses, weights, *shape)
 
 
 class _Limit(Method):
-    """Every row copied once and summed once, by each rank alone, nothing sent.
+    """Copy every row once and sum it once, within each rank, without communication.
 
-    No method that moves each row once and reduces it once is faster. Quantization is not counted; what can
-    be made beforehand is made beforehand.
+    No method that moves and reduces each row once is faster. Quantization and preparation are not timed.
     """
 
     kind = LIMIT
-    way: int  # of am_bench_copy_rows
+    copy: int  # of am_bench_copy_rows
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         case, pairs = self.case, self.case.batch * self.case.topk
         self._to = torch.empty(pairs, case.hidden, dtype=torch.int8 if case.quant_mode else case.torch_dtype)
         self._out = torch.empty(case.batch, case.hidden, dtype=case.torch_dtype)
-        #: by inputs: the copy, the sum, what dispatch returns, and the rows, whose memory the copy reads
+        #: id of the inputs -> copy, sum, result of dispatch, and the source rows, which must stay alive
         self._ready: dict[int, tuple[Callable[[], None], Callable[[], None], Dispatched, Tensor]] = {}
 
     def ready(self, inputs: Inputs) -> None:
@@ -123,7 +122,7 @@ class _Limit(Method):
         row_bytes = self._to.size(1) * self._to.element_size()
         places = pointers(source, token_of)
         self._ready[id(inputs)] = (
-            native_call("am_bench_copy_rows", self._to, places, len(pairs), row_bytes, self.way),
+            native_call("am_bench_copy_rows", self._to, places, len(pairs), row_bytes, self.copy),
             weighted_sum(self._out, pointers(self.rows_out, pairs), inputs.expert_scales),
             arrived(
                 self._to,
@@ -149,15 +148,15 @@ class _Limit(Method):
 
 
 class LimitMemcpy(_Limit):
-    name, way = "limit-memcpy", 0
+    name, copy = "limit-memcpy", 0
 
 
 class LimitStream(_Limit):
-    name, way = "limit-nontemporal", 1
+    name, copy = "limit-nontemporal", 1
 
 
 class LimitThroughUb(_Limit):
-    name, way = "limit-ub", 2
+    name, copy = "limit-ub", 2
 
 
 # ---- ours
@@ -183,7 +182,7 @@ class Direct(Window):
 
 
 class DirectZeroCopy(Direct):
-    """The experts write where combine reads: a tensor of this rank's window, taken afresh every time."""
+    """Zero copy: the experts write into a tensor of this rank's window, allocated for each call."""
 
     name, zero_copy = "direct-zero-copy", True
 
@@ -199,19 +198,19 @@ Counts = Sequence[int]
 
 
 class GlooAllToAll(Method):
-    """As frameworks write it in plain torch: sort, permute, exchange, reorder, and the same way back.
+    """The usual implementation in plain torch: sort, permute, exchange, reorder, and the reverse.
 
-    Fresh tensors everywhere, chunks reordered by split and cat, the sum by index_add in fp32.
+    New tensors in every step, reordering by split and cat, sums by index_add in fp32.
     """
 
     name = "gloo-a2a"
 
     def _exchange(self, out: Tensor, given: Tensor, received: Counts, sent: Counts) -> None:
-        """Rows of int32, ``sent[d]`` of them to rank d, ``received[s]`` from rank s: all_to_all_single."""
+        """Exchange int32 rows by all_to_all_single: ``sent[d]`` to rank d, ``received[s]`` from rank s."""
         dist.all_to_all_single(out, given, list(received), list(sent))
 
     def _exchange_counts(self, out: Tensor, given: Tensor) -> None:
-        """(E,) in, the same number out: L for each rank."""
+        """Exchange E counts, L with each rank."""
         each = [self.case.local_experts] * self.place.world
         self._exchange(out, given, each, each)
 
@@ -255,7 +254,7 @@ class MpiAllToAll(GlooAllToAll):
     name, needs_mpi = "mpi-a2a", True
 
     def _exchange(self, out: Tensor, given: Tensor, received: Counts, sent: Counts) -> None:
-        """The same by Alltoallv, straight from and into the tensors' memory."""
+        """Exchange by MPI's Alltoallv, directly between the tensors."""
 
         def part(rows: Tensor, counts: Counts) -> list[Any]:
             sizes = [count * (rows.size(1) if rows.dim() > 1 else 1) for count in counts]
@@ -265,10 +264,10 @@ class MpiAllToAll(GlooAllToAll):
 
 
 class GlooAllToAllTuned(GlooAllToAll):
-    """All-to-all as well as it can be done over a library: nothing allocated, one index_select each way.
+    """All-to-all, optimized: no allocations, one index_select in each direction.
 
-    Rows are packed and reordered by index_select(out=) into tensors made beforehand, and the rows that come
-    back are summed where they lie by the same C++ loop as the limit's.
+    Rows are packed and reordered by index_select(out=) into preallocated tensors, and the returned rows are summed in
+    place by the C++ loop of the limit.
     """
 
     name = "gloo-a2a-tuned"
@@ -278,7 +277,7 @@ class GlooAllToAllTuned(GlooAllToAll):
         case, most_rows = self.case, self.case.most_rows
         pairs, back_words = case.batch * case.topk, case.hidden * case.torch_dtype.itemsize // 4
         self._row_words = case.hidden // 4 if case.quant_mode else back_words
-        sent_words = self._row_words + bool(case.quant_mode)  # int8 rows have their scale behind them
+        sent_words = self._row_words + bool(case.quant_mode)  # int8 rows are followed by their scale
 
         def words(rows: int, width: int) -> Tensor:
             return torch.empty(rows, width, dtype=torch.int32)
@@ -303,7 +302,7 @@ class GlooAllToAllTuned(GlooAllToAll):
         words = row_ops.payload(inputs.x, inputs.expert_ids, None, None, case.quant_mode)
         torch.index_select(words, 0, order // case.topk, out=self._send)
         self._exchange(self._receive[:count], self._send, received, sent)
-        # Row i of expand_x arrived at place source[i]; table[s, l]: rows from source s for local expert l.
+        # row i of expand_x is received row source[i]; table[s, l]: rows from source s for local expert l
         arrival = table.reshape(-1)
         starts = (arrival.cumsum(0) - arrival).view_as(table)
         source = row_ops.segments(table.t().reshape(-1), starts.t().reshape(-1))
@@ -329,16 +328,16 @@ class GlooAllToAllTuned(GlooAllToAll):
 
 
 class MpiAllToAllTuned(GlooAllToAllTuned, MpiAllToAll):
-    """By way of Alltoallv: the exchange is ``MpiAllToAll``'s, the rest is as it is tuned."""
+    """The optimized all-to-all with the exchange of `MpiAllToAll`."""
 
     name = "mpi-a2a-tuned"
 
 
 class GlooAllGather(Method):
-    """All-gather to dispatch, reduce-scatter to combine: no uneven exchange, W times the traffic.
+    """All-gather as dispatch, reduce-scatter as combine: equal messages, W times the traffic.
 
-    Every rank sees all tokens, takes the rows of its experts, sums its part of every token in fp32, and the
-    parts are summed on the way back.
+    Every rank receives all tokens, selects the rows of its experts and sums its part of each token in fp32; the
+    reduce-scatter sums the parts.
     """
 
     name = "gloo-ag-rs"
@@ -382,15 +381,15 @@ GROUPS = {kind: [name for name, method in METHODS.items() if method.kind == kind
 
 
 def chosen(text: str, comm_alg: str = "") -> list[str]:
-    """Names from "auto" or a list of names and groups (limit, ours, peer); limits always are among them.
+    """Return method names from "auto" or a list of names and groups (limit, ours, peer). Limits are always included.
 
-    ``comm_alg`` "window" or "direct": of this package's own only those that run it.
+    ``comm_alg`` "window" or "direct" selects this package's methods with that algorithm.
     """
     known = {"auto": list(METHODS), **GROUPS, **{name: [name] for name in METHODS}}
     wanted = set(GROUPS[LIMIT])
     for word in text.split(","):
         if word not in known:
-            raise ArgumentError(f"methods has {word!r}; need some of {', '.join(known)}", argument="methods")
+            raise ArgumentError(f"methods contains {word!r}; need some of {', '.join(known)}", argument="methods")
         wanted.update(known[word])
     if comm_alg in ("window", "direct"):
         wanted -= {name for name in GROUPS[OURS] if getattr(METHODS[name], "comm_alg", comm_alg) != comm_alg}

@@ -1,6 +1,6 @@
-"""One rank of a run, which ascend_moe.bench.run starts under torchrun or mpiexec.
+"""One rank of a run, which `ascend_moe.bench.run` starts under torchrun or mpiexec.
 
-It checks every method and times them in turns: marks of one clock, taken around each half.
+It checks all methods and times them alternately, with the clock of the machine.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from ascend_moe.comm.liveness import process_gone
 from ascend_moe.dispatchers import Dispatched
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout
 
-GLOO_TIMEOUT_S = 120.0  # of gloo
-PROGRESS = "progress"  # a file of the scratch folder: iterations that are done, and the name of the case
+GLOO_TIMEOUT_S = 120.0
+PROGRESS = "progress"  # file with the number of finished iterations and the name of the case
 BARRIER_S = 60.0
-WARM_UPS = 4  # both parities of the windows, twice; the first call is reported by itself
-REPEATS = 2  # of the same call, of which the last is warm: both parities of the windows are in the caches
-_LINE = 16  # int64 words a rank: two cache lines, so that no neighbour's line is fetched along
+WARM_UPS = 4  # both ping-pong buffers, twice; the first call is reported separately
+REPEATS = 2  # calls of the same method, of which the last is warm: both ping-pong buffers are cached
+_LINE = 16  # int64 words per rank: two cache lines, because of the adjacent-line prefetcher
 _SPINS_BEFORE_YIELD = 4000
 _LOOK_AT_CLOCK = 1024
-_WORK, _WORK_TIMES = 50_000, 7  # what the ranks do by turns and together: about a millisecond each time
+_WORK, _WORK_TIMES = 50_000, 7  # about a millisecond each time
 
 Marks = tuple[int, int, int, int]  # ns: dispatch begins, ends, combine begins, ends
 
 
 @dataclass(frozen=True)
 class Job:
-    """Holds what the ranks are told, in the file ``job`` of the scratch folder.
+    """Parameters of the ranks, in the file ``job`` of the scratch folder.
 
-    ``mpi``: mpiexec starts the ranks, not torchrun. ``pid``: the ranks end when this process ends. ``tell``:
-    rank 0 keeps its progress in the file ``progress``.
+    ``mpi``: mpiexec starts the ranks, not torchrun. ``pid``: the ranks end when this process ends.
+    ``shows_progress``: rank 0 writes its progress into the file ``progress``.
     """
 
     cases: list[Case]
@@ -60,7 +60,7 @@ class Job:
     mpi: bool
     pid: int
     cores: list[int]
-    tell: bool = False
+    shows_progress: bool = False
 
     @property
     def world(self) -> int:
@@ -68,7 +68,7 @@ class Job:
 
 
 def main(scratch: str) -> None:
-    """Run the job in the folder ``scratch``; the first rank to fail leaves ``error.json`` there."""
+    """Run the job in the folder ``scratch``; the first rank that fails writes ``error.json`` there."""
     folder = Path(scratch)
     job: Job = pickle.loads((folder / "job").read_bytes())
     threading.Thread(target=_end_with, args=(job.pid, folder), daemon=True).start()
@@ -81,13 +81,13 @@ def main(scratch: str) -> None:
         note = {"rank": rank, "text": f"rank {rank}: {type(error).__name__}: {error}", "trace": trace}
         with contextlib.suppress(FileExistsError), (folder / "error.json").open("x") as file:
             json.dump(note, file)
-        # Not by way of atexit: gloo and MPI would wait for ranks that wait for this one.
+        # without atexit handlers, in which gloo and MPI would wait for other ranks
         os._exit(1)
 
 
 def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
     core = job.cores[rank % len(job.cores)]
-    os.sched_setaffinity(0, {core})  # before any library starts threads: they inherit it
+    os.sched_setaffinity(0, {core})  # before any library starts threads, which inherit it
     torch.set_num_threads(1)
     barrier = Barrier(folder / "barrier", rank, job.world, len(job.cores))
     dist.init_process_group(
@@ -103,8 +103,8 @@ def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
         of_ranks: list[Any] = [None] * job.world
         if rank == 0:
             (folder / PROGRESS).write_text(f"{number * job.iterations} {case.name}")
-        told = folder / PROGRESS if job.tell and rank == 0 else None
-        case_marks = run_case(job, case, place, barrier, told, number * job.iterations)
+        progress = folder / PROGRESS if job.shows_progress and rank == 0 else None
+        case_marks = run_case(job, case, place, barrier, progress, number * job.iterations)
         case_marks.hindrance = hindrance
         dist.gather_object(case_marks, of_ranks if rank == 0 else None)
         results.append(of_ranks)
@@ -120,21 +120,21 @@ def _rank_and_mpi(job: Job) -> tuple[int, Any]:
         return int(os.environ["RANK"]), None
     import mpi4py
 
-    mpi4py.rc.thread_level = "funneled"  # spares MPI its locks
+    mpi4py.rc.thread_level = "funneled"  # MPI needs no locks
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     if world.size != job.world:
         raise ArgumentError(
-            f"mpiexec started {world.size} ranks of {job.world} that see each other: "
-            "mpiexec and mpi4py are not of one installation",
+            f"mpiexec started {world.size} of {job.world} connected ranks: "
+            "mpiexec and mpi4py are from different installations",
             argument="methods",
         )
     return world.rank, world
 
 
 def _end_with(pid: int, folder: Path) -> None:
-    """End this rank when the process that started the run has ended, and leaves nothing behind."""
+    """End this rank and remove its files when the process that started the run has ended."""
     while not process_gone(pid):
         time.sleep(1)
     shutil.rmtree(folder, ignore_errors=True)
@@ -145,9 +145,9 @@ def _end_with(pid: int, folder: Path) -> None:
 
 
 def measure_hindrance(rank: int, world: int) -> float:
-    """How much longer this rank's work takes while all ranks work: 1 where each has a core to itself. Collective.
+    """Return how much longer this rank's work takes while all ranks work; 1 if each has its own core. Collective.
 
-    Hardware threads of one core share its units: what a call executes then takes longer, what waits for memory hardly.
+    Hardware threads of one core share its units, which slows down computation more than waits for memory.
     """
 
     def work() -> float:
@@ -158,7 +158,7 @@ def measure_hindrance(rank: int, world: int) -> float:
     alone, together = [], []
     for _ in range(_WORK_TIMES):
         for turn in range(world):
-            dist.barrier()  # gloo's: who waits there sleeps
+            dist.barrier()  # waiting ranks sleep
             if turn == rank:
                 alone.append(work())
         dist.barrier()
@@ -167,13 +167,13 @@ def measure_hindrance(rank: int, world: int) -> float:
 
 
 class Barrier:
-    """Where the ranks meet before each half: a file that all of them map, with a line that each rank writes.
+    """Barrier of the ranks before each op, in a file that all of them map; each rank writes its own line.
 
-    They leave within a few microseconds of each other, which no library's barrier does.
+    Ranks leave it within a few microseconds of each other, unlike barriers of libraries.
     """
 
     def __init__(self, path: Path, rank: int, world: int, cores: int) -> None:
-        """``cores``: that the ranks share; with more ranks than cores, waiting ranks give way at once."""
+        """``cores``: cores of all ranks; with more ranks than cores, waiting ranks yield immediately."""
         size = world * _LINE * 8
         with path.open("a+b") as file:
             file.truncate(size)
@@ -183,7 +183,7 @@ class Barrier:
         self._count = 0
 
     def wait(self, wait_s: float = BARRIER_S) -> None:
-        """Wait until all ranks are here."""
+        """Wait for all ranks."""
         self._count += 1
         words, count = self._words, self._count
         words[self.rank * _LINE] = count
@@ -200,15 +200,16 @@ class Barrier:
 
 
 class WrongResult(AscendMoeError):
-    """A method's result is not the reference's. ``.rank .method``."""
+    """Raised if a method's result differs from the reference. Attributes: ``rank``, ``method``."""
 
 
 @dataclass
 class CaseMarks:
-    """Holds what one rank measured of a case, by method: one Marks an iteration, and of the first call.
+    """Measurements of a case on one rank, by method: the times of each iteration, and of the first call.
 
-    ``marks``: right after another method, ``warm``: right after the same call. ``exact``: methods whose sums always
-    were the reference's, bit for bit. ``missing``: method -> why it did not run. ``hindrance``: of measure_hindrance.
+    ``marks``: after a call of another method; ``warm``: after calls of the same method. ``exact``: methods whose sums
+    were always equal to the reference bit for bit. ``missing``: method -> why it did not run. ``hindrance``: result of
+    `measure_hindrance`.
     """
 
     marks: dict[str, list[Marks]] = field(default_factory=dict)
@@ -221,11 +222,11 @@ class CaseMarks:
 
 @torch.no_grad()
 def run_case(
-    job: Job, case: Case, place: RankPlace, barrier: Barrier, told: Path | None = None, before: int = 0
+    job: Job, case: Case, place: RankPlace, barrier: Barrier, progress: Path | None = None, before: int = 0
 ) -> CaseMarks:
-    """Check every method, then times the job's iterations of each. Collective.
+    """Check every method, then time the job's iterations of each. Collective.
 
-    ``told``: the file that gets the progress, in which ``before`` iterations of other cases count.
+    ``progress``: file for the progress, including ``before`` iterations of other cases.
     """
     result = CaseMarks()
     rows_out = torch.empty(case.most_rows, case.hidden, dtype=case.torch_dtype)
@@ -248,10 +249,10 @@ def run_case(
             result.first.setdefault(method.name, marks)
             if not _is_exact(method, sent, out, want) and method.name in result.exact:
                 result.exact.remove(method.name)
-    # Of the last iteration, so that a result that was timed is checked as well.
+    # a timed result, that of the last iteration, is checked too
     last = job.iterations - 1
     want = expected(case, place.rank, last % INPUT_SETS)
-    turns = random.Random(job.iterations)  # the same on all ranks: no method always follows the same other
+    turns = random.Random(job.iterations)  # equal on all ranks; the order of methods varies
     gc.collect()
     gc.disable()
     try:
@@ -261,21 +262,21 @@ def run_case(
                 result.marks[method.name].append(marks)
                 if iteration == last:
                     _is_exact(method, sent, out, want)
-                # Let go before the next call, as a layer does: its memory is then what the next call takes.
+                # freed before the next call, as in a layer
                 del sent, out
                 for _ in range(REPEATS):
                     marks = _round_trip(method, own[iteration % INPUT_SETS], barrier)[0]
                 result.warm[method.name].append(marks)
-            if told is not None:
-                told.write_text(f"{before + iteration + 1} {case.name}")
+            if progress is not None:
+                progress.write_text(f"{before + iteration + 1} {case.name}")
     finally:
         gc.enable()
     return result
 
 
 def _round_trip(method: Method, inputs: Inputs, barrier: Barrier) -> tuple[Marks, Dispatched, Tensor]:
-    """One dispatch, the experts untimed, one combine; each half begins on all ranks at once."""
-    now, clock = time.clock_gettime_ns, time.CLOCK_MONOTONIC  # one clock for all processes of a machine
+    """Run dispatch, the experts (not timed) and combine; both ops begin after a barrier of all ranks."""
+    now, clock = time.clock_gettime_ns, time.CLOCK_MONOTONIC  # the same clock in all processes
     barrier.wait()
     began = now(clock)
     sent = method.dispatch(inputs)
@@ -290,27 +291,27 @@ def _round_trip(method: Method, inputs: Inputs, barrier: Barrier) -> tuple[Marks
 
 
 def _is_exact(method: Method, sent: Dispatched, out: Tensor, want: Expected) -> bool:
-    """Whether the sums are exact; raises where the result is wrong. The limits send nothing."""
+    """Return whether the sums are exact; raise WrongResult if the result is wrong."""
     fault = "" if method.kind == LIMIT else dispatch_fault(sent, want)
     exact = False
     if not fault:
         fault, exact = combine_fault(out, want)
     if not fault and method.kind == OURS and not exact:
-        fault = "combine is near the reference, but not equal to it bit for bit"
+        fault = "combine is close to the reference, but not equal bit for bit"
     if fault:
         rank = method.place.rank
         raise WrongResult(f"{method.name} on rank {rank}: {fault}", rank=rank, method=method.name)
     return exact
 
 
-# ---- is a result right? rows of dispatch bit for bit, sums within what the order of addition allows
+# ---- checks: rows of dispatch bit for bit, sums within the error of the order of addition
 
 
 def run_experts(rows: Tensor, scales: Tensor | None, experts: Tensor, out: Tensor) -> None:
-    """Stand for the experts: never timed, the same for every method.
+    """Run a simple replacement for the experts, not timed and equal for every method.
 
-    Writes (n, H) output for ``rows`` (int8 rows have fp32 ``scales``) into ``out[:n]``. The factor depends
-    on the expert (global numbers, (n,)): the sums then show a row that went to a wrong expert.
+    Write the output (n, H) for ``rows`` (int8 rows have fp32 ``scales``) into ``out[:n]``. The factor depends on the
+    global expert (n,), so that the sums show a row sent to a wrong expert.
     """
     count = experts.numel()
     factors = (1 + (experts % 7).float() / 8)[:, None]
@@ -322,9 +323,9 @@ def run_experts(rows: Tensor, scales: Tensor | None, experts: Tensor, out: Tenso
 
 @dataclass(frozen=True)
 class Expected:
-    """Holds what a rank must get: dispatch's result, and combine's (BS, H) sums in ascending k.
+    """Expected results of a rank: dispatch's, and combine's sums (BS, H) in ascending k.
 
-    ``slack``: how far another order of addition may be off before the last rounding.
+    ``slack``: maximum error of another order of addition, before the last rounding.
     """
 
     dispatched: reference.DispatchResult
@@ -333,7 +334,7 @@ class Expected:
 
 
 def expected(case: Case, rank: int, number: int) -> Expected:
-    """The reference's results for input set ``number``, without any communication."""
+    """Compute the expected results for input set ``number`` by the reference, without communication."""
     call = case.call(number)
     dispatched = call.dispatched()
     rows = []
@@ -348,7 +349,7 @@ def expected(case: Case, rank: int, number: int) -> Expected:
 
 
 def dispatch_fault(sent: Dispatched, want: Expected) -> str:
-    """Return what is wrong with the rows, or ''."""
+    """Return a description of the first error in the rows, or ""."""
     result, count = want.dispatched, want.dispatched.expand_x.size(0)
     if not torch.equal(sent.expert_token_nums.long(), result.expert_token_nums):
         return "rows per expert differ from the reference"
@@ -363,12 +364,12 @@ def dispatch_fault(sent: Dispatched, want: Expected) -> str:
 
 
 def combine_fault(got: Tensor, want: Expected) -> tuple[str, bool]:
-    """Return what is wrong with the sums, or ''; and whether they are equal bit for bit."""
+    """Return a description of the first error in the sums, or "", and whether they are equal bit for bit."""
     if got.shape != want.sums.shape or got.dtype != want.sums.dtype:
         return f"is {tuple(got.shape)} {got.dtype}, not {tuple(want.sums.shape)} {want.sums.dtype}", False
     if torch.equal(got, want.sums):
         return "", True
-    # Sums that differ by `slack` may round to neighbours.
+    # sums that differ by `slack` may round to adjacent values
     allowed = want.slack + 2 * torch.finfo(got.dtype).eps * want.sums.float().abs()
     wrong = ~((got.float() - want.sums.float()).abs() <= allowed)  # true for NaN too
     if not bool(wrong.any()):

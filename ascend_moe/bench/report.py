@@ -1,4 +1,4 @@
-"""The table of a case on the terminal, and the sentences under it."""
+"""The table of each case on the terminal, and the notes below it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMES = (
     "dispatch",
     "combine",
     "round trip p10 / p50 / p90",
-    "GB/s a rank",
+    "GB/s per rank",
     "÷ limit",
     "p10 ÷ p10",
     "warm",
@@ -26,7 +26,7 @@ COLUMNS = ("method", *_TIMES, "checked")
 
 
 def show(run: Run, console: Console, force: bool) -> None:
-    """Where it ran; then of each case a table, notes, and the ratios in a sentence."""
+    """Print the machine, then a table, notes and a summary of each case."""
     for line in about_lines(run.about):
         console.print(escape(line), highlight=False)
     for case in run.cases:
@@ -56,7 +56,7 @@ def show(run: Run, console: Console, force: bool) -> None:
 
 
 def about_lines(about: dict[str, Any]) -> list[str]:
-    """Machine and versions, and how the ranks ran."""
+    """Describe the machine, the versions and the settings."""
     settings = ", ".join(f"{name}={value}" for name, value in about["settings"].items())
     busy = about["load_before"] > about["cores"] / 2
     return [
@@ -64,47 +64,47 @@ def about_lines(about: dict[str, Any]) -> list[str]:
         f"load average {about['load_before']}, {about['date']}",
         f"torch {about['torch']}, {about['mpi'] or 'no MPI'}, Python {about['python']}, "
         f"{about['engine']} engine of the twin",
-        f"rank r is pinned to core r modulo {about['cores']}; for all methods alike: {settings}",
-        *["the machine was busy before the run began: measure again when it is not"] * busy,
+        f"rank r is pinned to core r modulo {about['cores']}; settings of all methods: {settings}",
+        *["the machine was busy before the run: measure again when it is idle"] * busy,
     ]
 
 
 def case_title(case: CaseResult) -> str:
     shape, n = case.case, case.rows[0].round_trip.n
     title = (
-        f"{shape.name}: K {shape.topk}, E {shape.experts}, {shape.dispatch_bytes / 1e6:.2f} MB there and "
-        f"{shape.combine_bytes / 1e6:.2f} MB back a rank, n = {n}, µs"
+        f"{shape.name}: K {shape.topk}, E {shape.experts}, {shape.dispatch_bytes / 1e6:.2f} MB sent and "
+        f"{shape.combine_bytes / 1e6:.2f} MB received back per rank, n = {n}, µs"
     )
     more = f"; more ranks than cores: {shape.world} ranks on {case.cores}" if case.oversubscribed else ""
     return title + more
 
 
 def notes(case: CaseResult) -> list[str]:
-    """Return what a reader of the table must know."""
+    """Return the notes below the table."""
     lines = [
-        f"* the limit: the fastest of the three copies here, {case.limit}",
-        "warm: right after two of the same calls; the other columns are of calls right after another method's",
+        f"* the limit: the fastest of the three copies, {case.limit}",
+        "warm: after two calls of the same method; the other columns: after a call of another method",
     ]
-    lines += [f"{name} left out: {why}" for name, why in case.missing.items()]
+    lines += [f"{name} omitted: {why}" for name, why in case.missing.items()]
     noisy = [row.name for row in case.rows if row.round_trip.noisy]
     if noisy:
         lines.append(f"noisy (p50 more than {NOISY} x p10): {', '.join(noisy)}")
     if case.hindered:
         lines.append(
-            f"a rank's work takes {case.hindrance:.2f} x as long while all work: they share a core's units, or the "
-            "machine is busy. What a call executes then weighs more against the limit, which waits for memory"
+            f"a rank's work takes {case.hindrance:.2f} x as long while all ranks work, because they share a core's "
+            "units or the machine is busy. This slows down calls more than the limit, which is bound by memory"
         )
     firsts = ", ".join(f"{row.name} {row.first_us:.0f}" for row in case.rows if row.kind != LIMIT)
-    lines.append(f"first call, µs, memory not touched before: {firsts}")
+    lines.append(f"first call, µs, including page faults: {firsts}")
     return [*lines, f"load average {case.load}"]
 
 
 def headline(case: CaseResult, force: bool = False) -> str:
-    """One line of medians of ratios, or why there is none."""
+    """Return a line with the medians of ratios, or why there is none."""
     if case.too_noisy and not force:
         noisy = sum(row.round_trip.noisy for row in case.rows)
         return (
-            f"{case.case.name}: no ratios claimed, {noisy} of {len(case.rows)} rows are noisy: "
+            f"{case.case.name}: no ratios, {noisy} of {len(case.rows)} rows are noisy: "
             "run again on a quiet machine, or pass --force"
         )
     best = case.best_peer()
@@ -123,6 +123,6 @@ def headline(case: CaseResult, force: bool = False) -> str:
 
 
 def times_text(ratios: Spread) -> str:
-    """Median of ratios with p10 and p90."""
+    """Format the median of ratios with p10 and p90."""
     digits = 1 if ratios.p50 >= 10 else 2
     return f"{ratios.p50:.{digits}f} x ({ratios.p10:.{digits}f}..{ratios.p90:.{digits}f})"

@@ -1,4 +1,4 @@
-"""The numbers of a run: spans over all ranks, percentiles, ratios iteration by iteration; and their JSON."""
+"""The numbers of a run: times over all ranks, percentiles, ratios per iteration; and their JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ascend_moe.bench.rank import CaseMarks
 
 NOISY = 1.5  # p50 / p10
 _HINDERED = 1.25  # x as long
-SCHEMA = "ascend-moe-bench/2"  # changes when the meaning of a field of the JSON does
+SCHEMA = "ascend-moe-bench/2"  # changes with the meaning of a field of the JSON
 
 Floats = npt.NDArray[np.float64]
 
@@ -41,10 +41,10 @@ def spread(samples: Sequence[float] | Floats) -> Spread:
 
 
 def times(marks_by_rank: Sequence[Sequence[Sequence[int]]]) -> tuple[Floats, Floats]:
-    """(n,) µs of dispatch and of combine: from the first rank's begin to the last rank's end.
+    """Return µs (n,) of dispatch and of combine, from the first rank's begin to the last rank's end.
 
-    From ``marks_by_rank[rank][iteration]`` = (dispatch begins, ends, combine begins, ends) in ns. A rank's
-    own duration would be too short where ranks share a core: its clock only starts once it runs.
+    ``marks_by_rank[rank][iteration]`` = (dispatch begins, ends, combine begins, ends) in ns. The duration in one rank
+    would be too short if ranks share a core, because it starts when the rank is scheduled.
     """
     marks = np.asarray(marks_by_rank, dtype=np.int64).reshape(len(marks_by_rank), -1, 2, 2)
     spans: Floats = (marks[..., 1].max(axis=0) - marks[..., 0].min(axis=0)) / 1e3
@@ -53,12 +53,12 @@ def times(marks_by_rank: Sequence[Sequence[Sequence[int]]]) -> tuple[Floats, Flo
 
 @dataclass(frozen=True)
 class Row:
-    """One method of a case. µs; ratios of round trips, iteration by iteration.
+    """One method of a case. Times in µs; ratios of round trips per iteration.
 
-    ``to_limit``: round trip / the limit's, ``p10_to_limit``: the ratio of their p10, which load hardly moves.
-    ``warm`` and ``warm_to_limit``: of round trips right after the same call; the others come after another method's.
-    ``faster``, of ours: peer -> the peer's round trip / this method's. ``exact``: sums equal to the reference
-    in every bit. ``first_us``: the first round trip, memory not touched before; in no other number.
+    ``to_limit``: round trip / the limit's; ``p10_to_limit``: ratio of their p10, which depends less on the load.
+    ``warm``, ``warm_to_limit``: of round trips after calls of the same method; the others follow another method's.
+    ``faster``, for this package's methods: peer -> the peer's round trip / this method's. ``exact``: sums equal to the
+    reference bit for bit. ``first_us``: the first round trip, not part of the other numbers.
     """
 
     name: str
@@ -79,9 +79,9 @@ class Row:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case. ``limit``: the limit's copy method with the lowest median round trip here.
+    """Results of a case. ``limit``: the limit method with the lowest median round trip.
 
-    ``hindrance``: how much longer a rank's work takes while all ranks work, of the rank that it hinders most.
+    ``hindrance``: how much longer a rank's work takes while all ranks work, the largest of all ranks.
     """
 
     case: Case
@@ -98,12 +98,12 @@ class CaseResult:
 
     @property
     def hindered(self) -> bool:
-        """A rank's work takes longer while all work, though each has a core: worth a note."""
+        """Whether a rank's work takes longer while all ranks work, although each has a core."""
         return self.hindrance > _HINDERED and not self.oversubscribed
 
     @property
     def too_noisy(self) -> bool:
-        """More than half of the rows are noisy: their ratios are no claim."""
+        """Whether more than half of the rows are noisy, so that ratios are not meaningful."""
         return 2 * sum(row.round_trip.noisy for row in self.rows) > len(self.rows)
 
     def row(self, name: str) -> Row | None:
@@ -116,7 +116,7 @@ class CaseResult:
 
 
 def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) -> CaseResult:
-    """From what every rank measured. Ratios are taken in each iteration: load that hits both cancels out."""
+    """Evaluate the marks of all ranks. Ratios are computed per iteration, which cancels the load of both."""
     measured = {name: times([rank.marks[name] for rank in marks]) for name in marks[0].marks}
     trips = {name: dispatch + combine for name, (dispatch, combine) in measured.items()}
     spreads = {name: spread(trip) for name, trip in trips.items()}
@@ -155,13 +155,13 @@ def _fastest_limit(spreads: dict[str, Spread]) -> str:
 
 @dataclass
 class Run:
-    """Everything: environment and cases."""
+    """A run: environment and cases."""
 
     about: dict[str, Any]
     cases: list[CaseResult] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``--json``: every number, with every iteration's dispatch and combine."""
+        """Return all numbers for JSON, including dispatch and combine of each iteration."""
         cases = [
             {**asdict(case), "oversubscribed": case.oversubscribed, "too_noisy": case.too_noisy} for case in self.cases
         ]

@@ -134,7 +134,7 @@ def _head(report: PlanReport) -> str:
     rows += ", sent with expert_scales" if one.weights else ""
     rows += ", returned as int8" if one.returns_int8 else ""
     return (
-        f"{batch}, H {one.hidden}, K {one.topk}, E {one.experts} ({local} a rank){kinds}, W {one.ranks}, {rows}, "
+        f"{batch}, H {one.hidden}, K {one.topk}, E {one.experts} ({local} per rank){kinds}, W {one.ranks}, {rows}, "
         f"contract {one.contract}\n{one.soc} ({report.soc.series}), {report.cores} AIV cores"
     )
 

@@ -470,7 +470,7 @@ def _violations(request: Request, cores: int) -> list[Violation]:
 def _super_pods(request: Request) -> str:
     """The rule that an opening group on several super-pods breaks."""
     if soc_of(request.soc).series != "A3":
-        return f"super_pods is {request.super_pods}, only A3 has super-pods; for servers of {request.soc} use ranks_per_server"
+        return f"super_pods is {request.super_pods}, only A3 has super-pods; {request.soc} has ranks_per_server"
     cann = next(each for each in cann_need(request) if each.version == "A3 V2 hierarchy")
     refused = f"; it refuses this configuration: {cann.refuses}" if cann.refuses else ""
     rule = library.lib().am_super_pod_rule().decode()

@@ -1,6 +1,7 @@
-"""`ascend-moe run`: a real MoE layer over EP ranks on this machine, checked against two references.
+"""`ascend-moe run`: an MoE layer over EP ranks on this machine, checked against two references.
 
-layers (what is run, and one rank of it) -> check -> report -> here (all ranks, and the command).
+`layers` describes a run and runs one rank, `check` verifies the results, `report` prints them, this module starts the
+ranks.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from ascend_moe.run.check import verify
 from ascend_moe.run.layers import Progress, RankRecord, RunSpec, run_rank
 from ascend_moe.run.report import RunReport
 
-_PLAIN_WIDTH = 100  # columns where the output is no terminal
+_PLAIN_WIDTH = 100  # columns if the output is not a terminal
 
 
 def execute(spec: RunSpec, head: Sequence[str], backend: str = "threads", as_json: str = "") -> int:
-    """Run it and tells the report as ``_text.show`` does. ``head``: sentences about it, printed at once.
+    """Run ``spec`` and print the report by `_text.show`. ``head``: sentences to print first.
 
-    Returns 0 for PASS, 1 for FAIL or an error of the run.
+    Returns:
+        0 for PASS, 1 for FAIL or an error of the run.
     """
     start = time.perf_counter()
     if as_json != "-":
@@ -46,17 +48,17 @@ def execute(spec: RunSpec, head: Sequence[str], backend: str = "threads", as_jso
     try:
         with _bar() as progress:
             records = (run_threads if backend == "threads" else run_processes)(spec, progress)
-            verdict = verify(spec, records, progress)
+            checked = verify(spec, records, progress)
     except AscendMoeError as error:
-        _tell(error, head, as_json)
+        _print_error(error, head, as_json)
         return 1
-    report = RunReport(spec, head, backend, records, verdict, time.perf_counter() - start)
+    report = RunReport(spec, head, backend, records, checked, time.perf_counter() - start)
     show(report.json(), as_json, lambda: report.show(_console()))
-    return 0 if verdict.ok else 1
+    return 0 if checked.ok else 1
 
 
 def run_threads(spec: RunSpec, progress: Progress) -> list[RankRecord]:
-    """The records of all ranks, by rank. ``progress`` hears of rank 0."""
+    """Run all ranks as threads and return their records by rank. ``progress`` receives that of rank 0."""
     before = torch.get_num_threads()
     torch.set_num_threads(_share_of_cores(spec))
     try:
@@ -67,11 +69,11 @@ def run_threads(spec: RunSpec, progress: Progress) -> list[RankRecord]:
 
 
 def run_processes(spec: RunSpec, progress: Progress) -> list[RankRecord]:
-    """The same from a process a rank; raises what the first rank to fail raised."""
+    """Run each rank in a process and return their records; raise the error of the first rank that failed."""
     progress("start of the processes", 0, 0)
     with tempfile.TemporaryDirectory(prefix="ascend-moe-run-") as scratch:
         start: Any = start_processes  # untyped
-        usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is this process's affair, and ends the ranks
+        usual = signal.signal(signal.SIGINT, signal.SIG_IGN)  # only this process handles Ctrl-C, and ends the ranks
         try:
             ranks = start(_rank_main, args=(spec, scratch), nprocs=spec.ranks, start_method="spawn", join=False)
         finally:
@@ -83,7 +85,7 @@ def run_processes(spec: RunSpec, progress: Progress) -> list[RankRecord]:
             for process in ranks.processes:
                 process.kill()
             raise
-        except (ProcessExitedException, ProcessRaisedException) as error:  # some left their error behind
+        except (ProcessExitedException, ProcessRaisedException) as error:  # a rank that raised has written its error
             failures = sorted(Path(scratch).glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
             if not failures:
                 raise AscendMoeError(str(error), rank=error.error_index) from None
@@ -92,7 +94,7 @@ def run_processes(spec: RunSpec, progress: Progress) -> list[RankRecord]:
 
 
 def _rank_main(rank: int, spec: RunSpec, scratch: str) -> None:
-    os.dup2(2, 1)  # gloo talks on stdout, which belongs to the report
+    os.dup2(2, 1)  # gloo prints to stdout, which is for the report
     torch.set_num_threads(_share_of_cores(spec))
     wait = datetime.timedelta(seconds=timeout_s() + 60)
     store = f"file://{scratch}/rendezvous"
@@ -100,7 +102,7 @@ def _rank_main(rank: int, spec: RunSpec, scratch: str) -> None:
     try:
         group_ep = ascend_moe.comm_name()
         torch.save(run_rank(spec, rank, group_ep, _quiet), f"{scratch}/{rank}.pt")
-        dist.barrier()  # a rank that leaves early would be lost to the others
+        dist.barrier()  # the others would report a rank that exits early as lost
     except AscendMoeError as error:
         torch.save(error, f"{scratch}/{rank}.part")
         os.replace(f"{scratch}/{rank}.part", f"{scratch}/{rank}.error")
@@ -110,12 +112,12 @@ def _rank_main(rank: int, spec: RunSpec, scratch: str) -> None:
 
 
 def _share_of_cores(spec: RunSpec) -> int:
-    """Threads that a rank may use in torch."""
+    """Number of torch threads per rank."""
     return max(1, len(os.sched_getaffinity(0)) // spec.ranks)
 
 
 def _quiet(stage: str, done: int, total: int) -> None:
-    """Progress of ranks that nobody listens to."""
+    """Ignore the progress of a rank."""
 
 
 def _console() -> Console:
@@ -123,21 +125,21 @@ def _console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
 
 
-def _tell(error: AscendMoeError, head: Sequence[str], as_json: str) -> None:
-    """An error of the run, with what other ranks raised."""
+def _print_error(error: AscendMoeError, head: Sequence[str], as_json: str) -> None:
+    """Print an error of the run, and the errors of other ranks."""
     text = f"{type(error).__name__}: {error}"
 
-    def tell() -> None:
+    def show_text() -> None:
         for rank, other in sorted(error.others.items()):
             if str(other) != str(error):
                 print(f"rank {rank} raised {type(other).__name__}: {other}", file=sys.stderr)
         _console().print(f"\n{text}\n[bold red]FAIL", soft_wrap=True)
 
-    show({"pass": False, "about": head, "error": text}, as_json, tell)
+    show({"pass": False, "about": head, "error": text}, as_json, show_text)
 
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """One line on stderr that shows the stage of a run, where that is a terminal; gone afterwards."""
+    """Show the stage of the run in a line on stderr, if that is a terminal."""
     with Console(stderr=True).status("start") as status:
         yield lambda stage, done, total: status.update(f"{stage} {done}/{total}" if total else stage)

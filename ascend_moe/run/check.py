@@ -1,4 +1,4 @@
-"""Is it right? Every output against the reference bit for bit, the layer against a dense one."""
+"""Checks of a run: every output against the reference bit for bit, the layer against a dense one."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ascend_moe.run.layers import Progress, RankRecord, RunSpec, build
 # |difference| <= tolerance * (RMS of the dense output + |dense value|)
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 QUANT_TOLERANCE = 2e-1
-_SLICE_BYTES = 128 << 20  # of fp32 expert weights held at a time by the dense layer
+_SLICE_BYTES = 128 << 20  # of fp32 expert weights in memory at a time
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that must hold. ``detail`` has the numbers, or the first difference in words."""
+    """One check. ``detail``: the numbers, or a description of the first difference."""
 
     name: str
     ok: bool
@@ -35,7 +35,7 @@ class Check:
 
 @dataclass(frozen=True)
 class RunChecks:
-    """All checks, and how far combine's and the layer's outputs are from what they should be."""
+    """All checks, and the largest differences of combine's and the layer's outputs."""
 
     checks: list[Check]
     reference_difference: float
@@ -44,7 +44,7 @@ class RunChecks:
 
     @property
     def ok(self) -> bool:
-        """True when every check holds."""
+        """Whether every check passed."""
         return all(check.ok for check in self.checks)
 
 
@@ -80,7 +80,7 @@ def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> 
     dense = dense_layer(spec, records, progress)
     out = torch.cat([rank_record.out for rank_record in records]).float()
     gap = _furthest(out, torch.cat(sums).float())
-    # Between servers status goes with the rows, so that their bytes alone are not to be seen.
+    # between servers the counters include the status sent with the rows
     bytes_moved = [] if 0 < share < spec.ranks else [_bytes_moved(records, traffic)]
     checks = [
         _reports("dispatch = reference, bit for bit", dispatches, f"{rows} rows on {spec.ranks} ranks"),
@@ -101,7 +101,7 @@ def _reports(name: str, reports: Sequence[reference.Comparison], fine: str) -> C
 
 
 def _bytes_moved(records: Sequence[RankRecord], traffic: Mapping[str, Sequence[reference.Traffic]]) -> Check:
-    """The kernels really carried the rows: their MTE counters are what the routing demands."""
+    """Compare the kernels' MTE byte counters with the traffic predicted from the routing."""
     name = "bytes through the windows = predicted"
     total = 0
     for record in records:
@@ -119,11 +119,11 @@ def _bytes_moved(records: Sequence[RankRecord], traffic: Mapping[str, Sequence[r
 def _steady(records: Sequence[RankRecord], iterations: int) -> Check:
     wrong = [record.rank for record in records if not record.steady]
     detail = f"ranks {wrong} changed" if wrong else f"{iterations + 2} passes, MoELayer.forward one of them"
-    return Check("every pass the same bits", not wrong, detail)
+    return Check("every pass has the same bits", not wrong, detail)
 
 
 def tolerance_of(spec: RunSpec) -> float:
-    """How far from the dense layer the output may be, see ``TOLERANCES``."""
+    """Return the tolerance of the comparison with the dense layer, see ``TOLERANCES``."""
     return QUANT_TOLERANCE if spec.quant_mode else TOLERANCES[spec.dtype]
 
 
@@ -143,7 +143,7 @@ def _furthest(got: Tensor, want: Tensor) -> float:
 
 
 def _special_terms(records: Sequence[RankRecord], config: MoEConfig) -> Tensor:
-    """(sum of BS, R) fp32: what copy and const experts add."""
+    """Addends of copy and const experts, (sum of BS, R) fp32."""
     parts, (zeros, copies, count) = [], config.special
     for record in records:
         row, ids = record.x.float(), record.expert_ids.long() - config.num_experts - zeros
@@ -163,7 +163,7 @@ def _special_terms(records: Sequence[RankRecord], config: MoEConfig) -> Tensor:
 
 
 class _Holder(Dispatcher):
-    """Says which experts to hold, and carries nothing."""
+    """A dispatcher that only selects the experts of a layer."""
 
     def _dispatch(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
@@ -173,13 +173,11 @@ class _Holder(Dispatcher):
 
 @torch.no_grad()
 def dense_layer(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> Tensor:
-    """The layer without dispatch and combine, fp32, all tokens (sum of BS, R) in one process.
+    """Compute the layer without dispatch and combine, in fp32, for all tokens (sum of BS, R) in one process.
 
-    With a latent width R, and with several rows of a token, it ends where combine does: before the matrix that leads
-    back or the sum of these rows, without the shared expert.
-
-    Every token visits its K experts with the weights that its rank's router gave; the experts' weights are
-    made or read again, a slice of experts at a time, never quantized.
+    With a latent width R, or with several rows per token, the result is that of combine: before the projection back or
+    the sum of these rows, without the shared expert. Routing and weights are those of the ranks' routers. Expert
+    weights are generated or read again, a slice of experts at a time, and never quantized.
     """
     config = spec.config
     x = torch.cat([record.x for record in records]).float()

@@ -1,4 +1,4 @@
-"""Makes what a run needs: its numbers, its tokens, any rank's share of its layer, the window it needs."""
+"""A run: its configuration, tokens, layer and window size, and the work of one rank."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from ascend_moe.reference import RankInput
 from ascend_moe.reference.cases import DTYPES
 from ascend_moe.settings import MAX_WORLD
 
-_GRAMS = (1, 2, 3)  # bytes up to and with a token's own that make it up
+_GRAMS = (1, 2, 3)  # lengths of the byte sequences that make up a token
 
 
 @dataclass(frozen=True)
 class RunSpec(CallOptions):
-    """One run and the options of its calls; every rank gets the same one.
+    """A run and the options of its calls, equal on all ranks.
 
-    With quant_mode 2 the experts are int8, too (W8A8), or have the codes of a checkpoint.
+    With quant_mode 2 the experts are int8 too (W8A8), or quantized as in the checkpoint.
 
     Attributes:
-        batches: BS of every rank; W is their number.
-        dtype: of x, expert rows and weights.
-        text: at least sum(batches) bytes, one token each.
-        iterations: timed passes, after an untimed one.
-        checkpoint, layer: a Hugging Face checkpoint and its decoder layer; None: random weights.
+        batches: BS of each rank.
+        dtype: element type of x, expert rows and weights.
+        text: at least sum(batches) bytes, one per token.
+        iterations: timed passes, after one that is not timed.
+        checkpoint, layer: Hugging Face checkpoint and decoder layer; None: random weights.
     """
 
     config: MoEConfig
@@ -61,54 +61,54 @@ class RunSpec(CallOptions):
 
     @property
     def global_rows(self) -> int:
-        """The same of the rows that are dispatched, which may be several of a token."""
+        """global_bs in dispatched rows, of which a token may have several."""
         return self.global_bs * self.config.rows_of_a_token
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "global_bs", self.ranks * max(self.batches))  # as unequal batches need it
+        object.__setattr__(self, "global_bs", self.ranks * max(self.batches))  # required for unequal batches
         experts = self.config.num_experts
         if not 1 <= self.ranks <= MAX_WORLD or experts % self.ranks:
             raise ArgumentError(
-                f"{self.ranks} ranks cannot share {experts} experts evenly; choose a divisor of {experts} up to "
+                f"{self.ranks} ranks cannot share {experts} experts evenly; use a divisor of {experts} up to "
                 f"{MAX_WORLD}",
                 argument="ranks",
             )
         if min(self.batches) < 0 or not 1 <= max(self.batches) <= MAX_BATCH:
             raise ArgumentError(
-                f"batches are {self.batches}; need 0..{MAX_BATCH} tokens a rank, and one token at least",
+                f"batches are {self.batches}; need 0..{MAX_BATCH} tokens per rank, and at least one token",
                 argument="batch",
             )
 
 
 def batches_of(text: str, ranks: int) -> tuple[int, ...]:
-    """Tokens of every rank: "48" spreads from 48 down to half of it, "48,0,7" says them one by one."""
+    """Parse tokens per rank: "48" gives 48 decreasing to half of it, "48,0,7" the tokens of each rank."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise ArgumentError(f"{text!r} is neither a number of tokens nor a list like 48,0,7,16", argument="batch")
     numbers = [int(part) for part in parts]
     if max(numbers) > MAX_BATCH:
-        raise ArgumentError(f"{text!r} is too much; need 0..{MAX_BATCH} tokens a rank", argument="batch")
+        raise ArgumentError(f"{text!r} is too large; need 0..{MAX_BATCH} tokens per rank", argument="batch")
     if len(numbers) == 1:
         most = numbers[0]
         return tuple(most - most * rank // (2 * ranks) for rank in range(ranks))
     if len(numbers) != ranks:
         raise ArgumentError(
-            f"{text!r} lists {len(numbers)} ranks, there are {ranks}; give one number, or one a rank",
+            f"{text!r} lists {len(numbers)} ranks, there are {ranks}; give one number, or one per rank",
             argument="batch",
         )
     return tuple(numbers)
 
 
 def default_text() -> bytes:
-    """The opening of Alice's Adventures in Wonderland, shipped with the package."""
+    """Return the opening of Alice's Adventures in Wonderland, which is part of the package."""
     return (importlib.resources.files("ascend_moe") / "data" / DEFAULT_TEXT).read_bytes()
 
 
 def embed(spec: RunSpec, rank: int) -> Tensor:
-    """The rank's tokens (BS, H) in the run's dtype, RMS 1: its stretch of the text, a token a byte.
+    """Return the rank's tokens (BS, H) with RMS 1, one per byte of its part of the text.
 
-    A token is the sum of three random vectors, of its byte, of the last two and of the last three: a letter
-    is another token in another word, and the same word gives the same tokens everywhere.
+    A token is the sum of three random vectors: of its byte, of the last two and of the last three bytes. Tokens thus
+    depend on their context, and equal words have equal tokens.
     """
     first, count = sum(spec.batches[:rank]), spec.batches[rank]
     text = b" " * (max(_GRAMS) - 1) + spec.text
@@ -127,13 +127,13 @@ def embed(spec: RunSpec, rank: int) -> Tensor:
 
 
 def token_ids(spec: RunSpec, rank: int) -> Tensor:
-    """The rank's bytes of the text as token ids, for layers that look at them: (BS,) int64."""
+    """Return the rank's bytes of the text as token ids (BS,) int64, for layers that route by them."""
     first, count = sum(spec.batches[:rank]), spec.batches[rank]
     return torch.tensor(list(spec.text[first : first + count]), dtype=torch.int64)
 
 
 def build(spec: RunSpec, dispatcher: Dispatcher, *, floats: bool = False) -> MoELayer:
-    """The layer with the dispatcher's share of the experts, not quantized but by a checkpoint, and not with floats."""
+    """Build the layer with the dispatcher's experts. ``floats``: dequantize those of a quantized checkpoint."""
     if spec.checkpoint is not None:
         return build_layer(
             spec.checkpoint, spec.layer, dispatcher, dtype=spec.dtype, global_bs=spec.global_bs, dequantize=floats
@@ -143,10 +143,10 @@ def build(spec: RunSpec, dispatcher: Dispatcher, *, floats: bool = False) -> MoE
 
 
 def needed_mib(spec: RunSpec) -> int:
-    """The smallest HCCL_BUFFSIZE that holds every routing of these batches."""
+    """Return the minimum HCCL_BUFFSIZE for any routing of these batches."""
     config = spec.config
     algorithm = calls.comm_algorithm("")
-    way = {"comm_alg": algorithm} | on_servers(spec.ranks, algorithm, calls.is_two_level(""))
+    selected = {"comm_alg": algorithm} | on_servers(spec.ranks, algorithm, calls.is_two_level(""))
     request = Request(
         ranks=spec.ranks,
         experts=config.num_experts,
@@ -157,16 +157,16 @@ def needed_mib(spec: RunSpec) -> int:
         dtype=next(name for name, dtype in DTYPES.items() if dtype == spec.dtype),
         quant_mode=spec.quant_mode,
         **config.special.given,
-        **way,
+        **selected,
     )
     return window_need(request)["buffsize_mib"]
 
 
-# ---- one rank: builds its share of the layer, passes its tokens through, keeps what to check
+# ---- one rank
 
 PHASES = ("router", "dispatch", "experts", "combine")
 
-# Quantizing takes several times the weights' bytes for a moment: threads take turns.
+# Quantization temporarily needs several times the size of the weights: one thread at a time.
 _ONE_AT_A_TIME = threading.Lock()
 
 #: progress(stage, done, total), total 0 when unknown.
@@ -175,15 +175,20 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass
 class RankRecord:
-    """Holds what one rank saw and did. n rows arrived.
+    """Inputs and results of one rank, which received n rows.
 
-    ``tokens``: of the layer; ``x``: what was dispatched of them.
-    ``dispatched``: dispatch's seven outputs, the rows cut to n; ``expert_rows``: (n, H) of the experts.
-    ``own``: what combine adds of this rank's own, by its names.
-    ``steady``: every pass, and MoELayer.forward, gave the bits of ``out``. ``seconds``: by phase, one number
-    a timed pass. ``traffic``: by op, the twin's MTE byte counters. ``algorithms``: what each op ran.
-    ``window_mib``: of rows, ``state_mib``: beside them in HCCL_BUFFSIZE. ``needed_mib``: for any routing. ``weighed``:
-    dispatch had the weights.
+    Attributes:
+        tokens, x: tokens of the layer, and the rows dispatched for them.
+        own: local addends of combine, by argument name.
+        dispatched: dispatch's seven outputs, with rows cut to n.
+        expert_rows: output of the experts, (n, H).
+        steady: every pass and MoELayer.forward returned the bits of ``out``.
+        seconds: phase -> seconds of each timed pass.
+        traffic: op -> MTE byte counters of the twin.
+        algorithms: op -> algorithm.
+        window_mib, state_mib: parts of HCCL_BUFFSIZE for rows and for the state.
+        needed_mib: minimum HCCL_BUFFSIZE for any routing.
+        weighed: dispatch took the expert scales.
     """
 
     rank: int
@@ -206,7 +211,7 @@ class RankRecord:
 
     @property
     def given(self) -> RankInput:
-        """Returns what the rank gave to dispatch and combine."""
+        """Inputs of dispatch and combine."""
         return RankInput(self.x, self.expert_ids, expert_scales=self.expert_scales, **self.own)
 
 
@@ -225,7 +230,7 @@ def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> Ran
     progress("passes through the layer", 0, passes)
     input_ids = token_ids(spec, rank) % (layer.config.vocab_size or 256)
     record, _, out = _pass(layer, dispatcher, x, input_ids)
-    # Not layer(x): a PairLayer returns two values.
+    # not layer(x), which returns two values in a PairLayer
     record.steady = torch.equal(MoELayer.forward(layer, x, input_ids=input_ids), out)
     record.seconds = {phase: [] for phase in PHASES}
     for done in range(1, passes):
@@ -244,7 +249,7 @@ def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> Ran
 def _pass(
     layer: MoELayer, dispatcher: MC2Dispatcher, tokens: Tensor, input_ids: Tensor
 ) -> tuple[RankRecord, tuple[float, ...], Tensor]:
-    """MoELayer.forward step by step, the seconds of each phase, and the layer's output."""
+    """Run the steps of MoELayer.forward; return a record, the seconds of each phase, and the output."""
     now = time.perf_counter
     start = now()
     weights, ids = layer.route(tokens, input_ids)
@@ -271,14 +276,13 @@ def _pass(
         sent.handle.given["tp_send_counts"],
         sent.expand_scales[:rows].clone(),
     )
-    kept = expert_rows[:rows].clone()
-    record = RankRecord(dispatcher.rank, tokens, x, ids, weights, own, outputs, kept, out, False)
+    record = RankRecord(dispatcher.rank, tokens, x, ids, weights, own, outputs, expert_rows[:rows].clone(), out, False)
     record.weighed = dispatcher.weighs_first
     record.traffic, record.algorithms = traffic | of_combine[0], algorithms | of_combine[1]
     return record, (routed - start, dispatched - routed, computed - resumed, combined - computed), result
 
 
 def _moved(dispatcher: MC2Dispatcher, op: str) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
-    """The bytes and the algorithm of the op that has just run, by its name."""
+    """Return bytes and algorithm of the last ``op``, by its name."""
     end = comm.lookup(dispatcher.group_ep, dispatcher.world_size, dispatcher.rank)
     return {op: calls.traffic(end)}, {op: end.algorithm}

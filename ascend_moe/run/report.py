@@ -1,4 +1,4 @@
-"""Prints a run: heat map, rows, windows, times, checks, verdict; and the same as JSON."""
+"""The report of a run as text and JSON: heat map, rows, windows, times, checks, result."""
 
 from __future__ import annotations
 
@@ -16,33 +16,30 @@ from torch import Tensor
 from ascend_moe.run.check import RunChecks, tolerance_of
 from ascend_moe.run.layers import PHASES, RankRecord, RunSpec
 
-_MATRIX_UP_TO = 8  # ranks whose rows are shown pair by pair
+_MATRIX_UP_TO = 8  # ranks for which rows are shown for each pair
 _MIB = 1 << 20
 
 
 @dataclass
 class RunReport:
-    """The numbers of one finished run, and their two forms.
-
-    ``head``: sentences about what was run; ``seconds``: the whole run.
-    """
+    """The numbers of a finished run. ``head``: sentences about it; ``seconds``: of the whole run."""
 
     spec: RunSpec
     head: Sequence[str]
     backend: str
     records: Sequence[RankRecord]
-    verdict: RunChecks
+    checked: RunChecks
     seconds: float
 
     def __post_init__(self) -> None:
         spec, records = self.spec, self.records
         self.counts = tokens_per_expert([record.expert_ids for record in records], spec.config.num_experts)
-        #: [source][owner] rows that dispatch carries.
+        #: [source][owner] rows that dispatch sends
         self.rows: Tensor = self.counts.reshape(spec.ranks, spec.ranks, -1).sum(2)
 
     def window_bytes(self) -> int:
-        """Most bytes of rows that lay in one rank's window after one op."""
-        # who owns the window reads them, or has written them
+        """Largest number of bytes of rows in one rank's window after an op."""
+        # the window's owner reads them, or has written them
         side = {"window": "read", "hierarchy": "read", "direct": "written"}
         return max(
             record.traffic[op][f"{side[algorithm]}_window_data"]
@@ -51,7 +48,7 @@ class RunReport:
         )
 
     def phase_ms(self) -> dict[str, float]:
-        """Median over the passes of the slowest rank's milliseconds, by phase."""
+        """Return the median milliseconds of the slowest rank, by phase."""
         passes = range(self.spec.iterations)
         return {
             phase: 1e3 * statistics.median(max(record.seconds[phase][n] for record in self.records) for n in passes)
@@ -59,10 +56,10 @@ class RunReport:
         }
 
     def json(self) -> dict[str, Any]:
-        """Everything that ``show`` prints, machine-readable."""
+        """Return the report for JSON."""
         spec, first = self.spec, self.records[0]
         return {
-            "pass": self.verdict.ok,
+            "pass": self.checked.ok,
             "about": list(self.head),
             "backend": self.backend,
             "ranks": spec.ranks,
@@ -81,10 +78,10 @@ class RunReport:
             "algorithms": [record.algorithms for record in self.records],
             "iterations": spec.iterations,
             "phase_ms": self.phase_ms(),
-            "checks": [asdict(check) for check in self.verdict.checks],
-            "reference_difference": self.verdict.reference_difference,
-            "dense_difference": self.verdict.dense_difference,
-            "dense_rms": self.verdict.dense_rms,
+            "checks": [asdict(check) for check in self.checked.checks],
+            "reference_difference": self.checked.reference_difference,
+            "dense_difference": self.checked.dense_difference,
+            "dense_rms": self.checked.dense_rms,
             "dense_tolerance": tolerance_of(spec),
             "seconds": self.seconds,
         }
@@ -100,7 +97,7 @@ class RunReport:
         self._title(console, "Windows")
         first, used = self.records[0], self.window_bytes() / _MIB
         console.print(
-            f"  {used:.2f} MiB of rows at most in one window; an op fills one of its two halves of "
+            f"  at most {used:.2f} MiB of rows in one window; an op uses one of its two ping-pong buffers of "
             f"{first.window_mib / 2:g} MiB\n"
             f"  HCCL_BUFFSIZE is {first.window_mib + first.state_mib} MiB; any routing of these batches fits in "
             f"{first.needed_mib} MiB",
@@ -109,18 +106,18 @@ class RunReport:
         self._title(console, f"Time: median of {self.spec.iterations} passes, slowest rank")
         times = "   ".join(f"{phase} {ms:.1f} ms" for phase, ms in self.phase_ms().items())
         console.print(f"  {times}", highlight=False)
-        console.print("  [dim]of the kernels on this CPU, waiting included; they say nothing about an NPU")
+        console.print("  [dim]of the kernels on this CPU, including waits; they do not apply to NPUs")
         self._title(console, "Checks")
         table = _table(head=False)
-        for check in self.verdict.checks:
+        for check in self.checked.checks:
             mark = Text("ok", "green") if check.ok else Text("WRONG", "bold red")
             table.add_row(mark, Text(check.name), Text(check.detail.partition("\n")[0]))
         console.print(table)
-        for check in self.verdict.checks:  # what is wrong, in the words of the reference
+        for check in self.checked.checks:  # details of failed checks
             more = check.detail.partition("\n")[2]
             if more and not check.ok:
                 console.print(Text(f"{check.name}: ", "red").append(more, "default"))
-        word, style = ("PASS", "bold green") if self.verdict.ok else ("FAIL", "bold red")
+        word, style = ("PASS", "bold green") if self.checked.ok else ("FAIL", "bold red")
         console.print(Text(word, style).append(f" in {self.seconds:.1f} s", "not bold default"))
 
     @staticmethod
@@ -128,7 +125,7 @@ class RunReport:
         console.print(f"\n{text}", style="bold", highlight=False)
 
     def _row_table(self) -> Table:
-        """Pair by pair for few ranks, else what each rank sends and receives."""
+        """Rows between each pair of ranks if they are few, else rows sent and received by each rank."""
         spec, rows, table = self.spec, self.rows, _table()
         sent, received = rows.sum(1), rows.sum(0)
         pairs = spec.ranks <= _MATRIX_UP_TO
@@ -149,12 +146,13 @@ def _table(head: bool = True) -> Table:
 
 
 def about(spec: RunSpec, source: str, backend: str, width: int | None, text: str, note: str) -> list[str]:
-    """The sentences at the top: ``source`` says what layer this is, ``text`` is the name of the text.
+    """Return the sentences at the top of the report.
 
-    ``width``: of the published experts where the run's are narrower, else None; ``note``: one more sentence.
+    ``source``: description of the layer. ``width``: published width of the experts if the run's are narrower, else
+    None. ``text``: name of the text. ``note``: another sentence.
     """
     config, dtype = spec.config, str(spec.dtype).removeprefix("torch.")
-    experts = "coded experts" if spec.checkpoint else "int8 experts (W8A8)"
+    experts = "quantized experts" if spec.checkpoint else "int8 experts (W8A8)"
     rows = f"int8 rows, {experts}" if spec.quant_mode else f"{dtype} rows"
     router = f"{'sigmoid' if config.router == 'deepseek_v3' else config.router} router"
     if config.n_group > 1:
@@ -166,7 +164,7 @@ def about(spec: RunSpec, source: str, backend: str, width: int | None, text: str
         source,
         f"{spec.ranks} ranks ({backend}), {rows}; dispatch and combine are AscendC kernels on the CPU twin",
         f"H {config.hidden_size}, K {config.top_k}, E {config.num_experts} "
-        f"({config.num_experts // spec.ranks} a rank){special}, {router}{shared}",
+        f"({config.num_experts // spec.ranks} per rank){special}, {router}{shared}",
     ]
     if width is not None:
         gb = 3 * config.num_experts * config.row_size * spec.dtype.itemsize / 1e9
@@ -175,30 +173,30 @@ def about(spec: RunSpec, source: str, backend: str, width: int | None, text: str
             f"{gb * config.moe_intermediate_size:.2g} GB instead of {gb * width:.2g} GB"
         )
     batches = " + ".join(str(batch) for batch in spec.batches[:8]) + (" + ..." if spec.ranks > 8 else "")
-    lines.append(f"{text}: one token a byte, {batches} = {sum(spec.batches)} tokens")
+    lines.append(f"{text}: one token per byte, {batches} = {sum(spec.batches)} tokens")
     return [*lines, note] if note else lines
 
 
 # ---- the heat map: tokens per expert and rank as blocks in the terminal
 
-# From nothing to the most: shades tell the levels without colour too.
+# Levels in ascending order; shades distinguish them without colours too.
 _SHADES = " ░▒▓█"
 _COLOURS = ("#1b1b2f", "#2c4a8a", "#1f9e89", "#b5c93a", "#fde725")
-_RULES_UP_TO = 16  # ranks; more owners are not ruled off
+_RULES_UP_TO = 16  # ranks with rules between owners
 _LABEL, _TOTAL = 9, 8  # columns of "  rank 0 ", and of the row's sum
 
 
 def tokens_per_expert(expert_ids: Sequence[Tensor], experts: int) -> Tensor:
-    """(W, E) int64: how many (token, k) of rank r go to expert e; ids of (BS, K), 0..E-1 counted."""
+    """Return the routed tokens from each rank to each expert, (W, E) int64. Ids outside 0..E-1 are ignored."""
     routed = [ids[(ids >= 0) & (ids < experts)].flatten().long() for ids in expert_ids]
     counts = [torch.bincount(ids, minlength=experts) for ids in routed]
     return torch.stack(counts)
 
 
 def render(counts: Tensor, width: int = 100) -> list[Text]:
-    """Lines of at most ``width`` columns for (W, E) counts: a row a rank, experts left to right.
+    """Draw (W, E) counts in lines of at most ``width`` columns: one row per rank, experts from left to right.
 
-    Owners that do not fit beside each other follow below, with a row a rank of their own.
+    Owners that do not fit into the width follow below.
     """
     world, experts = counts.shape
     local, rule = experts // world, "│" if world <= _RULES_UP_TO else ""
@@ -229,13 +227,13 @@ def render(counts: Tensor, width: int = 100) -> list[Text]:
 
 
 def _axis(name: str, words: list[str], step: int, rule: str, end: str = "") -> Text:
-    """A word over, or under, the columns of each owner; those that do not fit are left out."""
+    """Label the columns of each owner; words that do not fit are omitted."""
     fitting = "".join((word if len(word) < max(step, 2) else "").ljust(step) for word in words)
     return Text(f"  {name:<{_LABEL - 2}}{' ' * len(rule)}{fitting}{end}", style="dim")
 
 
 def summary(counts: Tensor) -> str:
-    """One line about balance: the hottest expert, idle experts, the busiest owner."""
+    """Return a line about balance: the hottest expert, idle experts, the busiest owner."""
     world, experts = counts.shape
     by_expert = counts.sum(0)
     by_owner = by_expert.reshape(world, -1).sum(1)
@@ -248,7 +246,7 @@ def summary(counts: Tensor) -> str:
 
 
 def _level(value: int, most: int) -> int:
-    """0 for nothing, then by the square root, so that small counts stay apart."""
+    """Level of a count: 0 for 0, then by the square root, which separates small counts."""
     top = len(_SHADES) - 1
     return next(level for level in range(top + 1) if value * top * top <= level * level * most)
 

@@ -69,7 +69,7 @@ def test_main_job_passes(hidden: int, mib: int, monkeypatch: pytest.MonkeyPatch)
     assert all(len(line.rstrip()) <= 100 for line in lines)
     assert lines[-1].startswith("PASS in ")
     assert sum(line.startswith("ok ") for line in lines) == CHECKS
-    shape = "K 8, E 256 (64 a rank), sigmoid router, 4 of 8 groups, a shared expert"
+    shape = "K 8, E 256 (64 per rank), sigmoid router, 4 of 8 groups, a shared expert"
     assert f"H {hidden}, {shape}" in out and "64 wide, the model's 2048" in out
     assert re.search(rf"HCCL_BUFFSIZE is \d+ MiB; any routing of these batches fits in {mib} MiB", out)
     assert [len(re.findall(rf"^ +rank {rank} ", out, re.MULTILINE)) for rank in range(4)] == [2] * 4
@@ -143,7 +143,9 @@ def test_several_servers_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HCCL_BUFFSIZE", "8")
     code, output = invoke("run", "-p", "tiny", "--batch", "4")
     assert code == 0 and output.count("bit for bit") == 2, output
-    assert "two halves of 3.5 MiB" in output and "HCCL_BUFFSIZE is 8 MiB; any routing" in output, output  # 1 is state
+    assert (
+        "ping-pong buffers of 3.5 MiB" in " ".join(output.split()) and "HCCL_BUFFSIZE is 8 MiB; any routing" in output
+    ), output  # 1 is state
 
 
 @pytest.mark.parametrize("args", [[], pytest.param(["--quant", "int8"], marks=nightly)], ids=["plain", "quant"])
@@ -173,9 +175,9 @@ def test_run_and_plan_take_layers_with_parts_of_their_own(name: str, layer: int)
     assert code == 0 and "PASS in" in output, output
     code, output = invoke("plan", "--checkpoint", directory, "-r", "2")
     said = {
-        "nemotron_h": ("activation relu2, hidden size 32; layers: 1 routed, 1 dense", "H 16, K 3, E 8 (4 a rank)"),
+        "nemotron_h": ("activation relu2, hidden size 32; layers: 1 routed, 1 dense", "H 16, K 3, E 8 (4 per rank)"),
         "deepseek_v4": ("router deepseek_v4, activation swiglu, hidden size 32; layers: 1 routed, 1 hash", "H 32, K 3"),
-        "longcat_flash": ("layers: 2 routed BS", "H 32, K 5, E 8 (4 a rank) + 4 copy experts"),
+        "longcat_flash": ("layers: 2 routed BS", "H 32, K 5, E 8 (4 per rank) + 4 copy experts"),
         "gpt_oss": ("activation clipped_swiglu, hidden size 32; layers: 2 routed BS", "H 32, K 2"),
         "llama4_text": ("router llama4, activation swiglu, hidden size 32; layers: 2 routed BS", "H 32, K 1"),
     }[name]

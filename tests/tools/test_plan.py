@@ -374,7 +374,7 @@ def test_command_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wanted.items() <= found["request"].items()
     words = ["plan", "-p", "longcat-flash", "--zero-expert-num", "3", "--const-expert-num", "2", "--details"]
     code, said, _ = commands.said(*words)
-    assert code == 0 and "E 512 (32 a rank) + 3 zero + 256 copy + 2 const experts, W 16" in said
+    assert code == 0 and "E 512 (32 per rank) + 3 zero + 256 copy + 2 const experts, W 16" in said
     assert "factors of const experts" in said
     code, _, said = commands.said("predict", "-p", "longcat-flash")
     assert code == 2 and "has 256 zero, copy or const experts, which this" in " ".join(said.split())
