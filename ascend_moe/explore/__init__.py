@@ -1,11 +1,11 @@
-"""Explore mode: our kernels on the checked engine, all ranks and cores in one thread, by many schedules.
+"""Explore mode: the kernels on the checked engine, all ranks and cores in one thread, under many schedules.
 
     from ascend_moe import explore
     result = explore.explore(explore.Program(world=2, cores=2), schedules=1000)
     assert not result.finding, result.finding.line()
 
-A finding is a race, a missing synchronisation, a stale or lost scalar access, a hang, or a result that is not
-the reference's, in any schedule; its line runs that one schedule again.
+A finding is a race, a missing synchronization, a stale or lost scalar access, a hang, or a result that differs from
+the reference. Its line contains the command that repeats the schedule.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ScheduleFinding:
-    """Holds what a schedule showed: kind (as the engine names it) and text, the case, the seed of the schedule."""
+    """A finding of a schedule: the engine's kind and text, the case, the seed of the schedule."""
 
     kind: str
     message: str
@@ -58,7 +58,7 @@ class ScheduleFinding:
     choices: tuple[int, ...] = ()
 
     def command(self) -> str:
-        """The command that runs this one schedule again."""
+        """Return the command that repeats this schedule."""
         words = [f"ascend-moe explore --case {self.case} --seed {self.seed} --schedules 1"]
         if self.options.policy != "mixed":
             words.append(f"--policy {self.options.policy}")
@@ -70,7 +70,7 @@ class ScheduleFinding:
         return " ".join(words)
 
     def line(self) -> str:
-        """Kind, text and command in one line."""
+        """Return kind, text and command in one line."""
         return f"{self.message} | repeat: {self.command()}"
 
 
@@ -78,7 +78,7 @@ class ScheduleFinding:
 class Result:
     """Counts over all schedules, and the first finding or None.
 
-    ``reached``: of how many cases rings and chunks are used again, by the names of reached.py.
+    ``reached``: number of cases that reach a part of the kernels, by the names of reached.py.
     """
 
     schedules: int = 0
@@ -92,13 +92,13 @@ class Result:
     finding: ScheduleFinding | None = None
 
     def add(self, run: RunResult) -> None:
-        """Count of one run on top."""
+        """Add the counts of a run."""
         self.schedules += run.schedules
         self.steps += run.steps
         self.instructions += run.instructions
 
     def add_world(self, world: World) -> None:
-        """Count of one world on top."""
+        """Add the counts of a world."""
         self.distinct += world.distinct()
         for place, (waiting, ready) in world.polls().items():
             before = self.polls.get(place, (0, 0))
@@ -112,7 +112,7 @@ def explore(
     options: Options | None = None,
     library: ctypes.CDLL | None = None,
 ) -> Result:
-    """Schedules ``seed`` .. ``seed + schedules - 1`` of one case, to the first finding."""
+    """Run schedules ``seed`` .. ``seed + schedules - 1`` of a case, up to the first finding."""
     return campaign([case], schedules, seed, options, library, a_case=schedules)
 
 
@@ -125,9 +125,9 @@ def campaign(
     a_case: int = 0,
     progress: Callable[[Result], None] | None = None,
 ) -> Result:
-    """At most ``schedules`` schedules over the cases (default: drawn from ``seed`` on), ``a_case`` each.
+    """Run at most ``schedules`` schedules of the cases (default: drawn, beginning at ``seed``), ``a_case`` each.
 
-    0: what a drawn case's kind says, see draws.py; of given cases one each. Large ones have at most two.
+    ``a_case`` 0: the number of a drawn case's kind (draws.py), one of a given case. Large cases have at most two.
     """
     options = options or Options()
     result, start = Result(), time.monotonic()
@@ -141,11 +141,11 @@ def campaign(
                 break
             world = worlds.of(case)
             program = world.load(case)
-            if not case.fault_kind:  # what goes wrong may end before
+            if not case.fault_kind:  # a faulty run may end before
                 result.reached.update(reached(program))
-            went_on = world.went_on
+            before = world.survived
             run = world.run(seed + result.schedules, count, options)
-            result.reached.update(["lost rank"] if world.went_on > went_on else [])
+            result.reached.update(["lost rank"] if world.survived > before else [])
             result.cases += 1
             result.add(run)
             result.seconds = time.monotonic() - start
@@ -161,14 +161,14 @@ def campaign(
 
 
 class _Worlds:
-    """A world for each number of ranks, kept for the next small case; that of a large case goes with it."""
+    """Worlds by number of ranks, reused for small cases; the world of a large case is closed after it."""
 
     def __init__(self, library: ctypes.CDLL | None, result: Result) -> None:
         self._library, self._result = library, result
         self._open: dict[int, World] = {}
 
     def of(self, case: Program) -> World:
-        """The world of a case. The one before, if it was a large one, is closed."""
+        """Return the world of a case, after closing that of a large case before."""
         self._close(0)
         key = 0 if is_large(case) else case.world
         if key not in self._open:
@@ -187,14 +187,14 @@ class _Worlds:
 
 
 def finding_of(run: RunResult, case: Program, options: Options, world: World) -> ScheduleFinding:
-    """The finding of a failed run."""
+    """Return the finding of a failed run."""
     kind, message, seed = run.kind.decode(), run.message.decode(), run.failed_seed
     if not message.startswith(kind):
         message = f"{kind}: {message}"
     return ScheduleFinding(kind, message, case, seed, replace(options), tuple(world.choices()))
 
 
-# ---- all schedules of a small program with at most a few switches away from the tame one
+# ---- all schedules of a small program with at most a few switches from the default one
 
 
 def exhaustive(
@@ -204,9 +204,9 @@ def exhaustive(
     library: ctypes.CDLL | None = None,
     limit: int | None = None,
 ) -> Result:
-    """Every order of cores, pipes and stores with at most ``preemptions`` choices other than the first.
+    """Run every order of cores, pipes and stores with at most ``preemptions`` choices other than the first.
 
-    ``limit`` ends it early; ``Result.schedules`` says how many were run.
+    ``limit``: maximum number of schedules.
     """
     options = replace(options or Options(store_order="unordered", vary_epoch=False), policy="exhaustive")
     result, start = Result(cases=1), time.monotonic()
@@ -227,7 +227,7 @@ def exhaustive(
 
 
 def _next(choices: list[int], widths: list[int], preemptions: int) -> list[int] | None:
-    """The next schedule in depth-first order, or None after the last."""
+    """Return the next schedule in depth-first order, or None after the last."""
     used = sum(1 for choice in choices if choice)
     for at in range(len(choices) - 1, -1, -1):
         here = choices[at]
@@ -237,15 +237,15 @@ def _next(choices: list[int], widths: list[int], preemptions: int) -> list[int] 
     return None
 
 
-# ---- the schedule of a finding with as few switches as still show it
+# ---- the schedule with the fewest switches that still shows a finding
 
 
 def shrink(finding: ScheduleFinding, library: ctypes.CDLL | None = None, tries: int = 2000) -> ScheduleFinding:
-    """The same kind of finding by a replayed schedule: choices are turned tame, chunk by chunk.
+    """Return the same kind of finding by a replayed schedule with fewer switches.
 
-    The result's options have the policy "replay"; its choices other than 0 are the switches that are left.
+    The result's options have the policy "replay"; its choices other than 0 are the remaining switches.
     """
-    # The store order of a schedule follows from its seed: a replay must be told.
+    # the store order follows from the seed of a schedule, a replay needs it explicitly
     order = finding.options.store_order
     if order == "both":
         order = "unordered" if finding.seed // 10 % 2 else "fifo"

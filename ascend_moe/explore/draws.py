@@ -21,7 +21,7 @@ from .program import ALGORITHMS, ROWS, SEQUENCES, TWO_LEVELS, Program, given_fie
 
 Choices = dict[str, Sequence[Any]]
 
-# What ``draw`` chooses from: schedules tell more than sizes.
+# Values for ``draw``; small, because schedules matter more than sizes.
 _SMALL: Choices = {
     "world": (2, 2, 2, 3, 3, 4),
     "cores": (2, 2, 2, 3, 4),
@@ -39,7 +39,7 @@ _SMALL: Choices = {
     "tp_world_size": (0,),
     "shared": (0,),
 }
-# Of these ``draw_large`` chooses: shares of many chunks, of one and of none, on both sides of their borders.
+# Values for ``draw_large``: shares of many chunks, of one and of none, around the limits.
 _LARGE: Choices = _SMALL | {
     "world": (1, 2, 2, 3, 5, 8, 16, 33, 64),
     "cores": (1, 2, 5, 8, 9, 16, 24, 48),
@@ -51,19 +51,18 @@ _LARGE: Choices = _SMALL | {
     "batches": BATCHES,
     "ids": IDS,
 }
-# At most so many of all ranks: the checked engine looks at every byte, and every core of direct at every message, again
-# and again until the last is there.
+# Limits over all ranks: the checked engine checks every byte, and every core of direct polls every message.
 _LARGE_PAIRS, _LARGE_BYTES, _LARGE_LOOKS = 6000, 2 << 20, 100_000
 
 
 def _program(case: cases.Case, **values: Any) -> Program:
-    """The program of a case; rows in lent memory do not come back as int8."""
+    """Return the program of a case; rows returned as int8 are not registered."""
     made = Program(**given_fields(case), **values)
     return made if made.rows == "own" else replace(made, **RETURNS["none"])
 
 
 def draw(seed: int) -> Program:
-    """A small program: W 2..4, cores 2..4, L 1..3, K 1..3, BS 0..4, every mode; the same one for a seed."""
+    """Draw a small program by ``seed``: W 2..4, cores 2..4, L 1..3, K 1..3, BS 0..4, every mode."""
     rng = np.random.default_rng([seed, 2])
     case = cases.draw(seed, **_SMALL)
     return _program(
@@ -75,7 +74,7 @@ def draw(seed: int) -> Program:
 
 
 def draw_large(seed: int) -> Program:
-    """A program of one round trip or two: W to 64, cores to 48, L to 32, K to 32, BS to 520; one for a seed."""
+    """Draw a program of one or two round trips by ``seed``: W to 64, cores to 48, L to 32, K to 32, BS to 520."""
     rng = np.random.default_rng([seed, 3])
     case = cases.draw(seed, **_LARGE)
     pairs = max(1, case.world * case.batch * case.topk)
@@ -109,7 +108,7 @@ class Kind:
 
 _STREAM = 7  # of what a kind's programs choose; other numbers draw their cases (4), faults and votes
 
-# Whatever an op may be given besides.
+# Options that are independent of the others.
 _OPTIONS: Choices = {
     "tail": (False, True),
     "expert_token_nums_type": (0, 1),
@@ -317,7 +316,7 @@ CYCLE = (
 
 
 def draw_of(kind: str, seed: int) -> Program:
-    """A program of a kind; the same one for a seed."""
+    """Draw a program of a kind by ``seed``."""
     if kind in ("small", "large"):
         return (draw if kind == "small" else draw_large)(seed)
     if kind == "faults":
@@ -341,7 +340,7 @@ def draw_of(kind: str, seed: int) -> Program:
 
 
 def draw_for(place: int, seed: int = 0) -> tuple[Program, int]:
-    """The ``place``-th case of a campaign, and how many schedules it gets."""
+    """Return the ``place``-th case of a campaign and its number of schedules."""
     kind = "large" if place % LARGE_EACH == LARGE_EACH - 1 else CYCLE[place % len(CYCLE)]
     kind = "many ranks" if place % MANY_EACH == MANY_EACH // 2 else kind
     return draw_of(kind, seed + place), KINDS[kind].schedules

@@ -1,4 +1,4 @@
-"""A program as planned calls with their expected results, and the checked library that schedules them."""
+"""Planned calls of a program with their expected results, and the checked engine that schedules them."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from .faults import FINISH, SEND
 from .program import Program, window_mib
 
 GROUP = "explore"
-WINDOW_MIB = 1  # of small cases; the lent area is as large
-_BLOCK = 32  # bytes, of which UB is made
-_NO_BLOCK = 1 << 60  # a status block that no schedule lands
-_DEADLINE_MICROS = 60_000_000  # of time that passes only when nothing can move
+WINDOW_MIB = 1  # of small cases; the registered area has the same size
+_BLOCK = 32  # bytes; unit of UB
+_NO_BLOCK = 1 << 60  # larger than the number of status blocks of any schedule
+_DEADLINE_MICROS = 60_000_000  # of simulated time
 
 
 @dataclass(eq=False)
 class OpCall:
-    """One op of one rank: its tensors, and its expected outputs as (output, tensor) of the defined part."""
+    """An op of one rank: its tensors, and the defined part of its expected outputs by output number."""
 
     rank: int
     name: str
@@ -49,7 +49,7 @@ class OpCall:
     op: int = 0  # OP_DISPATCH, OP_COMBINE
     algorithm: str = ""
     plan: int | None = None
-    lent: int = 0  # as Program.lent
+    registered: int = 0  # as Program.registered
     number: int = 0  # of the op in the sequence
     part: int = 0  # 0, SEND or FINISH
     result: Any = None  # of the dispatch: the reference's whole result
@@ -57,14 +57,14 @@ class OpCall:
 
 
 def attributes_of(name: str, given: dict[str, int]) -> dict[str, int | None]:
-    """All integer attributes of an op in its schema's order, defaults filled in."""
+    """Return the integer attributes of an op in its schema's order, including defaults."""
     schema = getattr(getattr(torch.ops, NAMESPACE), name).default._schema
     integers = (argument for argument in schema.arguments if "int" in str(argument.type))
     return {argument.name: given.get(argument.name, argument.default_value) for argument in integers}
 
 
 class PlannedProgram:
-    """All calls of a program in the order in which each rank makes them, planned for the checked library."""
+    """All calls of a program in the order of each rank, planned for the checked engine."""
 
     def __init__(self, program: Program, library: ctypes.CDLL, window_bytes: int = WINDOW_MIB * MIB) -> None:
         self.program, self._library, self._window_bytes = program, library, window_bytes
@@ -104,8 +104,8 @@ class PlannedProgram:
         for rank, want in enumerate(case.dispatched()):
             given = case.dispatch_tensors(rank)
             call = OpCall(rank, name, given, attributes_of(name, self._common(rank)))
-            triples = faults.has_triples(self.program)
-            index = want.assist_info.flatten() if triples else want.expand_idx
+            by_source = faults.takes_source_indices(self.program)
+            index = want.assist_info.flatten() if by_source else want.expand_idx
             call.expected = {0: want.expand_x, 2: index, 3: want.expert_token_nums, 4: want.ep_recv_counts}
             scales = {
                 1: want.dynamic_scales,
@@ -137,12 +137,12 @@ class PlannedProgram:
             }
             call = OpCall(rank, name, given, attributes_of(name, self._common(rank)))
             call.expected, call.result = {0: want[rank]}, sent.result
-            call.lent = self.program.lent(self._number, rank)
+            call.registered = self.program.registered(self._number, rank)
             self._plan(call, calls.OP_COMBINE)
             self.calls.append(call)
 
     def _in_two_launches(self, made: list[OpCall]) -> None:
-        """The calls only send; another one of each, over the same tensors, finishes it."""
+        """Split calls into one that sends and one that finishes, on the same tensors."""
         for call in made:
             second = replace(call, plan=self._planned(call, FINISH), part=FINISH)
             self._library.am_plan_destroy(call.plan)
@@ -154,7 +154,7 @@ class PlannedProgram:
         if self.program.measured:  # the engine fills it before each schedule
             call.inputs["performance_info"] = torch.zeros(self.program.world, dtype=torch.int64)
         if self.fault:
-            self.fault.spoil(call)
+            self.fault.corrupt(call)
         call.plan = self._planned(call)
         call.inputs = {name: tensor.contiguous() for name, tensor in call.inputs.items()}
 
@@ -185,7 +185,7 @@ class PlannedProgram:
         return plan
 
     def _least_ub(self, spec: Any) -> int:
-        """The least UB with which there is a plan of this call."""
+        """Return the minimum UB with which this call can be planned."""
         low, high, check = 0, limits()["ub_bytes"] // _BLOCK, calls.CheckResult()
         while low + 1 < high:
             middle = (low + high) // 2
@@ -196,14 +196,14 @@ class PlannedProgram:
         return high * _BLOCK
 
     def close(self) -> None:
-        """Return the plans back."""
+        """Free the plans."""
         for call in self.calls:
             if call.plan:
                 self._library.am_plan_destroy(call.plan)
             call.plan = None
 
 
-# ---- the checked library's explore mode through its C ABI
+# ---- explore mode of the checked engine, by its C ABI
 
 POLICIES = {"late": 0, "random": 1, "lazy": 2, "pct": 3, "replay": 4, "exhaustive": 5, "mixed": 100}
 
@@ -217,7 +217,7 @@ class _Step(ctypes.Structure):
         ("compare", c_int32),
         ("plan", c_void_p),
         *((name, c_void_p) for name in _ARRAYS),
-        *((name, c_uint32) for name in ("outputs_count", "accepted", "lent", "reserved")),
+        *((name, c_uint32) for name in ("outputs_count", "accepted", "registered", "reserved")),
     ]
 
 
@@ -240,7 +240,7 @@ class _Options(ctypes.Structure):
 
 
 class RunResult(ctypes.Structure):
-    """Holds what came of one call of ``World.run``: totals over its schedules, and the first finding."""
+    """Result of `World.run`: totals over its schedules, and the first finding."""
 
     _fields_ = [
         *((name, c_uint64) for name in ("schedules", "steps", "instructions", "switches", "status_blocks")),
@@ -253,7 +253,7 @@ class RunResult(ctypes.Structure):
 
 
 def _fail(run: RunResult, seed: int, kind: str, message: str) -> None:
-    """Put a finding into a run; an empty message is none."""
+    """Store a finding in a run, unless the message is empty."""
     if message:
         run.failed, run.failed_seed = 4, seed
         run.kind, run.message = kind.encode(), message.encode()[:1000]
@@ -286,14 +286,14 @@ def _open(path: str) -> ctypes.CDLL:
 
 
 def checked_library(path: str | Path | None = None) -> ctypes.CDLL:
-    """The library of the checked engine: ``path``, $ASCEND_MOE_CHECKED_LIBRARY, or the installed one."""
+    """Open the checked engine: ``path``, $ASCEND_MOE_CHECKED_LIBRARY, or the installed one."""
     chosen = path or settings.CHECKED_LIBRARY.get() or library.library_path("checked")
     return _open(str(chosen))
 
 
 @functools.cache
 def error_codes(library: ctypes.CDLL) -> dict[str, int]:
-    """By the name of an error the codes that have it, one bit each; the first bit, without a name: none."""
+    """Return a bit mask of the error codes of each error name; "": no error, the first bit."""
     bits = {"": 1}
     for code in range(1, 32):
         name = library.am_error_name(code).decode()
@@ -303,13 +303,13 @@ def error_codes(library: ctypes.CDLL) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Faults:
-    """Holds what goes wrong on purpose in every schedule. Ranks of -1: nothing of the kind.
+    """Faults injected into every schedule. A rank of -1 means none.
 
-    A killed rank stops for ever at a step of the schedule, or when nobody else can move before that; with
-    ``kill_unseen`` nobody reports its process as lost: it hangs. A stalled one stops until nobody else can move, and
-    the others have seen who has been killed. A slow rank, core or link is chosen a hundred times less often. Status
-    block number ``corrupt_block`` (from 1, as they land) has a word xored, keeps its old contents ("stale"), or lands
-    by half ("torn").
+    A killed rank stops forever at a step of the schedule, or earlier if no other rank can continue; with
+    ``kill_unseen`` its process is not reported as lost, as if it hung. A stalled rank stops until no other rank can
+    continue and the killed rank has been detected. A slow rank, core or link is chosen a hundred times less often.
+    Status block number ``corrupt_block`` (from 1, in the order of arrival) has one word xored, keeps its old contents
+    ("stale"), or arrives by half ("torn").
     """
 
     kill_rank: int = -1
@@ -328,12 +328,12 @@ class Faults:
 
 @dataclass(frozen=True)
 class Options:
-    """How schedules are chosen. ``store_order``: "fifo", "unordered", or "both" by seed.
+    """Options for the choice of schedules.
 
-    ``explicit_sync``: dependent vector instructions need PipeBarrier<PIPE_V> (no help from a compiler).
-    ``accepted``: error codes that an op may end with, beside success; ``hang_is_finding`` False lets time
-    pass when nothing can move, so that waits expire. ``reordered``: the agent between servers moves the blocks of 512
-    bytes of an item in any order, as it always does where a program has ``flags``.
+    ``store_order``: "fifo", "unordered", or "both" by seed. ``explicit_sync``: dependent vector instructions need
+    PipeBarrier<PIPE_V>, as without a compiler that inserts it. ``accepted``: error codes that an op may end with
+    besides success. ``hang_is_finding`` False: time passes when nothing can continue, so that waits expire.
+    ``reordered``: the agent between servers moves 512-byte blocks of an item in any order, as with ``flags``.
     """
 
     policy: str = "mixed"
@@ -351,7 +351,7 @@ class Options:
 
 
 class World:
-    """W ranks with windows of their own; ``load`` gives them a program, ``run`` schedules it."""
+    """W ranks with their windows. `load` plans a program, `run` schedules it."""
 
     def __init__(self, world: int, library: ctypes.CDLL | None = None, window_mib: int = WINDOW_MIB) -> None:
         self.library = library if library is not None else checked_library()
@@ -360,9 +360,9 @@ class World:
         if not self._handle:
             raise MemoryError(f"no memory for {world} windows of {window_mib} MiB")
         self.program: PlannedProgram | None = None
-        self.went_on = 0  # schedules after which ranks were left that went on
+        self.survived = 0  # schedules after which the surviving ranks continued
         self._keep: list[object] = []
-        self._rest: World | None = None  # theirs
+        self._rest: World | None = None  # the survivors'
 
     def __enter__(self) -> World:
         return self
@@ -371,7 +371,7 @@ class World:
         self.close()
 
     def close(self) -> None:
-        """Return windows and plans back."""
+        """Free windows and plans."""
         if self._rest is not None:
             self._rest.close()
         self._rest = None
@@ -384,7 +384,7 @@ class World:
         self.program = None
 
     def load(self, case: Program, accepted: int = 1, compare: bool = True) -> PlannedProgram:
-        """Plan the program's calls. ``accepted``: bits of the error codes that no op is blamed for."""
+        """Plan the program's calls. ``accepted``: bit mask of error codes that are no findings."""
         before, program = self.program, PlannedProgram(case, self.library, self.window_bytes)
         codes = error_codes(self.library)
         steps = (_Step * len(program.calls))()
@@ -405,7 +405,7 @@ class World:
                 lengths[output] = tensor.numel() * tensor.element_size()
                 expected[output] = tensor.data_ptr() if lengths[output] else None
             step.rank, step.compare, step.plan = call.rank, int(compare), call.plan
-            step.outputs_count, step.accepted, step.lent = count, accepted, call.lent
+            step.outputs_count, step.accepted, step.registered = count, accepted, call.registered
             if program.fault:
                 step.accepted = sum({codes[outcome.error] for outcome in program.fault.outcomes(call)})
             arrays: tuple[Any, ...] = (inputs, outputs, expected, lengths, sizes)
@@ -415,14 +415,14 @@ class World:
         if self.library.am_explore_program(self._handle, steps, len(steps)):
             self.library.am_explore_program(self._handle, None, 0)
             program.close()
-            raise MemoryError(f"{case}: no room for its rows in lent areas of {self.window_bytes // MIB} MiB")
+            raise MemoryError(f"{case}: its rows do not fit into registered areas of {self.window_bytes // MIB} MiB")
         self.program = program
         if before is not None:
             before.close()
         return program
 
     def run(self, seed: int, schedules: int = 1, options: Options | None = None) -> RunResult:
-        """Run schedules ``seed`` .. ``seed + schedules - 1``, at most to the first finding."""
+        """Run schedules ``seed`` .. ``seed + schedules - 1``, up to the first finding."""
         options = options or Options()
         assert self.program is not None
         if self.program.fault and options.faults == Faults():
@@ -430,10 +430,10 @@ class World:
         return self._run(seed, schedules, options)
 
     def _run_with_fault(self, fault: faults.Fault, seed: int, schedules: int, options: Options) -> RunResult:
-        """One by one: what an error says is looked at after each."""
+        """Run schedules one by one and check the errors after each."""
         options, total, plain = replace(options, hang_is_finding=False), RunResult(), RunResult()
-        if fault.in_flight:  # the same for every schedule, so that each can be repeated
-            whole = Faults(corrupt_block=_NO_BLOCK)  # no block of it lands by half
+        if fault.in_flight:  # equal for every schedule, so that each can be repeated
+            whole = Faults(corrupt_block=_NO_BLOCK)  # corrupts no block
             plain = self._run(0, 1, Options(hang_is_finding=False, faults=whole))
         for number in range(seed, seed + schedules):
             injected = Faults(**fault.injected(plain.steps, plain.status_blocks, number))
@@ -450,7 +450,7 @@ class World:
         return total
 
     def _go_on(self, rest: Program | None, wrong: str, number: int, options: Options, run: RunResult) -> None:
-        """The ranks that are left play ``rest`` on windows of their own; what comes of it is put into ``run``."""
+        """Run ``rest`` on the surviving ranks with new windows, and store its result in ``run``."""
         _fail(run, number, "wrong agreement", wrong)
         if rest is None or run.failed:
             return
@@ -460,18 +460,18 @@ class World:
             self._rest = World(rest.world, self.library, window_mib(rest))
         if self._rest.program is None or self._rest.program.program != rest:
             self._rest.load(rest)
-        # Choices that were made before are of the schedule with the fault.
+        # the choices of ``run`` are those of the schedule with the fault
         policy = options.policy if options.policy in ("late", "random", "lazy", "pct") else "mixed"
         own = replace(options, policy=policy, choices=(), faults=Faults(), hang_is_finding=True, trace=False)
         after = self._rest.run(number, 1, own)
-        self.went_on += 1
+        self.survived += 1
         for name in ("steps", "instructions", "switches", "status_blocks"):
             setattr(run, name, getattr(run, name) + getattr(after, name))
         if after.failed:
             _fail(run, number, after.kind.decode(), f"after a loss, of {rest}: {after.message.decode()}")
 
     def _by_rank(self) -> list[list[tuple[str, str]]]:
-        """The name of the error, and its text, of all calls of each rank; without a name: none."""
+        """Return name and text of the error of each call, by rank; ("", ...) for none."""
         assert self.program is not None
         seen: list[list[tuple[str, str]]] = [[] for _ in range(self.size)]
         for call, (code, text) in zip(self.program.calls, self.errors(), strict=True):
@@ -498,22 +498,22 @@ class World:
         return result
 
     def choices(self, widths: bool = False) -> list[int]:
-        """Choices of the last schedule, or (exhaustive policy) how many each of them had."""
+        """Return the choices of the last schedule, or with ``widths`` the number of alternatives of each."""
         count = self.library.am_explore_choices(self._handle, int(widths), None, 0)
         out = (c_uint16 * max(count, 1))()
         self.library.am_explore_choices(self._handle, int(widths), out, count)
         return list(out[:count])
 
     def distinct(self) -> int:
-        """Different traces since the world was made or ``forget`` was called."""
+        """Return the number of distinct traces since the world was created or `forget` was called."""
         return int(self.library.am_explore_distinct(self._handle))
 
     def forget(self) -> None:
-        """Start the counts of ``distinct`` and ``polls`` afresh."""
+        """Reset the counts of `distinct` and `polls`."""
         self.library.am_explore_forget(self._handle)
 
     def polls(self) -> dict[str, tuple[int, int]]:
-        """By place in the kernel: how often a look at flags led to another look, and how often it led on."""
+        """Return by place in the kernel how often polled flags were not ready, and how often they were."""
         size = self.library.am_explore_polls(self._handle, None, 0)
         text = ctypes.create_string_buffer(size)
         self.library.am_explore_polls(self._handle, text, size)
@@ -521,7 +521,7 @@ class World:
         return {place: (int(waiting), int(ready)) for place, waiting, ready in lines}
 
     def errors(self) -> list[tuple[int, str]]:
-        """(error code, message) of every op of the last schedule; code -1 for one that did not end."""
+        """Return (error code, message) of every op of the last schedule; code -1 if it did not end."""
         assert self.program is not None
         found = []
         text = ctypes.create_string_buffer(1024)
@@ -535,7 +535,7 @@ class World:
         return found
 
     def write_trace(self, path: str | Path, epoch: int = 0) -> None:
-        """The last schedule (run with ``trace=True``) as JSON lines, the first of them about the world."""
+        """Return the last schedule (run with ``trace=True``) as JSON lines; the first describes the world."""
         assert self.program is not None
         case = self.program.program
         header = {

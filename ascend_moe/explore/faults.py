@@ -1,10 +1,9 @@
-"""Makes faults on purpose in a program (``Program.fault_kind``), and says what must come of them on every rank.
+"""Faults of a program (``Program.fault_kind``), and their expected consequences on every rank.
 
-A fault is a function of the program alone: a rank that dies at some step, or between two of its calls, or makes only
-its first calls, or whose inputs of one op are wrong, ranks that run another algorithm than the others in one op, or a
-status block that is corrupted on its way.
-All others must hear of it, name it, and in later ops be right again or fail at once. Those that a dead rank leaves
-agree who they are, and go on as a group of their own.
+A fault follows from the program alone: a rank that dies at some step or between two calls, makes only its first calls,
+or has wrong inputs in one op; ranks with another algorithm in one op; or a status block corrupted in flight. All other
+ranks must report it, and in later ops either be right again or fail at once. The survivors of a dead rank agree on
+their membership and continue as a group.
 """
 
 from __future__ import annotations
@@ -27,32 +26,32 @@ if TYPE_CHECKING:
     from .engine import OpCall
     from .program import Program
 
-KILL, ENDED, HANG, ABSENT, SPOILT, ALGORITHM = "kill", "ended", "hang", "absent", "spoilt", "algorithm"
-FAULTS = (KILL, ENDED, HANG, ABSENT, SPOILT, ALGORITHM, *wrong_inputs.KINDS)
+KILL, ENDED, HANG, ABSENT, CORRUPTED, ALGORITHM = "kill", "ended", "hang", "absent", "corrupted", "algorithm"
+FAULTS = (KILL, ENDED, HANG, ABSENT, CORRUPTED, ALGORITHM, *wrong_inputs.KINDS)
 SEND, FINISH = 1, 2  # kPartSend, kPartFinish
 PEER_LOST, TIMEOUT = "PeerLost", "CommTimeout"
-_FATAL = (TIMEOUT, "CorruptStatus")  # of a spoilt word; the others are told, and pass
+_FATAL = (TIMEOUT, "CorruptStatus")  # possible errors of a corrupted word
 _ERRORS = (*_FATAL, "ConfigMismatch", "RoutingMismatch", *wrong_inputs.COLLECTIVE)
 _STREAM = 5
 _NEVER = 2**63  # steps
-Seen = Sequence[tuple[str, str]]  # of a rank's calls: the name of an error and its text; "unfinished" has no text
+Seen = Sequence[tuple[str, str]]  # error name and text of each call of a rank; "unfinished" has no text
 UNFINISHED = "unfinished"
 
 
 def applies(program: Program, fault: str) -> bool:
-    """Whether the fault can be had in the program at all."""
-    if fault in (KILL, ENDED, ABSENT, SPOILT):
+    """Return whether the fault can occur in the program."""
+    if fault in (KILL, ENDED, ABSENT, CORRUPTED):
         return program.world > 1
     if fault == HANG:
         return 0 < program.servers < program.world
-    if fault == ALGORITHM:  # rows of an op that fails like this race with each other, but not between these two
+    if fault == ALGORITHM:  # rows of such an op race with each other, except between these two
         return program.algorithm == "hierarchy"
     if fault == "overflow":
         return program.topk > program.local
-    if fault == "triple":
-        return has_triples(program) and _combines(program)
+    if fault == "source_index":
+        return takes_source_indices(program) and _combines(program)
     if fault in ("index", "both"):
-        return not has_triples(program) and _combines(program)
+        return not takes_source_indices(program) and _combines(program)
     return fault == "ids" or _combines(program)
 
 
@@ -60,91 +59,98 @@ def _combines(program: Program) -> bool:
     return "C" in program.sequence.upper()
 
 
-def has_triples(program: Program) -> bool:
-    """Whether rows carry triples: the V2 contract, between servers it has V1's expand_idx but in hierarchy."""
+def takes_source_indices(program: Program) -> bool:
+    """Return whether combine takes source indices: in V2, between servers only with hierarchy."""
     one_level = 0 < program.servers < program.world and program.algorithm != "hierarchy"
     return program.contract == 2 and not one_level
 
 
 def with_fault(program: Program, seed: int) -> Program:
-    """The program with a fault by chance; the same one for a seed."""
+    """Return the program with a fault drawn by ``seed``."""
     rng = np.random.default_rng([seed, _STREAM])
     return replace(program, fault_kind=str(rng.choice([fault for fault in FAULTS if applies(program, fault)])))
 
 
 def fault_of(program: Program) -> Fault | None:
-    """Return what goes wrong in the program."""
+    """Return the fault of the program."""
     if not program.fault_kind:
         return None
-    made = {KILL: Killed, ENDED: Ended, HANG: Hung, ABSENT: Absent, SPOILT: Spoilt, ALGORITHM: OtherAlgorithm}
+    made = {
+        KILL: Killed,
+        ENDED: Ended,
+        HANG: Hung,
+        ABSENT: Absent,
+        CORRUPTED: CorruptedBlock,
+        ALGORITHM: OtherAlgorithm,
+    }
     return made.get(program.fault_kind, WrongInputs)(program)
 
 
 class Fault:
-    """Nothing, of which nothing comes."""
+    """No fault; the base class of faults."""
 
-    in_flight = False  # whether it is something that happens in a schedule: see ``injected``
-    impatient = -1  # a rank that waits less long than the others
+    in_flight = False  # whether it happens during a schedule, see ``injected``
+    impatient = -1  # a rank with a shorter timeout
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.rng = np.random.default_rng([program.seed, _STREAM])
         self.victim = -1
 
-    def spoil(self, call: OpCall) -> None:
-        """Change the inputs of a call before it is planned."""
+    def corrupt(self, call: OpCall) -> None:
+        """Corrupt the inputs of a call before it is planned."""
 
     def left_out(self, calls: list[OpCall]) -> list[OpCall]:
-        """The calls that are not made."""
+        """Return the calls that are not made."""
         return []
 
     def outcomes(self, call: OpCall) -> list[ExpectedResult]:
-        """Return what the call may come to."""
+        """Return the possible results of the call."""
         return [RIGHT]
 
     def injected(self, steps: int, blocks: int, seed: int) -> dict[str, Any]:
-        """Return what happens in the schedule of a seed, of about so many steps and landed status blocks."""
+        """Return the faults of a schedule by seed, given about its numbers of steps and status blocks."""
         return {}
 
     def _of(self, seed: int) -> np.random.Generator:
         return np.random.default_rng([self.program.seed, _STREAM, seed])
 
     def judge(self, by_rank: Sequence[Seen]) -> str:
-        """Return what is wrong with the errors of all calls; empty: nothing."""
+        """Return what is wrong with the errors of all calls, or ""."""
         return ""
 
     def goes_on(self, seed: int) -> tuple[Program | None, str]:
-        """Return what the ranks that are left do then, if anything, and what is wrong with that."""
+        """Return the program that the surviving ranks run afterwards, or None, and what is wrong with that, or ""."""
         return None, ""
 
 
-# ---- a rank that is no more
+# ---- a lost rank
 
 
 def _own_words(by_rank: Sequence[Seen], victim: int) -> str:
-    """Who is said to have found a failure has said so itself, of itself; and no failure names another rank."""
-    finders = {}
+    """Check that failures name the victim, and a detector that has itself reported it."""
+    detectors = {}
     for rank, seen in enumerate(by_rank):
         texts = [text for error, text in seen if error not in ("", UNFINISHED)]
         if rank == victim or not texts:
             continue
-        finders[rank] = [int(found) for text in texts for found in re.findall(r"found by rank (\d+)", text)]
-        if len(finders[rank]) != len(texts) or not all(f": rank {victim} " in text for text in texts):
+        detectors[rank] = [int(found) for text in texts for found in re.findall(r"found by rank (\d+)", text)]
+        if len(detectors[rank]) != len(texts) or not all(f": rank {victim} " in text for text in texts):
             return f"rank {rank} names another rank than {victim}: {texts}"
         if any("missing: rank" in text for text in texts[1:]):
-            return f"rank {rank} waits again after it has failed: {texts}"
-    for rank, found in finders.items():
-        for finder in found:
-            if finder not in finders or finders[finder][0] != finder:
-                return f"rank {rank} says that rank {finder} has found it, which has not: {finders}"
+            return f"rank {rank} waits again after its failure: {texts}"
+    for rank, found in detectors.items():
+        for detector in found:
+            if detector not in detectors or detectors[detector][0] != detector:
+                return f"rank {rank} names rank {detector} as detector, which has not reported it: {detectors}"
     return ""
 
 
 class Killed(Fault):
-    """A rank stops for ever at a step. The others are right until they hear of it, then they raise PeerLost.
+    """A rank stops forever at a step. The others are right until they detect it, then raise PeerLost.
 
-    No op fails that it has completed. Then they agree who is left, and go on as a group of these: with new windows, and
-    other tokens.
+    No op fails that it has completed. The survivors agree on their membership and continue with new windows and other
+    tokens.
     """
 
     in_flight = True
@@ -178,7 +184,7 @@ class Killed(Fault):
         return _own_words(by_rank, self.victim)
 
     def _completed(self, seen: Seen) -> int:
-        """How many calls the victim has completed, without a send whose finish it has not."""
+        """Return the number of completed calls of the victim, without unfinished ones."""
         parts = [part for op in self.program.sequence for part in ((SEND, FINISH) if op.islower() else (0,))]
         count = next((at for at, (error, _) in enumerate(seen) if error), len(seen))
         return count - 1 if count and parts[count - 1] == SEND else count
@@ -189,7 +195,7 @@ class Killed(Fault):
 
 
 class Ended(Killed):
-    """A rank dies after its first calls, which it has completed, while another one stands still anywhere."""
+    """A rank dies after its first calls, which it has completed, while another one stalls anywhere."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
@@ -207,10 +213,10 @@ class Ended(Killed):
 
 
 class Hung(Killed):
-    """A rank stops for ever at a step, and its process lives. The others name it when their waits expire.
+    """A rank stops forever at a step while its process lives. The others name it when their waits expire.
 
-    Between servers alone, where a rank can ask the one that it misses whom that one misses. Elsewhere it cannot: a
-    store to a rank that has not come may fault, and aborts would not leave.
+    Between servers only, where a rank can ask the missing one which rank that one waits for. Elsewhere a store to a
+    rank that has not arrived may fault.
     """
 
     error = TIMEOUT
@@ -223,15 +229,15 @@ class Hung(Killed):
 
 
 def _some_calls(rng: np.random.Generator, program: Program) -> int:
-    """How many calls a rank makes before it makes no more: at least one is missing."""
+    """Draw the number of calls that a rank makes; at least one is missing."""
     return int(rng.integers(sum(2 if op in "dc" else 1 for op in program.sequence)))
 
 
 def _of_fewer(program: Program, world: int) -> Program | None:
-    """The program with so many ranks, of as many experts each; None: no rank is left."""
+    """Return the program with ``world`` ranks and the same experts per rank, or None without ranks."""
     if not world:
         return None
-    # Ranks that are not servers of equal numbers have window's way alone.
+    # servers of unequal size support window only
     uneven = program.algorithm == "hierarchy" and (world % program.servers or world == program.servers)
     algorithm = "window" if uneven else program.algorithm
     fewer = replace(program, world=world, algorithm=algorithm, fault_kind="", seed=program.seed + 1)
@@ -239,10 +245,10 @@ def _of_fewer(program: Program, world: int) -> Program | None:
 
 
 class Absent(Fault):
-    """A rank makes only its first calls. The others wait for the next one in vain, and not again after that.
+    """A rank makes only its first calls. The others wait for the next one until the timeout, once.
 
-    One of them waits less long than the rest, who hear of it by its abort blocks. In hierarchy it may miss what a rank
-    should have relayed that waits for the absent one itself: asked, that rank names the absent one.
+    One of them has a shorter timeout and notifies the rest by its abort blocks. In hierarchy it may wait for a relaying
+    rank that itself waits for the absent one; when asked, that rank names the absent one.
     """
 
     def __init__(self, program: Program) -> None:
@@ -286,13 +292,13 @@ class Absent(Fault):
 
 
 class _Levels:
-    """How far the ranks of hierarchy come with these calls; ``made``: calls of each rank that end well."""
+    """Progress of hierarchy's ranks with these calls. ``made``: number of successful calls of each rank."""
 
     def __init__(self, share: int, calls: list[list[OpCall]]) -> None:
         self._share, self._calls, ranks = share, calls, range(len(calls))
         self.made = [0 for _ in ranks]
         self._sent: list[set[int]] = [set() for _ in ranks]  # ops
-        self._passed: list[set[int]] = [set() for _ in ranks]  # ops whose first wait is over
+        self._passed: list[set[int]] = [set() for _ in ranks]  # ops whose first wait has ended
         while sum(self._step(rank) for rank in ranks):
             pass
 
@@ -311,7 +317,7 @@ class _Levels:
         return before != (len(self._sent[rank]), len(self._passed[rank]), self.made[rank])
 
     def _missing(self, rank: int) -> tuple[int, set[int]]:
-        """The wait of the rank's call, and whom it misses there: see Awaited in op_kernel/common/wait.h."""
+        """Return the wait at which the rank's call stops, and the missing ranks (Awaited in common/wait.h)."""
         call, share = self._calls[rank][self.made[rank]], self._share
         near = set(range(rank // share * share, rank // share * share + share))
         lane = set(range(rank % share, len(self._calls), share))
@@ -323,11 +329,11 @@ class _Levels:
         return 2, {other for other in relays - {rank} if call.number not in self._passed[other]}
 
 
-# ---- a status block that comes as nobody has sent it
+# ---- a corrupted status block
 
 
-class Spoilt(Fault):
-    """A block of a status message lands with another word, by half, or not at all: an error, and never data."""
+class CorruptedBlock(Fault):
+    """A status block arrives with a changed word, by half, or not at all: an error, never accepted as data."""
 
     in_flight = True
 
@@ -349,29 +355,29 @@ class Spoilt(Fault):
         said = [[error for error, _ in seen] for seen in by_rank]
         for rank, errors in enumerate(said):
             if UNFINISHED in errors:
-                return f"rank {rank} stands still: {errors}"
+                return f"rank {rank} does not end: {errors}"
             fatal = next((at for at, error in enumerate(errors) if error in _FATAL), len(errors))
             if not {*errors[fatal:]} <= {*_FATAL}:
-                return f"rank {rank} goes on after it has failed: {errors}"
+                return f"rank {rank} continues after its failure: {errors}"
         if self._how == "xor" and self._word not in self._spare() and not any(map(any, said)):
-            return f"word {self._word} of a block is another, and nobody has noticed"
+            return f"word {self._word} of a block was changed, and no rank has detected it"
         return ""
 
     def _spare(self) -> range | tuple[int, ...]:
-        """Words of which some say nothing: what an error is about, if there is none.
+        """Return the words that no rank may need to read, so that a change of them need not cause an error.
 
-        A rank that knows the counts need not look at them: V2's window combine, and between servers.
+        A rank that knows the counts does not read them: in V2's window combine, and between servers.
         """
         if self.program.servers or (self.program.contract == 2 and self.program.local > 4):
             return range(2, 7)
         return (5, 6) if self.program.contract == 1 else range(min(2 + self.program.local, 5), 7)
 
 
-# ---- an op of which something is wrong on some ranks
+# ---- an op with an error on some ranks
 
 
 class WrongOp(Fault):
-    """One op goes wrong: all ranks raise the same error, or a rank its own; the ops after it are right again."""
+    """One op fails: all ranks raise the same error, or one rank its own; later ops are right."""
 
     def __init__(self, program: Program, ops: Sequence[int]) -> None:
         super().__init__(program)
@@ -388,16 +394,16 @@ class WrongOp(Fault):
             for call, (error, text) in zip(calls, seen, strict=True):
                 wanted = [outcome.words for outcome in self.outcomes(call) if outcome.error == error]
                 if not any(words in text for words in wanted):
-                    return f"rank {rank} says {text!r}, not {wanted}"
+                    return f"rank {rank} raises {text!r}, not {wanted}"
         return ""
 
     def _combines_failed(self, call: OpCall) -> bool:
-        """Whether the call combines what the wrong op, a dispatch, has not given."""
+        """Whether the call is the combine of a failed dispatch."""
         return call.number != self.number and self.dispatches[call.number] == self.number
 
 
 class WrongInputs(WrongOp):
-    """Inputs of one op are wrong on one rank or two: all ranks raise the same error, or that rank alone its own."""
+    """Wrong inputs of an op on one or two ranks: all ranks raise the same error, or that rank its own."""
 
     def __init__(self, program: Program) -> None:
         kind, in_dispatch = wrong_inputs.KINDS[program.fault_kind]
@@ -421,32 +427,32 @@ class WrongInputs(WrongOp):
 
     def _make(self, kind: Callable[[wrong_inputs.FaultyCall], wrong_inputs.Wrong | None], rank: int) -> bool:
         algorithm = self.program.algorithm_of(self.number)
-        place = self.case, self.results, rank, has_triples(self.program), algorithm == "direct"
+        place = self.case, self.results, rank, takes_source_indices(self.program), algorithm == "direct"
         wrong = kind(wrong_inputs.FaultyCall(*place, self.rng))
         if wrong is not None:
             self.wrong[rank] = wrong
         return wrong is not None
 
     def left_out(self, calls: list[OpCall]) -> list[OpCall]:
-        """Leave a part out for half of the seeds: nobody finishes what has failed as it was sent."""
+        """Leave out the second launch for half of the seeds, in which the op failed when it was sent."""
         unfinished = [call for call in calls if call.part == FINISH and self._fails_early(call)]
         unfinished = unfinished if self.program.seed % 2 else []
         super().left_out([call for call in calls if call not in unfinished])
         return unfinished
 
     def _fails_early(self, call: OpCall) -> bool:
-        """Whether the rank's first launch knows already what is wrong with its own inputs."""
+        """Whether the rank's first launch already detects its own wrong inputs."""
         if call.number != self.number or call.rank not in self.wrong:
             return False
         tensors, outcome = self.wrong[call.rank]
         bad_index = set(tensors) == {"expand_idx"} and self.program.algorithm_of(self.number) == "window"
         return outcome.error in wrong_inputs.COLLECTIVE or bad_index
 
-    def spoil(self, call: OpCall) -> None:
+    def corrupt(self, call: OpCall) -> None:
         if call.number != self.number or call.rank not in self.wrong:
             return
         for name, values in self.wrong[call.rank][0].items():
-            given = call.inputs[name]  # larger than what is defined of it
+            given = call.inputs[name]  # larger than its defined part
             call.inputs[name] = torch.zeros_like(given).flatten()
             call.inputs[name][: values.numel()] = values.flatten()
             call.inputs[name] = call.inputs[name].view(given.shape)
@@ -460,11 +466,11 @@ class WrongInputs(WrongOp):
             return [RIGHT]
         if call.part != SEND or self._fails_early(call):
             return [wanted]
-        # What is wrong with its own routes a rank may see in its first launch; what others tell, only in the second.
+        # a rank may detect its own wrong routing in the first launch, errors of others only in the second
         return [wanted, RIGHT] if call.rank in self.wrong else [RIGHT]
 
     def _after_a_failed_dispatch(self, rank: int) -> ExpectedResult:
-        """Its counts are zeros: a rank that routes pairs misses the rows of its first expert that has any."""
+        """Its counts are 0: a rank misses the rows of its first expert with any."""
         place = self.case, self.results, rank, False, False
         call = wrong_inputs.FaultyCall(*place, self.rng)
         totals = call.totals(call.inputs.expert_ids)
@@ -473,7 +479,7 @@ class WrongInputs(WrongOp):
 
 
 class OtherAlgorithm(WrongOp):
-    """In one op some ranks run window, often all of a server: every rank names one whose algorithm is not its own."""
+    """In one op some ranks run window, often all of a server: each rank names one with another algorithm."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program, range(len(program.sequence)))
@@ -485,17 +491,17 @@ class OtherAlgorithm(WrongOp):
         case = program.case_of(self.dispatches[self.number])
         self._tokens = case.global_bs or max(len(given.x) for given in case.inputs)
 
-    def spoil(self, call: OpCall) -> None:
+    def corrupt(self, call: OpCall) -> None:
         if call.number == self.number:
             call.algorithm = self._algorithm_of(call.rank)
 
     def outcomes(self, call: OpCall) -> list[ExpectedResult]:
         if call.number == self.number:
-            # The first launch of a late rank finds what the others have told.
+            # the first launch of a late rank detects what the others have reported
             return self._differ(call.rank) + ([RIGHT] if call.part == SEND else [])
         if not self._combines_failed(call) or not self._tokens:
             return [RIGHT]
-        # Window has written no records behind the triples, where hierarchy looks for them.
+        # window writes no records behind the source indices, where hierarchy reads them
         lowest, known = min(self._by_window), call.part != SEND or call.rank in self._by_window
         text = "assist_info_for_combine of rank {} holds "
         if not known:
@@ -515,7 +521,7 @@ class OtherAlgorithm(WrongOp):
 
 
 def _dispatch_of(sequence: str) -> list[int]:
-    """For each op the dispatch that it is, or whose rows it combines."""
+    """Return for each op its dispatch: itself, or the one whose rows it combines."""
     found, waiting = [], list[int]()
     for number, op in enumerate(sequence.upper()):
         waiting += [number] if op == "D" else []

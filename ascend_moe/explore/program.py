@@ -1,4 +1,4 @@
-"""Describes a program to explore: a small collective program of dispatches and combines."""
+"""A program to explore: a small collective sequence of dispatches and combines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ascend_moe.settings import MAX_WORLD
 from .faults import FAULTS, applies
 
 _MIB = 1 << 20
-# D: dispatch, C: combine of the oldest dispatch that has none yet; d, c: the same in two launches.
-ALGORITHMS = ("window", "direct", "mixed")  # mixed: op by op one or the other
-TWO_LEVELS = "hierarchy"  # between servers alone
+# D: dispatch, C: combine of the oldest open dispatch; d, c: the same in two launches
+ALGORITHMS = ("window", "direct", "mixed")  # mixed: alternating between ops
+TWO_LEVELS = "hierarchy"  # between servers only
 SEQUENCES = ("DC", "DCDC", "DDCC", "DCDCDC", "DDCCDC", "DDDCCC")
-ROWS = ("own", "lent", "partly", "early")
+ROWS = ("own", "registered", "partly", "early")
 _KEYS = {
     "world": "w",
     "cores": "c",
@@ -36,9 +36,9 @@ _KEYS = {
     "shared": "h",
     "seed": "s",
 }
-_RARE = ("servers", "list_cores", "ub_bytes", "spare", "shared")  # spelled out where they are not the default
+_RARE = ("servers", "list_cores", "ub_bytes", "spare", "shared")  # written if they are not the default
 _FLAGS = ("weights", "plain", "odd", "tail", "near", "flags", "measured")
-# What a word of a case that is no number sets.
+# Words of a case other than numbers -> field and value.
 _WORDS: dict[str, tuple[str, object]] = {
     **{word: ("algorithm", word) for word in (*ALGORITHMS, TWO_LEVELS)},
     **{word: ("rows", word) for word in ROWS},
@@ -53,26 +53,29 @@ _WORDS: dict[str, tuple[str, object]] = {
 
 
 def given_fields(case: Case, kind: type[Case] | None = None) -> dict[str, Any]:
-    """Fields of a case by name, all of its class or those of ``kind``, without those that follow from others."""
+    """Return the init fields of a case by name, those of its class or of ``kind``."""
     return {each.name: getattr(case, each.name) for each in fields(kind or case) if each.init}
 
 
 @dataclass(frozen=True)
 class Program(Case):
-    """Holds what every rank of a case does, op by op, on ``cores`` AIV cores.
+    """The ops of every rank in order, on ``cores`` AIV cores, with the tensors of the case.
 
-    ``sequence``: D is a dispatch, C a combine of the oldest dispatch that has none yet; d and c the same in two
-    launches, one that sends and one that waits. Each dispatch has tensors of its own, see ``case_of``.
-    ``servers`` ranks share a server; 0: all ranks share one. A copy agent reaches all other ranks, with ``near``
-    those of other servers only. With ``flags`` rows travel in flagged blocks, and the agent moves the blocks of an
-    item in any order.
-    ``algorithm``: comm_alg of all ops, "hierarchy" between servers, or "mixed". ``rows``: where combine's rows lie:
-    "own" tensors, "lent" window tensors, or "partly", the one or the other by op and rank; "early" is lent memory that
-    is written again one op too early, which is a bug. ``list_cores`` of direct dispatch make lists, the others publish
-    rows; 0: all do both. ``ub_bytes`` of UB a core are granted; 0: as many as CANN grants. ``spare``: UB of the plans:
-    the least that they run with, and ``spare`` - 1 rows more, so that few rows or chunks are on their way at a time;
-    0: ``ub_bytes``. ``measured``: the ops are given performance_info. ``fault_kind``: one of ``FAULTS`` goes wrong,
-    where and how follows from ``seed``.
+    Attributes:
+        sequence: D is a dispatch, C a combine of the oldest open dispatch; d and c are the same in two launches, one
+            that sends and one that waits. Each dispatch has its own tensors, see `case_of`.
+        servers: ranks per server; 0: one server. A copy agent transfers to all other ranks.
+        near: the copy agent transfers to other servers only.
+        flags: rows are sent in flagged blocks, which the agent moves in any order.
+        algorithm: comm_alg of all ops, "hierarchy" between servers, or "mixed".
+        rows: memory of combine's rows: "own" tensors, "registered" window tensors, or "partly", either by op and rank;
+            "early" is registered memory that is overwritten one op too early, which is a bug.
+        list_cores: cores of direct dispatch that make lists, while the others publish rows; 0: all do both.
+        ub_bytes: UB per core; 0: as much as CANN grants.
+        spare: the plans use the minimum UB and ``spare`` - 1 rows more, so that few rows or chunks are in flight;
+            0: ``ub_bytes``.
+        measured: the ops take performance_info.
+        fault_kind: one of ``FAULTS`` occurs, at a place that ``seed`` selects.
     """
 
     cores: int = 2
@@ -92,21 +95,21 @@ class Program(Case):
     fault_kind: str = ""
 
     def case_of(self, dispatch: int) -> Case:
-        """The tensors of the ``dispatch``-th op of the sequence: other values and other routes for each."""
+        """Return the tensors of the ``dispatch``-th dispatch; values and routing differ between them."""
         share = self.servers if self.algorithm == TWO_LEVELS else 0
         return Case(**given_fields(self, Case) | {"share": share, "seed": self.seed * 7919 + dispatch})
 
     def algorithm_of(self, op: int) -> str:
-        """Return what the ``op``-th op of the sequence runs on every rank."""
+        """Return the algorithm of the ``op``-th op of the sequence."""
         if self.algorithm != "mixed":
             return self.algorithm
         return "direct" if (self.seed >> op ^ op) & 1 else "window"
 
-    def lent(self, op: int, rank: int) -> int:
-        """Where combine's rows lie, ``op``-th of the sequence, on a rank: 0 own, 1 lent, 2 lent too early."""
+    def registered(self, op: int, rank: int) -> int:
+        """Return whether the rows of the ``op``-th op are registered: 0 no, 1 yes, 2 overwritten too early."""
         if self.rows == "partly":
             return (self.seed >> 1) + op * 5 + rank * 3 >> 1 & 1
-        return {"own": 0, "lent": 1, "early": 2}[self.rows]
+        return {"own": 0, "registered": 1, "early": 2}[self.rows]
 
     def __str__(self) -> str:
         words = [
@@ -128,7 +131,7 @@ class Program(Case):
 
 
 def parse(text: str) -> Program:
-    """The program that ``str(program)`` describes; what is left out has its default."""
+    """Return the program that ``str(program)`` describes; missing parts have their defaults."""
     values: dict[str, object] = {}
     numbers = {key: name for name, key in _KEYS.items()}
     for word in filter(None, text.split(",")):
@@ -143,16 +146,16 @@ def parse(text: str) -> Program:
         elif set(word) <= set("DCdc"):
             values["sequence"] = word
         else:
-            text = f"explore: {word!r} is no part of a case: write it like {Program()}"
+            text = f"explore: {word!r} is not part of a case; a case looks like {Program()}"
             raise ArgumentError(text, argument="case")
     return checked(replace(Program(), **values))  # type: ignore[arg-type]
 
 
 def checked(case: Program) -> Program:
-    """The program itself."""
+    """Return the program, or raise ArgumentError if it is invalid."""
 
-    def need(kept: bool, rule: str, *values: object) -> None:
-        if not kept:
+    def need(valid: bool, rule: str, *values: object) -> None:
+        if not valid:
             raise ArgumentError("explore: " + rule.format(*values), argument="case")
 
     ranges = {"world": MAX_WORLD, "cores": 48, "local": 1024, "topk": 32, "batch": MAX_BATCH, "units": 2048}
@@ -165,50 +168,55 @@ def checked(case: Program) -> Program:
     granted = limits()["ub_bytes"]
     need(
         0 <= case.ub_bytes <= granted,
-        "ub_bytes is {}, it must be in 1..{}, or 0 for the latter",
+        "ub_bytes is {}, it must be in 0..{}, 0: the maximum",
         case.ub_bytes,
         granted,
     )
     by_copies = not servers or case.algorithm in ("window", TWO_LEVELS)
     equal = 1 < servers < case.world and case.world % servers == 0
-    rule = "hierarchy needs v2, weights, no smooth scales and no flags, and servers of equal numbers of ranks, not {}"
+    rule = "hierarchy needs v2, weights, no smooth scales, no flags, and servers of equal size; servers is {}"
     able = case.contract == 2 and case.weights and not case.plain and not case.smooth and not case.flags
     need(case.algorithm != TWO_LEVELS or (equal and able), rule, servers)
     need(by_copies, "{} reads other ranks' windows, servers must be 0", case.algorithm)
     able = case.contract == 2 and case.algorithm != TWO_LEVELS
-    need(able or not case.measured, "performance_info needs v2, and is none of hierarchy's")
-    need(bool(servers) or not case.flags, "flags are of rows between servers, servers must not be 0")
+    need(able or not case.measured, "performance_info needs v2 and another algorithm than hierarchy")
+    need(bool(servers) or not case.flags, "flags need several servers, servers must not be 0")
     most = limits()["moe_expert_num"]
-    need(case.experts <= most, "{} experts (w*l) are too many, at most {}", case.experts, most)
+    need(case.experts <= most, "{} experts (w*l), there must be at most {}", case.experts, most)
     ids = case.experts + case.special.total
-    need(case.topk <= ids, "topk {} is more than the {} experts (w*l, and special ones)", case.topk, ids)
-    need(case.contract in (1, 2), "contract v{} does not exist, it is v1 or v2", case.contract)
+    need(
+        case.topk <= ids,
+        "topk is {}, it must be at most {}, the number of experts (w*l and special ones)",
+        case.topk,
+        ids,
+    )
+    need(case.contract in (1, 2), "contract is v{}, it must be v1 or v2", case.contract)
     shared = case.shared
-    need(shared in (0, 2, 3), "the shared expert's rows have {} dimensions, it must be 2, 3 or none (h0)", shared)
-    need(not shared or case.contract == 2, "contract v1 takes no shared expert's rows, it must be v2")
-    need(not case.special.total or case.contract == 2, "contract v1 has no special experts, it must be v2")
+    need(shared in (0, 2, 3), "shared_expert_x has {} dimensions (h), it must have 2 or 3, or be absent (0)", shared)
+    need(not shared or case.contract == 2, "shared_expert_x needs contract v2")
+    need(not case.special.total or case.contract == 2, "special experts need contract v2")
     case.check()
-    need(not case.returns_int8 or case.dtype != "fp32", "rows that come back as int8 are bf16 or fp16")
-    need(not case.returns_int8 or case.rows == "own", "rows that come back as int8 are own, not {}", case.rows)
+    need(not case.returns_int8 or case.dtype != "fp32", "comm_quant_mode needs dtype bf16 or fp16")
+    need(not case.returns_int8 or case.rows == "own", "comm_quant_mode needs rows own, not {}", case.rows)
     possible = not case.fault_kind or applies(case, case.fault_kind)
-    need(possible, f"fault:{case.fault_kind} is none that {case} can have")
+    need(possible, f"fault:{case.fault_kind} cannot occur in {case}")
     waiting = 0
     for op in case.sequence:
         waiting += 1 if op in "Dd" else -1
-        need(waiting >= 0, "{} combines before it has dispatched as often", case.sequence)
+        need(waiting >= 0, "{} has a combine without a dispatch before it", case.sequence)
     return case
 
 
 def window_mib(case: Program) -> int:
-    """MiB of a window, and of a lent area, in which every routing of a program fits; a power of two."""
-    batch = max(case.batch, 1)  # of a rank that has none
+    """Return a power of two: MiB of a window and of a registered area that fit any routing of a program."""
+    batch = max(case.batch, 1)
     row, pairs = case.units * 32, batch * case.topk
     returned = case.world * (batch * min(case.topk, case.local) * (row + 128) * 16 // 15 + 2048)
-    half = max(returned, pairs * (row + 96))
-    lent = 4 * case.world * batch * min(case.topk, case.local) * row if case.rows != "own" else 0
-    return 1 << max(0, (max(2 * half, lent) // _MIB).bit_length())
+    buffer = max(returned, pairs * (row + 96))
+    registered = 4 * case.world * batch * min(case.topk, case.local) * row if case.rows != "own" else 0
+    return 1 << max(0, (max(2 * buffer, registered) // _MIB).bit_length())
 
 
 def is_large(case: Program) -> bool:
-    """Whether a world of its own is made for a case, and few schedules are run."""
+    """Whether a case has its own world and few schedules."""
     return case.world > 8 or case.world * case.cores > 64 or window_mib(case) > 1

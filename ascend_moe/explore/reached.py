@@ -1,6 +1,6 @@
-"""Which parts of the kernels a program uses more than once: rings, chunks and batches after the first.
+"""The parts of the kernels that a program reaches, such as rings, chunks and batches after the first.
 
-All of it follows from the plans of the calls, their ids and their counts.
+They follow from the plans of the calls, their ids and their counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .program import TWO_LEVELS
 if TYPE_CHECKING:
     from .engine import OpCall, PlannedProgram
 
-#: Part -> what a case that reaches it has, on at least one core.
+#: Part -> property of a case that reaches it on at least one core.
 REACHED = {
     "histograms": "histograms of the cores in more than one batch",
     "routed tokens": "routed tokens in more than one chunk",
@@ -65,7 +65,7 @@ class _Reach:
     call: OpCall
 
     def all(self) -> Iterator[tuple[str, bool]]:
-        """Every name that is about this call, and whether it is reached."""
+        """Yield the parts of this call, and whether they are reached."""
         case, tiling = self.program.program, self.call.tiling
         dispatch, window = self.call.op == calls.OP_DISPATCH, self.call.algorithm == "window"
         pairs, roles = max(self._pairs()), bool(tiling.get("list_cores"))
@@ -79,7 +79,7 @@ class _Reach:
             yield "record batches", dispatch and tokens > 2 * self._record_tokens()
             yield "server chunks", tokens > 2 * (tiling["chunk_pairs"] // case.topk)
             return
-        yield "flag loads", case.flags and self._far_bytes() > 2 * self.FLAGS_BYTES
+        yield "flag loads", case.flags and self._inter_node_bytes() > 2 * self.FLAGS_BYTES
         if window or (dispatch and not roles):
             yield "histograms", tiling["histograms"] < case.cores
         yield from self._dispatch(window) if dispatch else self._combine(window)
@@ -108,14 +108,14 @@ class _Reach:
 
     def _combine(self, window: bool) -> Iterator[tuple[str, bool]]:
         case, tiling = self.program.program, self.call.tiling
-        triples = case.contract == 2 and not tiling["transport"]
+        by_source = case.contract == 2 and not tiling["transport"]
         share = math.ceil(self._rows() / case.cores)
-        yield "index", not triples and max(self._pairs()) > tiling["chunk_pairs"]
-        yield "source indices", triples and share > tiling["chunk_pairs"]
+        yield "index", not by_source and max(self._pairs()) > tiling["chunk_pairs"]
+        yield "source indices", by_source and share > tiling["chunk_pairs"]
         if not window:
             rows = math.ceil(share / tiling["send_rows"])
-            yield "return ring", not self.call.lent and rows > tiling["return_ring"]
-        elif triples:
+            yield "return ring", not self.call.registered and rows > tiling["return_ring"]
+        elif by_source:
             yield "return ring", math.ceil(share / tiling["send_rows"]) > tiling["return_ring"]
         else:
             yield "return ring", max(self._chunks(tiling["send_rows"])) > tiling["return_ring"]
@@ -135,17 +135,17 @@ class _Reach:
         return bool((sources != self.call.rank // self.program.program.servers).any())
 
     def _record_tokens(self) -> int:
-        """Tokens whose records are in UB together: RecordTokens()."""
+        """Tokens whose records fit into UB together, as RecordTokens()."""
         return max(1, min(32, 256 // self.program.program.topk))
 
-    def _far_bytes(self) -> int:
-        """Most bytes of rows from a rank of another server, or back to it, without what stands behind each row."""
+    def _inter_node_bytes(self) -> int:
+        """Largest number of bytes of rows exchanged with a rank of another server, without trailers."""
         case, ends = self.program.program, self._ends()
         counts = [end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
-        far = [rank for rank in range(case.world) if rank // case.servers != self.call.rank // case.servers]
-        coded = case.returns_int8 if self.call.op == calls.OP_COMBINE else case.quant_mode
-        size = 1 if coded else case.torch_dtype.itemsize
-        return max((sum(counts[rank :: case.world]) for rank in far), default=0) * case.hidden * size
+        others = [rank for rank in range(case.world) if rank // case.servers != self.call.rank // case.servers]
+        quantized = case.returns_int8 if self.call.op == calls.OP_COMBINE else case.quant_mode
+        size = 1 if quantized else case.torch_dtype.itemsize
+        return max((sum(counts[rank :: case.world]) for rank in others), default=0) * case.hidden * size
 
     WEIGHT_ROWS = 64  # kWeightRows
     FLAGS_BYTES = 128 * 480  # of rows: kFlagsAtOnce blocks

@@ -1,9 +1,9 @@
-"""Plays how the ranks that a killed one leaves agree who they are, in the order of steps that a seed draws.
+"""Simulation of the vote of surviving ranks on their membership, with an order of steps drawn by a seed.
 
-The code is the product's, ``ascend_moe.comm.vote``, over pages of its own. A step is a word of a page that one rank
-reads or writes; between two steps any other rank may have its turn, die, or see that another has died. Time is counted
-in the waits of the ranks. Voting begins when a rank's ops have ended, and no op of the new group begins before all its
-ranks have voted: so the two groups' ops, and the votes between them, can be played one after the other.
+It runs ``ascend_moe.comm.vote`` on separate pages. A step is a word of a page that a rank reads or writes; between two
+steps any other rank may run, die, or detect the death of another. Time is counted in waits of the ranks. A rank votes
+after its ops have ended, and no op of the new group begins before all its ranks have voted, so the ops of both groups
+and the vote can be simulated one after the other.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _PAGE = 4096
 _STREAM = 6
 _NEVER = 1e9  # seconds
 _SHORT = 0.02
-_MOST_STEPS = 5000  # about 400 are usual
-_LATER = (16, 60)  # a rank that dies meanwhile dies within so many of its steps: in the first round, or in any
+_MOST_STEPS = 5000  # usually about 400
+_LATER = (16, 60)  # limits of the step at which another rank dies: in the first round, or in any
 
 
 @dataclass
 class Agreement:
-    """Holds what became of the votes: who is left, and what is wrong with that; an empty text: nothing."""
+    """Result of the votes: the surviving ranks, and what is wrong with it, or ""."""
 
     members: list[int] = field(default_factory=list)
     wrong: str = ""
 
 
 class _Dies(BaseException):
-    """Ends the thread of a rank that dies."""
+    """Raised to end the thread of a rank that dies."""
 
 
 class _Rank(threading.Thread):
-    """One rank: it agrees, opens the new windows with the others, and does so again where one of these has failed."""
+    """One rank: it agrees and opens the new windows with the others, repeatedly if that has failed on one."""
 
     def __init__(self, votes: Votes, rank: int) -> None:
         super().__init__(name=f"explore-rank{rank}", daemon=True)
@@ -59,7 +59,7 @@ class _Rank(threading.Thread):
                 members = self.vote.agree(self.votes.seconds)
                 if self.vote.all_fine(members, self.votes.fine(self.rank, self.vote.round + 1), self.votes.seconds):
                     if self.votes.failed_in == self.vote.round:
-                        raise AssertionError("goes on, though the windows of another rank did not open")
+                        raise AssertionError("continues, although the windows of another rank did not open")
                     return
         except CommTimeout as late:
             self.left_out = late.ranks == self.vote.members
@@ -73,14 +73,14 @@ class _Rank(threading.Thread):
             self.votes.moved.release()
 
     def step(self) -> None:
-        """Let the others have their turn."""
+        """Yield to the other ranks."""
         self.votes.moved.release()
         self.turn.acquire()
         self.steps += 1
         if self.steps == self.dies_at or self.votes.over:
             raise _Dies
 
-    # The clock of its vote.
+    # the clock of its vote
     def monotonic(self) -> float:
         return self.votes.now
 
@@ -90,7 +90,7 @@ class _Rank(threading.Thread):
 
 
 class SteppedVote(WindowVote):
-    """A vote each of whose words is a step of its rank."""
+    """A vote in which each exchanged word is a step of the rank."""
 
     def __init__(self, votes: Votes, rank: _Rank) -> None:
         super().__init__("explore", rank.rank, votes.bases, lambda other: votes.seen_dead(rank.rank, other), rank)
@@ -107,7 +107,7 @@ class SteppedVote(WindowVote):
 
 
 class Votes:
-    """The votes of ``world`` ranks of which ``lost`` has died, in the order of ``seed``."""
+    """Votes of ``world`` ranks after ``lost`` has died, in an order drawn by ``seed``."""
 
     def __init__(self, world: int, lost: int, seed: int, vote: Callable[[Votes, _Rank], Rounds] = SteppedVote):
         self.rng, self.vote = np.random.default_rng([seed, _STREAM]), vote
@@ -120,9 +120,9 @@ class Votes:
         self.running = set(range(world)) - self.dead
         self._lost, self._ranks = lost, {rank: _Rank(self, rank) for rank in sorted(self.running)}
         others = self.rng.permutation(sorted(self.running)).tolist()
-        self.failed_in = 0  # the round after an opening that failed on a rank
+        self.failed_in = 0  # the round after a failed opening
         self._fails = others[0] if self.rng.integers(4) == 0 else -1
-        # In two of five one more dies meanwhile; in one of five one comes when the others have waited for long enough.
+        # in two of five another rank dies; in one of five a rank arrives after the others' timeout
         fate = int(self.rng.integers(5)) if len(others) > 1 else 4
         self._late = others[0] if fate == 2 else -1
         self.seconds = _NEVER if self._late < 0 else _SHORT
@@ -130,20 +130,20 @@ class Votes:
             self._ranks[others[0]].dies_at = int(self.rng.integers(1, _LATER[fate]))
 
     def fine(self, rank: int, number: int) -> bool:
-        """Whether a rank has opened its windows, of which a round asks; the first time one may not have."""
+        """Return whether a rank has opened its windows; the first opening may fail on one."""
         if rank != self._fails or self.failed_in:
             return True
         self.failed_in = number
         return False
 
     def seen_dead(self, looker: int, other: int) -> bool:
-        """A rank may see at any time after it that another has died; and always from then on."""
+        """Return whether a rank detects the death of another: at a random time after it, and always from then on."""
         if other in self.dead and self.rng.integers(2):
             self._seen.add((looker, other))
         return (looker, other) in self._seen
 
     def play(self) -> Agreement:
-        """Turn until all have agreed."""
+        """Run the ranks until all have agreed."""
         for rank in self._ranks.values():
             rank.start()
         steps = 0
@@ -175,21 +175,21 @@ class Votes:
             if rank.decisions != decisions[: len(rank.decisions)]:
                 return Agreement(wrong=f"rank {rank.rank} has decided {rank.decisions}, another rank {decisions}")
             if rank in done and (rank.rank not in members or rank.decisions != decisions):
-                return Agreement(wrong=f"rank {rank.rank} goes on after {rank.decisions}, others after {decisions}")
+                return Agreement(wrong=f"rank {rank.rank} continues after {rank.decisions}, others after {decisions}")
             if rank.left_out and self._late < 0:
-                return Agreement(wrong=f"rank {rank.rank} is left out of {decisions}, and nobody was late")
+                return Agreement(wrong=f"rank {rank.rank} is not in {decisions}, although no rank was late")
         if self._lost in {rank for decision in decisions for rank in decision}:
-            return Agreement(wrong=f"rank {self._lost} has died before, and is in {decisions}")
+            return Agreement(wrong=f"rank {self._lost} has died before, but is in {decisions}")
         return Agreement(members)
 
 
 def agreed(world: int, lost: int, seed: int) -> Agreement:
-    """Who goes on when one of ``world`` ranks is lost; the same for a seed.
+    """Return the agreement of the survivors when one of ``world`` ranks is lost, by ``seed``.
 
     Raises:
-        AscendMoeError: no library.
+        AscendMoeError: the native library is missing.
     """
     try:
         return Votes(world, lost, seed).play()
     except RuntimeError as error:  # no more threads
-        raise AscendMoeError(f"explore: the ranks that are left cannot vote: {error}") from error
+        raise AscendMoeError(f"explore: the surviving ranks cannot vote: {error}") from error

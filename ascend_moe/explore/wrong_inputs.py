@@ -1,7 +1,7 @@
-"""Inputs that one rank, or two, get wrong in one op of a program, and what every call must come to then.
+"""Wrong inputs of one or two ranks in one op of a program, and the expected result of every call.
 
-Each kind gives the tensors that replace a rank's own, and the error that the rules of the ops promise for them: its
-class and the words that name rank, place and value.
+Each kind returns the tensors that replace a rank's own, and the error that the rules of the ops specify for them: its
+class and the words that name rank, position and value.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ascend_moe.reference.cases import BAD_IDS, Case
 from ascend_moe.reference.records import DispatchResult, RankInput
 
 Tensors = dict[str, torch.Tensor]
-_CHUNK = 512  # pairs, and triples, in UB at a time: kChunkPairs, kTripleRows
+_CHUNK = 512  # routed tokens, and source indices, in UB at a time (kChunkPairs)
 _MOST = 2**31 - 1
 _BLOCK_WORDS = 8
-_WORDS = ("source rank", "token", "k")  # of a triple
+_WORDS = ("source rank", "token", "k")  # of a source index
 
 
 @dataclass(frozen=True)
 class ExpectedResult:
-    """Holds what a call comes to: an error by its class and words of its text, or no error."""
+    """Expected result of a call: an error by class and part of its text, or none."""
 
     error: str = ""
     words: str = ""
@@ -36,23 +36,23 @@ RIGHT = ExpectedResult()
 
 @dataclass(frozen=True)
 class FaultyCall:
-    """The call of a rank that goes wrong: the case, what dispatch must have given, and how combine's rows return."""
+    """A call with wrong inputs: case, rank, expected results of dispatch, and the way combine's rows return."""
 
     case: Case
     results: Sequence[DispatchResult]
     rank: int
-    triples: bool
+    by_source: bool  # combine takes source indices
     direct: bool
     rng: np.random.Generator
 
     @property
     def inputs(self) -> RankInput:
-        """The rank's own tensors."""
+        """Tensors of the rank."""
         return self.case.inputs[self.rank]
 
     @property
     def index(self) -> str:
-        """The argument of combine that says where rows are."""
+        """Argument of combine with the positions of rows."""
         return "expand_idx" if self.case.contract == 1 else "assist_info_for_combine"
 
     @property
@@ -67,40 +67,40 @@ class FaultyCall:
 
     @property
     def capacity(self) -> int:
-        """Rows that a source may send to an owner."""
+        """Maximum number of rows from a source to an owner."""
         return self.most_tokens * min(self.topk, self.case.local)
 
     def active(self) -> torch.Tensor:
-        """(BS, K): the pairs that no mask leaves out."""
+        """Active (token, k) by the mask, (BS, K) bool."""
         mask, ids = self.inputs.x_active_mask, self.inputs.expert_ids
         if mask is None:
             return torch.ones(ids.shape, dtype=torch.bool)
         return mask if mask.dim() == 2 else mask[:, None].expand(ids.shape)
 
     def routed(self, ids: torch.Tensor) -> torch.Tensor:
-        """(BS, K): the pairs that go anywhere with these ids."""
+        """Routed (token, k) with these ids, (BS, K) bool."""
         return self.active() & (ids >= 0) & (ids < self.case.experts)
 
     def totals(self, ids: torch.Tensor) -> list[int]:
-        """Pairs of each expert with these ids."""
+        """Number of routed tokens of each expert with these ids."""
         counts: list[int] = torch.bincount(ids[self.routed(ids)].long(), minlength=self.case.experts).tolist()
         return counts
 
     def compared(self) -> list[int]:
-        """Experts in the order in which combine compares their counts: in hierarchy those of the own server first."""
+        """Experts in the order in which combine compares counts: in hierarchy those of the local server first."""
         share, local = self.case.share, self.case.local
         far = [bool(share) and expert // local // share != self.rank // share for expert in range(self.case.experts)]
         return sorted(range(self.case.experts), key=far.__getitem__)
 
     def place(self, count: int) -> int:
-        """One of ``count``: often the first, the last, or beside the borders of the cores' shares and their chunks."""
+        """Draw one of ``count``: often the first, the last, or one at the limits of cores' shares and chunks."""
         shares = {core * count // self.case.cores for core in range(self.case.cores)}
         chunks = {at for share in shares for at in (share, *range(share + _CHUNK - 1, share + _CHUNK + 2))}
         borders = sorted({count - 1, *(at for at in chunks if 0 < at < count)} if count > _CHUNK else {0, count - 1})
         return int(self.rng.choice(borders) if self.rng.integers(4) else self.rng.integers(count))
 
     def pick(self, mask: torch.Tensor) -> int | None:
-        """The flat number of one of the pairs in ``mask``."""
+        """Draw the flat index of a True element of ``mask``."""
         numbers = mask.flatten().nonzero().flatten().tolist()
         return int(numbers[self.place(len(numbers))]) if numbers else None
 
@@ -109,7 +109,7 @@ Wrong = tuple[Tensors, ExpectedResult]
 
 
 def first_wrong_place(call: FaultyCall, ids: torch.Tensor) -> ExpectedResult:
-    """Return what a rank is told whose combine routes by other ``ids``: the first expert whose counts differ."""
+    """Return the error of a combine with other ``ids``: the first expert whose counts differ."""
     sent, returns = call.totals(call.inputs.expert_ids), call.totals(ids)
     for expert in call.compared():
         if returns[expert] != sent[expert]:
@@ -118,13 +118,13 @@ def first_wrong_place(call: FaultyCall, ids: torch.Tensor) -> ExpectedResult:
 
 
 def returned(rank: int, expert: int, ours: int, theirs: int) -> ExpectedResult:
-    """The mismatch of an expert's counts."""
+    """Return the error of an expert with different counts."""
     words = f"expert {expert} returns {theirs} rows to rank {rank}, whose expert_ids and mask route {ours} to it"
     return ExpectedResult("RoutingMismatch", words)
 
 
 def _bad_ids(call: FaultyCall) -> Wrong | None:
-    """Up to three ids that are no experts, of which the first is named."""
+    """Up to three invalid ids; the error names the first."""
     ids, active = call.inputs.expert_ids.clone(), call.active()
     end = call.case.experts + call.case.special.total
     for _ in range(1 + int(call.rng.integers(3))):
@@ -139,7 +139,7 @@ def _bad_ids(call: FaultyCall) -> Wrong | None:
 
 
 def _overflow(call: FaultyCall) -> Wrong | None:
-    """All pairs of most tokens go to one owner, or to two; or each token picks all of its experts, and one twice."""
+    """Route most tokens to one owner or two, or each token to all experts of one and to one of them twice."""
     ids, local = call.inputs.expert_ids.clone(), call.case.local
     once = len(ids) == call.most_tokens and bool(call.active().all()) and bool(call.rng.integers(2))
     for owner in call.rng.integers(call.case.world, size=1 + int(call.rng.integers(2))):
@@ -189,55 +189,55 @@ def _counts(call: FaultyCall) -> Wrong | None:
     return None
 
 
-def _triple(call: FaultyCall) -> Wrong | None:
-    """A word that is none, or in direct a row that is not where dispatch has put it; hierarchy reads no triples."""
+def _source_index(call: FaultyCall) -> Wrong | None:
+    """An invalid word, or in direct a row at another position than in dispatch; hierarchy reads no source indices."""
     if call.case.share:
-        return _kept(call)
-    triples = call.results[call.rank].assist_info.clone()
-    rows, limits = len(triples), (call.case.world, call.most_tokens, call.topk)
-    if not call.triples or not rows:
+        return _records(call)
+    sources = call.results[call.rank].assist_info.clone()
+    rows, limits = len(sources), (call.case.world, call.most_tokens, call.topk)
+    if not call.by_source or not rows:
         return None
     row = call.place(rows)
     change = int(call.rng.integers(4 if call.direct else 1))
     if change == 0:
         word = int(call.rng.integers(3))
-        triples[row, word] = int(call.rng.choice([limits[word], -1, _MOST]))
+        sources[row, word] = int(call.rng.choice([limits[word], -1, _MOST]))
     elif change == 1:
-        triples[row, 0] = (int(triples[row, 0]) + 1) % call.case.world
-    else:  # a neighbour's, or both change places
+        sources[row, 0] = (int(sources[row, 0]) + 1) % call.case.world
+    else:  # that of the next row, or both swapped
         other = row - 1 if row else min(1, rows - 1)
-        kept = triples[row].clone()
-        triples[row] = triples[other]
+        before = sources[row].clone()
+        sources[row] = sources[other]
         if change == 2:
-            triples[other] = kept
-    found = first_wrong_triple(call, triples, limits)
-    return ({call.index: triples.flatten()}, found) if found != RIGHT else None
+            sources[other] = before
+    found = first_wrong_source_index(call, sources, limits)
+    return ({call.index: sources.flatten()}, found) if found != RIGHT else None
 
 
-def _kept(call: FaultyCall) -> Wrong | None:
-    """Behind the triples, where hierarchy keeps records: more of one server, or of two, than a rank has tokens."""
-    case, triples = call.case, call.results[call.rank].assist_info.flatten()
+def _records(call: FaultyCall) -> Wrong | None:
+    """More records of one or two servers behind the source indices than a rank has tokens, in hierarchy."""
+    case, sources = call.case, call.results[call.rank].assist_info.flatten()
     if not call.most_tokens:
         return None
     begin = -(-case.world * call.capacity * 3 // _BLOCK_WORDS)  # block of the first number
     blocks = torch.zeros(begin + case.world // case.share, _BLOCK_WORDS, dtype=torch.int32)
-    blocks.view(-1)[: len(triples)] = triples
+    blocks.view(-1)[: len(sources)] = sources
     for _ in range(1 + int(call.rng.integers(2))):
         blocks[begin + int(call.rng.integers(case.world // case.share)), 0] = int(
             call.rng.choice([call.most_tokens + 1, -1, _MOST])
         )
     numbers = blocks[begin:, 0]
     first = int(numbers[numbers != 0][0])
-    words = f"assist_info_for_combine of rank {call.rank} holds {first} behind its triples"
+    words = f"assist_info_for_combine of rank {call.rank} holds {first} behind its source indices"
     return {call.index: blocks.flatten()}, ExpectedResult("ArgumentError", words)
 
 
-def first_wrong_triple(call: FaultyCall, triples: torch.Tensor, limits: Sequence[int]) -> ExpectedResult:
-    """Return what is said of the first row that breaks the rules of triples."""
+def first_wrong_source_index(call: FaultyCall, sources: torch.Tensor, limits: Sequence[int]) -> ExpectedResult:
+    """Return the error of the first row with an invalid source index."""
     named = f"assist_info_for_combine of rank {call.rank}"
     ends = call.results[call.rank].ep_recv_counts.tolist()
     slot, before = 0, None
-    for row, values in enumerate(triples.tolist()):
+    for row, values in enumerate(sources.tolist()):
         for word, (value, limit) in enumerate(zip(values, limits, strict=True)):
             if not 0 <= value < limit:
                 return ExpectedResult("ArgumentError", f"{named} names {_WORDS[word]} {value} in row {row} (")
@@ -252,12 +252,12 @@ def first_wrong_triple(call: FaultyCall, triples: torch.Tensor, limits: Sequence
 
 
 def _index(call: FaultyCall) -> Wrong | None:
-    """Places beyond the rows of their experts: the first is named."""
+    """Positions beyond the rows of their experts; the error names the first."""
     ids, index = call.inputs.expert_ids, call.results[call.rank].expand_idx.clone()
     totals, routed = call.totals(ids), call.routed(ids)
     for _ in range(1 + int(call.rng.integers(2))):
         pair = call.pick(routed)
-        if call.triples or pair is None:
+        if call.by_source or pair is None:
             return None
         index[pair] = int(call.rng.choice([totals[int(ids.view(-1)[pair])], -1, _MOST, -(2**31)]))
     for pair in routed.flatten().nonzero().flatten().tolist():
@@ -269,7 +269,7 @@ def _index(call: FaultyCall) -> Wrong | None:
 
 
 def _routing(call: FaultyCall) -> Wrong | None:
-    """Some pairs go elsewhere than in dispatch, or nowhere."""
+    """Route some tokens to other experts than in dispatch, or to none."""
     ids = call.inputs.expert_ids.clone()
     for _ in range(1 + int(call.rng.integers(3))):
         pair = call.pick(call.routed(ids))
@@ -283,17 +283,17 @@ def _routing(call: FaultyCall) -> Wrong | None:
 
 
 def _routing_and_index(call: FaultyCall) -> Wrong | None:
-    """Both on one rank: counts that differ are said first, whatever expand_idx is."""
+    """Both on one rank: the error names the different counts, whatever expand_idx is."""
     routing, index = _routing(call), _index(call)
     return None if routing is None or index is None else ({**index[0], **routing[0]}, routing[1])
 
 
-# By the word that a case has: how inputs go wrong, and whether in dispatch, too.
+# Word of a case -> function that corrupts the inputs, and whether it applies to dispatch too.
 KINDS: dict[str, tuple[Callable[[FaultyCall], Wrong | None], bool]] = {
     "ids": (_bad_ids, True),
     "overflow": (_overflow, True),
     "counts": (_counts, False),
-    "triple": (_triple, False),
+    "source_index": (_source_index, False),
     "index": (_index, False),
     "routing": (_routing, False),
     "both": (_routing_and_index, False),

@@ -12,7 +12,7 @@ from ascend_moe.explore import Program, wrong_inputs
 WAYS: tuple[Callable[[Program, int], Program], ...] = (
     lambda case, seed: replace(case, algorithm="direct"),
     lambda case, seed: replace(case, algorithm="window"),
-    lambda case, seed: replace(case, algorithm="direct", rows="lent"),
+    lambda case, seed: replace(case, algorithm="direct", rows="registered"),
     lambda case, seed: replace(case, sequence=case.sequence.lower()),
     lambda case, seed: replace(case, algorithm="direct", list_cores=1 + seed % case.cores, cores=case.cores + 1),
     lambda case, seed: replace(case, algorithm="window", rows="own", servers=1 + seed % 2, near=seed // 2 % 2 == 1),
@@ -41,7 +41,7 @@ def faulty(seeds: range, faults: Sequence[str]) -> Iterator[Program]:
 
 def long_faulty(seeds: range) -> Iterator[Program]:
     """The same with long shares, of which the inputs are wrong at the borders of cores and chunks."""
-    faults = [each for name in ("counts", "ids", "overflow", "routing") for each in (name, "triple", "index")]
+    faults = [each for name in ("counts", "ids", "overflow", "routing") for each in (name, "source_index", "index")]
     for seed in seeds:
         turn, text = divmod(seed, len(LONG))
         yield from _with_one(replace(explore.parse(LONG[text]), seed=seed), faults, turn)

@@ -14,7 +14,7 @@ from ascend_moe.errors import ArgumentError
 from ascend_moe.explore import Options, Program, World, draws
 from ascend_moe.explore.reached import reached
 
-LENT = Program(world=2, cores=2, local=2, topk=2, batch=3, algorithm="direct", rows="lent", ids="distinct")
+LENT = Program(world=2, cores=2, local=2, topk=2, batch=3, algorithm="direct", rows="registered", ids="distinct")
 
 each_mode = pytest.mark.parametrize("mode", MODES)
 
@@ -28,8 +28,10 @@ def test_a_case_is_what_its_text_says() -> None:
     assert (case.world, case.cores, case.local, case.topk, case.batch, case.units) == (3, 4, 2, 3, 1, 4)
     assert (case.contract, case.seed, case.dtype, case.quant) == (2, 9, "fp32", "smooth")
     assert (case.mask, case.ids, case.batches, case.sequence) == ("pair", "hot", "equal", "DDCC")
-    case = explore.parse("v2,s7,fault:triple")
-    assert (case.fault_kind, explore.with_fault(case, 3).seed) == ("triple", 7) and explore.parse(str(case)) == case
+    case = explore.parse("v2,s7,fault:source_index")
+    assert (case.fault_kind, explore.with_fault(case, 3).seed) == ("source_index", 7) and explore.parse(
+        str(case)
+    ) == case
     for changes in MODES.values():
         case = Program(**changes)
         assert explore.parse(str(case)) == case
@@ -47,7 +49,7 @@ def test_every_kind_of_case_is_spelled_out_and_fits() -> None:
     "text",
     [
         *("w385", "k3", "l0", "v1,measured", "v3", "CD", "DCC", "mask:odd", "bf17", "x4", "v2,h1", "v1,h2", "n2", "t2"),
-        *("fault:x", "v1,fault:triple", "w1,fault:kill"),
+        *("fault:x", "v1,fault:source_index", "w1,fault:kill"),
     ],
 )
 def test_what_is_no_case_is_refused(text: str) -> None:
@@ -65,11 +67,11 @@ def test_what_a_change_of_the_kernels_explores() -> None:
 
 
 REACHES = {
-    "w1,c1,l3,k3,b171,u1,v1,equal,DC": "pairs send-ring window-copies index return-ring sum-ring sums",
-    "w1,c1,l1,k1,b513,u1,v2,equal,ids:distinct,DC": "pairs send-ring sum-ring sums triples",
+    "w1,c1,l3,k3,b171,u1,v1,equal,DC": "routed-tokens send-ring window-copies index return-ring sum-ring sums",
+    "w1,c1,l1,k1,b513,u1,v2,equal,ids:distinct,DC": "routed-tokens send-ring sum-ring sums source-indices",
     "w2,c4,l512,k2,b1,u1,v2,equal,ids:distinct,D": "histograms",
     "w1,c3,l1,k1,b1,u66,v2,equal,ids:distinct,DC,h2": "parts shorter-part shared-in-parts",
-    "w1,c8,l1,k1,b40,u1,v2,equal,ids:distinct,D": "send-ring tail-ring",
+    "w1,c8,l1,k1,b40,u1,v2,equal,ids:distinct,D": "send-ring trailer-ring",
     "w1,c1,l1,k1,b1,u449,v1,equal,ids:distinct,int8,D": "quantized-pieces",
     "w1,c1,l1,k1,b1,u448,v1,equal,ids:distinct,int8,D": "",
     "w2,c1,l2,k2,b2,u1,v2,equal,ids:distinct,r1,D": "aligned-ends window-copies",
@@ -78,7 +80,7 @@ REACHES = {
     "w1,c3,l2,k1,b2,u1,v2,m2,equal,ids:distinct,D,direct": "roles",
     "w1,c8,l2,k2,b32,u1,v2,m2,equal,ids:distinct,D,direct": "roles shared-rows gather-chunks send-ring",
     "w1,c1,l1,k1,b65,u1,v1,equal,ids:distinct,D,direct,weights": "weights send-ring",
-    "w4,c1,l8,k32,b33,u1,v2,equal,ids:none,r2,weights,D,hierarchy": "pairs record-batches server-chunks",
+    "w4,c1,l8,k32,b33,u1,v2,equal,ids:none,r2,weights,D,hierarchy": "routed-tokens record-batches server-chunks",
     "w2,c1,l1,k1,b10,u400,v2,equal,ids:popular,r1,flags,D": "flag-loads send-ring window-copies",
     "w2,c1,l1,k1,b1,u1,v2,measured,ids:none,equal,D": "times",
     "w1,c2,l1,k1,b2,u1,v1,equal,ids:distinct,dc": "two-launches",
@@ -160,7 +162,7 @@ def test_memory_that_is_lent_one_op_too_early_is_found(sequence: str, seed: int)
 
 def test_rows_for_which_the_lent_areas_have_no_room() -> None:
     """Windows are made large enough for a case; the engine itself refuses one that is too large for them."""
-    case = explore.parse("w2,c2,l3,k3,b520,u16,v1,lent,direct,DC,equal,ids:distinct")
+    case = explore.parse("w2,c2,l3,k3,b520,u16,v1,registered,direct,DC,equal,ids:distinct")
     assert_nothing_found(explore.explore(case, schedules=1))
     with World(case.world, window_mib=1) as world:
         world.window_bytes = 4 << 20  # for the plans

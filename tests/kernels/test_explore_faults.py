@@ -1,4 +1,4 @@
-"""Ranks that are killed, stalled, slow or absent, and spoilt status blocks end as they should under any schedule."""
+"""Ranks that are killed, stalled, slow or absent, and corrupted status blocks end as they should under any schedule."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_is_wrong_after_a_loss_is_a_finding(worlds: Worlds, monkeypatch: py
 
     case = Program(world=3, batch=3, batches="equal", ids="distinct", sequence="DC", seed=2, fault_kind="kill")
     worlds(3).load(case)
-    assert not worlds(3).run(1).failed and worlds(3).went_on
+    assert not worlds(3).run(1).failed and worlds(3).survived
     monkeypatch.setattr(World, "load", spoilt)
     with World(3) as world:
         world.load(case)
@@ -217,23 +217,23 @@ def test_a_slow_rank_core_or_link_delays_the_others_alone(worlds: Worlds, number
 
 
 @soak_rows.row("corrupt status, explored", quick=90, full=10_000, chunk=2500)
-def test_spoilt_block_in_flight(numbers: range, tally: Tally) -> None:
-    with_faults(["spoilt"], numbers, tally)
+def test_corrupted_block_in_flight(numbers: range, tally: Tally) -> None:
+    with_faults(["corrupted"], numbers, tally)
 
 
-def test_what_must_not_become_of_a_spoilt_block() -> None:
-    """The positive control: a word that counts is noticed, nobody stands still, and a fatal error stays."""
-    goes_wrong = fault_of(Program(world=2, local=3, sequence="DC", fault_kind="spoilt"))
+def test_what_must_not_become_of_a_corrupted_block() -> None:
+    """The positive control: a word that matters is detected, every rank ends, and a fatal error is permanent."""
+    goes_wrong = fault_of(Program(world=2, local=3, sequence="DC", fault_kind="corrupted"))
     right, corrupt, timeout = ("", ""), ("CorruptStatus", "text"), ("CommTimeout", "text")
     assert goes_wrong is not None
     drawn = [(seed, goes_wrong.injected(10, 10, seed)) for seed in range(40)]
     seed = next(n for n, one in drawn if (one["corrupt_how"], one["corrupt_word"]) == ("xor", 2))
     goes_wrong.injected(10, 10, seed)
     assert not goes_wrong.judge([[right, corrupt], [corrupt, corrupt]])
-    assert "nobody has noticed" in goes_wrong.judge([[right, right], [right, right]])
-    assert "stands still" in goes_wrong.judge([[right, ("unfinished", "")], [corrupt, corrupt]])
+    assert "no rank has detected it" in goes_wrong.judge([[right, right], [right, right]])
+    assert "does not end" in goes_wrong.judge([[right, ("unfinished", "")], [corrupt, corrupt]])
     assert not goes_wrong.judge([[corrupt, timeout], [corrupt, corrupt]])
-    assert "goes on" in goes_wrong.judge([[corrupt, right], [corrupt, corrupt]])
+    assert "continues" in goes_wrong.judge([[corrupt, right], [corrupt, corrupt]])
 
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])

@@ -73,7 +73,7 @@ FORGED_CASES = [
         "c8,l4,k4,b6,v2,m2,D",
         "c8,l8,k2,b24,v2,m2,D",
         "c3,l3,k3,b4,v1,DC",
-        "c3,l3,k3,b4,v1,DC,lent",
+        "c3,l3,k3,b4,v1,DC,registered",
     )
 ]
 SUMS_CASES = [explore.parse("w2,c3,l3,k3,b4,u1,v2,equal,ids:distinct,DC,window"), FORGED_CASES[3]]
@@ -160,7 +160,7 @@ def cases(seed: int, finder: str) -> Iterator[explore.Program]:
             drawn = replace(drawn, cores=drawn.cores + 1, list_cores=1 + seed % drawn.cores)
         if finder == TWO_LAUNCHES:
             drawn = replace(drawn, contract=2, sequence="dcdc")
-        rows = "lent" if finder == LENT else "own"
+        rows = "registered" if finder == LENT else "own"
         returned = drawn.comm_quant_mode if rows == "own" else 0
         if finder == FLAGS:  # rows of several blocks
             drawn = replace(drawn, flags=True, world=max(2, drawn.world), units=drawn.units + 30)
@@ -185,7 +185,7 @@ def special(build: Build, finder: str) -> explore.Result:
     if finder == LONG_LISTS:
         return _campaign(build, [replace(LONG, seed=seed) for seed in range(40)], 40, 1, a_case=1)
     if finder == FAULTS:  # what `make test` plays of ranks that die, call no more, or have wrong inputs
-        programs = [each for fault in ("kill", "ended", "absent", "spoilt") for each in faulty(range(60), [fault])]
+        programs = [each for fault in ("kill", "ended", "absent", "corrupted") for each in faulty(range(60), [fault])]
         programs += faulty(range(140), WRONG_INPUTS)
         programs += long_faulty(range(4 * len(LONG_SHARES)))
         return _campaign(build, programs, len(programs), 0, a_case=1)

@@ -166,8 +166,8 @@ def test_report_and_json_have_every_row(capsys: pytest.CaptureFixture[str]) -> N
     for word in (*TIMES_US, "a CPU", "gloo-ag-rs omitted: not there", "warm ÷ limit", "warm: after two"):
         assert word in shown
     hindered = replace(bench_run().cases[0], hindrance=1.75)
-    assert any("1.75 x as long while all work" in line for line in report.notes(hindered))
-    assert not any("as long while all work" in line for line in report.notes(bench_run().cases[0]))
+    assert any("1.75 x as long while all ranks work" in line for line in report.notes(hindered))
+    assert not any("as long while all ranks work" in line for line in report.notes(bench_run().cases[0]))
     assert not any("busy" in line for line in report.about_lines(ABOUT))
     assert any("busy" in line for line in report.about_lines({**ABOUT, "load_before": 1.5}))
 

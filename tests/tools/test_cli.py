@@ -191,9 +191,9 @@ def test_run_and_plan_take_quantised_experts(kind: str, tmp_path: Path) -> None:
     """int8 rows, as dispatch and combine of the reference have them; near the layer of the dequantised weights."""
     directory = str(tiny(kind).write(tmp_path))
     code, output = invoke("run", "--checkpoint", directory, "--layer", "0", "-r", "2", "-b", "9,5", "-n", "1")
-    assert code == 0 and "PASS in" in output and "int8 rows, coded experts" in output, output
+    assert code == 0 and "PASS in" in output and "int8 rows, quantized experts" in output, output
     code, output = invoke("plan", "--checkpoint", directory, "-r", "2")
-    assert code == 0 and "fp32 rows, int8 on the way, contract" in output, output
+    assert code == 0 and "fp32 rows, sent as int8, contract" in output, output
 
 
 def test_plan_of_a_checkpoint(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("bench", ["--preset", "gpt"], "preset is 'gpt'"),
         ("bench", ["--batch", "8,x"], "--batch 8,x is no list"),
         ("bench", ["--ranks", "3"], "divide the 256 experts"),
-        ("bench", ["--methods", "ours,nccl"], "methods has 'nccl'"),
+        ("bench", ["--methods", "ours,nccl"], "methods contains 'nccl'"),
         ("bench", ["--sweep", "time"], "sweep is 'time'"),
         ("bench", ["--skew", "steep"], "skew is 'steep'"),
         ("bench", ["--json", "/nowhere/at/all.json"], "no folder"),
@@ -347,12 +347,12 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("run", ["--backend", "mpi"], "'--backend' 'mpi' is none of threads, processes"),
         ("run", ["--checkpoint", "."], "'--layer' is required with --checkpoint"),
         ("run", ["--checkpoint", ".", "--layer", "1"], "'--checkpoint' config.json does not exist"),
-        ("run", ["--checkpoint", ".", "-p", "tiny"], "'--preset' the numbers come from --checkpoint"),
+        ("run", ["--checkpoint", ".", "-p", "tiny"], "'--preset' conflicts with --checkpoint"),
         ("run", ["--text", "empty.txt"], "'--text' empty.txt is empty"),
         ("plan", ["--soc", "Ascend310P"], "soc is 'Ascend310P'; need one of Ascend910B1"),
         ("plan", ["-b", "4", "--global-bs", "64"], "remove --batch"),
         ("plan", ["--global-bs", "65"], "multiple of the 16 ranks"),
-        ("predict", [*PREDICT, "--ranks", "eight"], "--ranks eight is no list of whole numbers"),
+        ("predict", [*PREDICT, "--ranks", "eight"], "--ranks eight is no list of integers"),
         ("predict", [*PREDICT, "--batch", "4097"], "BS = 4097"),
         ("predict", [*PREDICT, "--cores", "49"], "cores is 49; Ascend910_9391 has 48"),
         ("validate", ["--device", "gpu"], "device is 'gpu'; need one of auto, npu, cpu"),
@@ -360,10 +360,10 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("validate", ["--ranks", "385"], "--ranks 385 must be in 1..384"),
         ("validate", ["--times"], "--times needs --bringup: give both"),
         ("trace", ["-p", "tiny", "--ranks", "400", "--soc", "Ascend910_9391"], "ep_world_size is 400"),
-        ("explore", ["--case", "zzz"], "'--case' 'zzz' is no part of a case"),
+        ("explore", ["--case", "zzz"], "'--case' 'zzz' is not part of a case"),
         ("validate", ["--comm-alg", "push"], "'--comm-alg' 'push' is none of auto, window, direct, hierarchy"),
-        ("bench", ["--comm-alg", "hierarchy"], "hierarchy is between servers, and bench's ranks share one"),
-        ("run", ["--checkpoint", ".", "--layer", "1", "--topk", "2"], "'--topk' the numbers come from --checkpoint"),
+        ("bench", ["--comm-alg", "hierarchy"], "hierarchy works between servers; the ranks of bench share one"),
+        ("run", ["--checkpoint", ".", "--layer", "1", "--topk", "2"], "'--topk' conflicts with --checkpoint"),
         ("trace", ["-p", "tiny", "--out", "/dev/full"], "/dev/full is a link or no regular file"),
         ("bench", ["--json", "link"], "is a link or no regular file"),
         ("trace", ["-p", "tiny", "--soc", "H100"], "H100"),

@@ -108,7 +108,7 @@ def test_ranks_on_several_super_pods_are_refused_with_canns_number() -> None:
     few = plan.plan(replace(DEEPSEEK, ranks=8, super_pods=2)).violations[0]
     assert "it refuses this configuration: W is 8, must be in 16..256" in few.message
     a2 = plan.plan(replace(DEEPSEEK, soc="Ascend910B1", super_pods=2)).violations[0]
-    assert "super_pods is 2, only A3 has them: servers of Ascend910B1 are ranks_per_" in a2.message
+    assert "super_pods is 2, only A3 has super-pods; Ascend910B1 has ranks_per_" in a2.message
     with pytest.raises(ArgumentError, match=r"super_pods is 65; need 1\.\.64"):
         plan.plan(replace(DEEPSEEK, super_pods=65))
 
@@ -119,7 +119,7 @@ def test_hierarchy_between_servers_is_planned_with_weights() -> None:
     code, said, _ = commands.said("plan", *options)
     assert code == 1 and "comm_alg 'hierarchy' needs it" in said and said.rstrip().endswith("give --weights")
     code, said, _ = commands.said("plan", *options, "--weights")
-    assert code == 0 and "(both by hierarchy), direct cannot serve it" in said
+    assert code == 0 and "(both by hierarchy), direct does not support it" in said
     assert "dispatch: algorithm hierarchy" in said and "combine: algorithm hierarchy" in said
     code, said, _ = commands.said("plan", *options, "--contract", "v1")
     assert code == 1 and "V1 has no way for it" in said

@@ -268,7 +268,7 @@ class Job:
         self.places[rows.data_ptr()] = at
 
     def _step(self, call: OpCall) -> bytes:
-        if call.lent and call.inputs["expand_x"].numel():
+        if call.registered and call.inputs["expand_x"].numel():
             self._lend(call)
         words = (ctypes.c_uint64 * len(INFO_WORDS))()
         self.library.am_plan_info(ctypes.c_void_p(call.plan), words, ctypes.c_uint64(len(INFO_WORDS)))
@@ -299,7 +299,7 @@ class Job:
             add(f"window of rank {rank}", window, self.window + STATE, SHARED)
         at = self._put(b"".join(ranges))
         head = (call.rank, 1 if dispatch else 2, info["key"], info["cores"], BASE + self.contexts[call.rank])
-        return struct.pack(f"<{8 + ARGUMENTS + FLAGS}Q", *head, at, len(ranges), call.lent, *given, *[0] * FLAGS)
+        return struct.pack(f"<{8 + ARGUMENTS + FLAGS}Q", *head, at, len(ranges), call.registered, *given, *[0] * FLAGS)
 
     def run(self, runner: Path) -> list[str]:
         """Return what differs from the twin, from the reference or from the rules; nothing when all is well."""
@@ -396,7 +396,7 @@ LARGER = (
     "w2,c3,l1,k1,b3,u2,v1,one-rank-only,ids:none,DCDC,mixed",
     "w3,c3,l2,k2,b5,u2,v1,s11,fp16,DC,window",
     "w3,c3,l2,k2,b5,u2,v1,s12,bf16,DDCC,mixed,plain",
-    "w2,c2,l2,k2,b5,u2,v1,s13,bf16,DCDC,direct,lent",
+    "w2,c2,l2,k2,b5,u2,v1,s13,bf16,DCDC,direct,registered",
     "w3,c3,l2,k3,b5,u3,v2,s14,fp16,int8,DCDC,direct,partly",
     "w3,c2,l2,k2,b4,u2,v1,r3,s15,bf16,int8,DCDC,window",
     "w2,c3,l1,k2,b5,u2,v2,r2,s16,fp32,none,mask:pair,DC,window",
