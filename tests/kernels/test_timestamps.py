@@ -86,8 +86,8 @@ def test_stamps_of_cycles_that_wrap_around_and_of_an_older_op_are_told_apart() -
         words[at + 2] = sum(phase << 8 * i for i, phase in enumerate((0, 1, 15)))
         words[at + 5 : at + 5 + len(cycles)] = [cycle & 0xFFFFFFFF for cycle in cycles]
 
-    put(0, 7, -1, 10, 30)
-    put(1, 7, -5, 2, 25)
+    put(0, 7, 3, 14, 34)
+    put(1, 7, -1, 6, 29)
     put(2, 6, 1, 2, 3)
     found = of_words(words)
     assert found == [

@@ -342,8 +342,12 @@ def test_records_that_are_not_dispatchs_are_refused(wrong: str) -> None:
             assert 0 < sent[2][numbers] <= CASE.batch
             if wrong == "number":
                 sent[2][numbers] = CASE.batch + 1
-            else:
-                sent[2][numbers + 2 * 8 + 2 * 8 :][: CASE.topk] = -(1 << 20)
+            else:  # of a token of rank 0, one beyond the rows that its owner has handed over
+                record = sent[2][numbers + 2 * 8 :]
+                k, owner = next((k, int(record[8 + k]) // CASE.local) for k in range(CASE.topk) if record[8 + k] >= 4)
+                handed = int((CASE.inputs[0].expert_ids // CASE.local == owner).sum())
+                assert -handed <= record[16 + k] < 0
+                record[16 + k] = -handed - 1
         try:
             return op_runs.combine(CASE, rank, group_ep, rows, sent)
         except AscendMoeError as error:
