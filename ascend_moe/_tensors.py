@@ -62,7 +62,7 @@ def wide_ids_named(ids: Tensor, rank: int) -> Iterator[None]:
 
 
 def autocasts(tensor: torch.Tensor) -> bool:
-    """Whether torch.autocast currently affects operators on ``tensor``'s device."""
+    """Return whether torch.autocast currently affects operators on ``tensor``'s device."""
     kind = tensor.device.type
     return kind != "meta" and torch.is_autocast_enabled(kind)
 
@@ -93,7 +93,7 @@ def on_the_host(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def runs_again() -> bool:
-    """Whether a backward is recomputing this forward, with or without gradients."""
+    """Return whether a backward is recomputing this forward, with or without gradients."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
@@ -192,7 +192,7 @@ def need_values(module: nn.Module, x: Tensor) -> None:
 
 
 def leaves_empty(fn: Callable[[Tensor], Tensor]) -> bool:
-    """Whether a function passed to ``nn.Module._apply`` returns uninitialized tensors, as to_empty's does."""
+    """Return whether a function passed to ``nn.Module._apply`` returns uninitialized tensors, as to_empty's does."""
     try:
         return not fn(torch.empty(0, dtype=torch.float32, device="meta")).is_meta
     except Exception:  # it copies values, which meta tensors do not have

@@ -373,7 +373,7 @@ def _unbound(function: Callable[..., object], signature: inspect.Signature, *arg
 
 
 def _misfit(error: Exception) -> bool:
-    """Whether a call did not fit the wrapped function's signature: the function was not entered."""
+    """Return whether a call did not fit the wrapped function's signature: the function was not entered."""
     return error.__traceback__ is None or error.__traceback__.tb_next is None
 
 

@@ -285,6 +285,6 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(name: str) -> Preset:
-    """The preset of this name."""
+    """Return the preset of this name."""
     need_one_of("preset", name, PRESETS)
     return PRESETS[name]

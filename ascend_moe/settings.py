@@ -63,7 +63,7 @@ class Setting(Generic[T]):
         return os.environ.get(self.name, "").strip()
 
     def is_set(self) -> bool:
-        """Whether the variable has a value."""
+        """Return whether the variable has a value."""
         return bool(self.text())
 
     def get(self) -> T:

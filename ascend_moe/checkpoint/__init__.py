@@ -1,14 +1,14 @@
-"""One MoE layer out of a Hugging Face safetensors checkpoint, each rank reading its own experts only.
+"""Loading one MoE layer from a Hugging Face safetensors checkpoint; each rank reads its own experts only.
 
-Layouts of the experts (all with any shard files):
+Layouts of the experts (with any number of shard files):
 
-* published: one matrix an expert: ``experts.N.{w1,w3,w2}.weight`` (Mixtral) or
+* published: one matrix per expert: ``experts.N.{w1,w3,w2}.weight`` (Mixtral) or
   ``experts.N.{gate,up,down}_proj.weight`` (Qwen, DeepSeek; Nemotron has no gate), bf16, fp16, fp32, fp8 with
   ``weight_scale_inv`` blocks (DeepSeek-V3) or ``weight_scale`` by channel or tensor, or fp4 (DeepSeek-V4);
-* fused: ``experts.gate_up_proj`` (E, 2I, H) and ``experts.down_proj`` (E, H, I), or both transposed; Granite calls
-  them ``input_linear.weight`` and ``output_linear.weight``. Zero experts may have rows there that nobody reads;
+* fused: ``experts.gate_up_proj`` (E, 2I, H) and ``experts.down_proj`` (E, H, I), or both transposed; Granite names
+  them ``input_linear.weight`` and ``output_linear.weight``. Rows of zero experts are ignored;
 * fused in MX's fp4: ``experts.gate_up_proj_blocks`` and ``_scales`` (gpt-oss);
-* published, quantised by ModelSlim or compressed-tensors: see `ascend_moe.checkpoint.quantized`.
+* published, quantized by ModelSlim or compressed-tensors: see `ascend_moe.checkpoint.quantized`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.errors import ArgumentError, need, with_typed_errors
 from ascend_moe.layer import MoEConfig, MoELayer
 
-#: A router's name: the block of a decoder layer, not of layers behind the last, and the router in it.
+#: A router's name: the MoE block of a decoder layer, and the router in it. Excludes layers after the last.
 _ROUTER = re.compile(
     r"(?P<block>(?!.*\b(?:mtp|visual|vision_\w+)\.)(?:.*\.)?layers\.(?P<layer>\d+)"
     r"\.(?:mlp|block_sparse_moe|feed_forward|mixer|ffn))"
@@ -48,12 +48,12 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 
 @dataclass
 class LayerWeights:
-    """The weights of one layer that one rank holds.
+    """One rank's weights of one layer.
 
     Attributes:
         config: the layer's numbers.
         tensors: by the names of MoELayer's parameters; int8 and int4 experts as after ``quantize_``.
-        dtype: of the layer.
+        dtype: the layer's dtype.
         reads: every read from the files, in order; ``bytes_read`` is the sum of their sizes.
     """
 
@@ -72,10 +72,10 @@ class PairLayer(MoELayer):
     """A MoELayer for decoder layers that unpack two values from their MoE block, as gpt-oss's and Llama-4's do."""
 
     def forward(self, *args: Any, **options: Any) -> tuple[Tensor, None]:  # type: ignore[override]
-        """Return the output, and None in the place of the router's scores, which these decoder layers drop.
+        """Return the output, and None instead of the router's scores, which these decoder layers ignore.
 
         Args:
-            args, options: as of `MoELayer.forward`.
+            args, options: as in `MoELayer.forward`.
         """
         return super().forward(*args, **options), None
 
@@ -93,18 +93,18 @@ def build_layer(
     config: MoEConfig | None = None,
     dequantize: bool = False,
 ) -> MoELayer:
-    """Builds a MoELayer with the weights of ``load_layer`` for the dispatcher's rank.
+    """Return a MoELayer with the weights of ``load_layer`` for the dispatcher's rank.
 
-    It takes the place of the MoE block in transformers' model: where that block returns two values (gpt-oss, Llama-4),
-    the layer is a `PairLayer`, which returns ``(y, None)``.
+    It replaces the MoE block in transformers' model. If that block returns two values (gpt-oss, Llama-4), the layer is
+    a `PairLayer`, which returns ``(y, None)``.
 
     Args:
-        directory, layer, dtype, config, dequantize: as of `load_layer`.
-        dispatcher: its rank and world size say which experts are read; the layer keeps it.
-        router_dtype, device, global_bs: as of `MoELayer`.
+        directory, layer, dtype, config, dequantize: as in `load_layer`.
+        dispatcher: its rank and world size determine the experts to read; the layer uses it.
+        router_dtype, device, global_bs: as in `MoELayer`.
 
     Raises:
-        ArgumentError: as `load_layer`.
+        ArgumentError: as in `load_layer`.
     """
     weights = load_layer(
         directory,
@@ -140,21 +140,21 @@ def load_layer(
     config: MoEConfig | None = None,
     dequantize: bool = False,
 ) -> LayerWeights:
-    """Reads the router, the shared expert and experts rank * L .. (rank + 1) * L - 1 of one layer.
+    """Read the router, the shared expert and experts rank * L .. (rank + 1) * L - 1 of one layer.
 
     Args:
-        directory: with config.json and the safetensors files.
-        layer: decoder layer, counted from 0.
-        rank, world: whose experts.
-        dtype: of the experts' weights; None: config.json's, else bf16. The router's are fp32.
+        directory: folder with config.json and the safetensors files.
+        layer: index of the decoder layer, from 0.
+        rank, world: determine the experts.
+        dtype: dtype of the experts' weights; None: config.json's, else bf16. The router's are fp32.
         config: replaces the numbers of config.json.
-        dequantize: experts in int8 by channel, whose activations are int8 by token (W8A8), and in int4 become floats
-            too. Else they keep their codes, and dispatch sends int8 rows; with int4 (W4A8) also where the file leaves
-            the activations in float.
+        dequantize: convert int8 experts with channel scales and int8 activations per token (W8A8), and int4 experts, to
+            floats. By default they keep their codes, and dispatch sends int8 rows; with int4 (W4A8) also if the file
+            leaves the activations in float.
 
     Raises:
-        ArgumentError: a file, layer or tensor is missing or does not fit. The message has what was looked for
-            and what is there (``.missing``, ``.found`` for a tensor).
+        ArgumentError: a file, layer or tensor is missing or does not fit. The message names what was looked for
+            and what was found (``.missing``, ``.found`` for a tensor).
         LibraryError: safetensors is not installed.
     """
     need(dtype is None or isinstance(dtype, torch.dtype), "dtype", "is {!r:.60}; it must be a torch.dtype", dtype)
@@ -181,9 +181,9 @@ def load_layer(
 
 @with_typed_errors
 def kept_bits(directory: str | Path, layer: int) -> int:
-    """Tells how many bits the codes have that `load_layer` keeps of a layer's experts: 8, 4, or 0: they become floats.
+    """Return the bits of the codes that `load_layer` keeps for a layer's experts: 8, 4, or 0 if they become floats.
 
-    Reads names and headers only. Codes of 8 bits whose zero is not code 0, which their data show, become floats.
+    Reads names and headers only. 8-bit codes whose zero is not code 0, which only the data show, become floats.
 
     Args:
         directory: folder with config.json and the safetensors files.
@@ -201,10 +201,10 @@ def kept_bits(directory: str | Path, layer: int) -> int:
 
 @with_typed_errors
 def layer_kinds(directory: str | Path) -> dict[str, list[int]]:
-    """Decoder layers by kind, from the names of a checkpoint's tensors: "routed", "hash" and "dense".
+    """Return decoder layers by kind ("routed", "hash" and "dense"), from the names of a checkpoint's tensors.
 
     Raises:
-        ArgumentError: the directory holds no safetensors checkpoint.
+        ArgumentError: the directory is not a safetensors checkpoint.
     """
     with CheckpointFiles(directory) as files:
         routers = {int(match["layer"]): match for name in files.names if (match := _ROUTER.fullmatch(name))}
@@ -216,7 +216,7 @@ def layer_kinds(directory: str | Path) -> dict[str, list[int]]:
 
 
 def _find_block(files: CheckpointFiles, layer: int) -> tuple[str, str]:
-    """Prefix of a layer's MoE block, e.g. model.layers.3.mlp, and its router, e.g. gate, whose weight lies below."""
+    """Return the prefix of a layer's MoE block, e.g. model.layers.3.mlp, and the name of its router, e.g. gate."""
     routers = [match for name in files.names if (match := _ROUTER.fullmatch(name))]
     here = [match for match in routers if int(match["layer"]) == layer]
     if len(here) == 1:

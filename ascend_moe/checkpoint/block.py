@@ -1,7 +1,7 @@
-"""The tensors of one layer's MoE block: which there must be, and those of one rank's experts.
+"""The tensors of one layer's MoE block: the required ones, and those of one rank's experts.
 
-Every rank makes the same plan, of all experts, from names and headers: what there is, what is missing and what nobody
-reads is the same error on each. Data are read of the rank's own experts only, but for zeros that decide for all.
+Every rank makes the same plan for all experts from names and headers, so missing or unused tensors raise the same error
+on all ranks. Data are read for the rank's own experts only, except offsets that decide the format for all.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ascend_moe.experts import Activation
 from ascend_moe.experts.int4 import IN_WORD, correction_of, pack_int4
 from ascend_moe.moe_config import ROUTERS, MoEConfig
 
-#: Names of an expert's gate, up and down matrices; without a gate the last two.
+#: Names of an expert's gate, up and down matrices; only the last two without a gate.
 _EXPERT_STYLES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
-#: Names of all experts' matrices in one tensor, without a gate the last two.
+#: Names of the fused matrices of all experts; only the last two without a gate.
 _FUSED = (("experts.gate_up_proj", "experts.down_proj"), ("input_linear.weight", "output_linear.weight"))
 _FUSED_UP = (("experts.up_proj", "experts.down_proj"),)
-#: Where a correction bias lies, from the block or below the router.
+#: Names of the correction bias, relative to the block or below the router.
 _BIASES = (
     "{}.e_score_correction_bias",
     "router.e_score_correction_bias",
@@ -38,13 +38,13 @@ _BIASES = (
 )
 _SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 _INTEGERS = (torch.int8, torch.uint8, torch.int32)
-_Matrix = tuple[Stored, int | None]  # with its row in a tensor of all experts
+_Matrix = tuple[Stored, int | None]  # with its row in a fused tensor
 _Finish = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class _Experts:
-    """How an expert's matrices are stored, gate and up side by side."""
+    """Storage of an expert's matrices, gate and up side by side."""
 
     gate_up: list[_Matrix]
     down: list[_Matrix]
@@ -57,12 +57,12 @@ class _Experts:
 
 @dataclass(frozen=True)
 class Block:
-    """Reads the tensors below one layer's MoE block.
+    """Reader of the tensors of one layer's MoE block.
 
     Attributes:
-        prefix, router: the block's name, and the router's in it.
-        dtype: of the experts.
-        dequantize: no codes are kept.
+        prefix, router: the block's name, and the router's name in it.
+        dtype: dtype of the experts.
+        dequantize: convert all codes to floats.
     """
 
     files: CheckpointFiles
@@ -75,10 +75,10 @@ class Block:
     dequantize: bool = False
 
     def tensors(self, own: range) -> dict[str, Tensor]:
-        """All tensors of a layer by the names of MoELayer's parameters, with the experts ``own``.
+        """Return all tensors of a layer by the names of MoELayer's parameters, with the experts ``own``.
 
         Raises:
-            ArgumentError: a tensor of the block is missing, breaks a rule, or is not read.
+            ArgumentError: a tensor of the block is missing, invalid or unused.
         """
         single, experts, shared, biases = self._single(), self._experts(), self._shared(), self._biases()
         matrices = [pair for expert in (*experts, *shared) for pair in (*expert.gate_up, *expert.down)]
@@ -96,17 +96,17 @@ class Block:
         return tensors
 
     def kept_bits(self) -> int:
-        """Bits of the codes that the layer keeps of its experts, 8 or 4; 0: they become floats.
+        """Return the bits of the codes that the layer keeps, 8 or 4, or 0 if its experts become floats.
 
-        All experts decide, on every rank alike, by names and headers only.
+        It depends on all experts, equally on every rank, and only on names and headers.
         """
         self._single()
         return self._kept_bits(self._experts())
 
-    # ---- the plan: how each tensor is stored
+    # ---- the plan: the storage of each tensor
 
     def _single(self) -> dict[str, tuple[Stored, _Finish]]:
-        """The router's tensors, and the matrices around experts with a width of their own; checks the headers."""
+        """Return the router's tensors and the latent projections; check their headers."""
         config, dtype, router = self.config, self.dtype, f"{self.prefix}.{self.router}"
         experts, hidden, latent = config.all_experts, config.hidden_size, config.latent_size
         shapes = {"gate_weight": (f"{router}.weight", (experts, hidden))}
@@ -136,11 +136,11 @@ class Block:
             made["tid2eid"] = (_alone(table), lambda ids: _expert_ids(table.name, ids, config.num_experts))
         for stored, _ in made.values():
             for part in stored.parts:
-                self.files.check(part)  # so the number of experts is that of a tensor
+                self.files.check(part)  # config's number of experts must equal the tensor's
         return made
 
     def _stored(self, shapes: dict[str, tuple[int, int]]) -> dict[str, Stored]:
-        """How matrices (N, K) are stored, by name."""
+        """Return the storage of matrices (N, K), by name."""
         made = self.quantized.stored(self.files, shapes)
         for name, shape in shapes.items():
             fp4 = self.fp8.fp4_experts and ".experts." in name
@@ -154,7 +154,7 @@ class Block:
         return name not in self.files or self.files.is_here(name)
 
     def _experts(self) -> list[_Experts]:
-        """How each expert is stored, by the tensors that there are."""
+        """Return the storage of each expert, from the names of tensors."""
         row, inner, base = self.config.row_size, self.config.moe_intermediate_size, f"{self.prefix}.experts"
         if (stored := self._fused(base, row, inner)) is not None:
             everyone = range(self.config.num_experts)
@@ -169,7 +169,7 @@ class Block:
         return self._by_name([f"{base}.{expert}" for expert in range(self.config.num_experts)], found[1], row, inner)
 
     def _fused(self, base: str, row: int, inner: int) -> list[Stored] | None:
-        """How gate and up, and down, of all experts are stored in one tensor each; None: they are not."""
+        """Return the storage of fused gate and up, and down, matrices of all experts, or None."""
         experts, width = self.config.num_experts, self._wide * inner
         if f"{base}.gate_up_proj_blocks" in self.files:
             sides = (
@@ -187,10 +187,10 @@ class Block:
                 break
         else:
             return None
-        # Either matrix may be square, but both only without a gate: together they show the axis order.
+        # Either matrix may be square, but both only without a gate, so the two shapes determine the axis order.
         as_rows, as_columns = ((width, row), (row, inner)), ((row, width), (inner, row))
         there = [self.files.shape(name) for name in names]
-        many = ((experts,), (self.config.all_experts,))  # LongCat's gate_up_proj has places for experts without weights
+        many = ((experts,), (self.config.all_experts,))  # LongCat's gate_up_proj has rows for its zero experts
         shapes = tuple(shape[1:] if shape[:1] in many else shape for shape in there)
         if shapes not in (as_rows, as_columns):
             raise ArgumentError(
@@ -205,11 +205,11 @@ class Block:
 
     @property
     def _wide(self) -> int:
-        """Matrices beside a down matrix: gate and up, or up alone."""
+        """Number of matrices before the down matrix: gate and up, or up alone."""
         return 2 if Activation.of(self.config.activation).gated else 1
 
     def _style(self, bases: Iterable[str]) -> tuple[str, tuple[str, ...]] | None:
-        """The first base below which there is a matrix, and how its matrices are called."""
+        """Return the first base with a matrix, and its naming style, or None."""
         for base in bases:
             for style in _EXPERT_STYLES:
                 names = [f"{base}.{part}.weight" for part in style[2 - self._wide :]]
@@ -218,7 +218,7 @@ class Block:
         return None
 
     def _by_name(self, bases: list[str], style: tuple[str, ...], row: int, inner: int) -> list[_Experts]:
-        """How experts with a tensor a matrix are stored."""
+        """Return the storage of experts with one tensor per matrix."""
         *first, last = style[2 - self._wide :]
         shapes = {f"{base}.{part}.weight": (inner, row) for base in bases for part in first}
         shapes |= {f"{base}.{last}.weight": (row, inner) for base in bases}
@@ -231,24 +231,24 @@ class Block:
         ]
 
     def _shared(self) -> list[_Experts]:
-        """How the dense shared expert is stored, if the layer has one."""
+        """Return the storage of the dense shared expert, if any."""
         hidden, inner = self.config.hidden_size, self.config.shared_intermediate_size
         bases = [f"{self.prefix}.{base}" for base in _SHARED]
         base, style = self._style(bases) or (bases[0], _EXPERT_STYLES[0])
         return self._by_name([base], style, hidden, inner) if inner else []
 
     def _biases(self) -> dict[str, Part]:
-        """The experts' biases, if they have some."""
+        """Return the experts' biases, if any."""
         if not self.config.expert_bias:
             return {}
         sizes = {"gate_up": self._wide * self.config.moe_intermediate_size, "down": self.config.row_size}
         base, experts = f"{self.prefix}.experts", self.config.num_experts
         return {f"{p}_bias": Part(f"{base}.{p}_proj_bias", ((experts, size),), FLOATS) for p, size in sizes.items()}
 
-    # ---- the rules of all ranks
+    # ---- rules checked on all ranks
 
     def _need_these(self, parts: Iterable[Part]) -> None:
-        """Raise unless the block has these tensors, as their headers say, and no others."""
+        """Raise ArgumentError unless the block has exactly these tensors, with fitting headers."""
         unique = dict.fromkeys(parts)
         for part in unique:
             self.files.check(part, of_others=True)
@@ -276,12 +276,12 @@ class Block:
         return bits.pop() if bits == {8} or (bits == {4} and packs) else 0
 
     def _have_zeros(self, experts: list[_Experts]) -> bool:
-        """Whether code 0 is the zero of every expert's matrices; reads all their offsets, so that all ranks agree."""
+        """Return whether every expert's zero is code 0; reads all offsets, so that all ranks agree."""
         for expert in experts:
             for stored, _ in (*expert.gate_up, *expert.down):
                 if stored.zero is None:
                     continue
-                rule = "has {} in a file that is not here, and every rank needs all offsets: download it, or dequantize"
+                rule = "has {} in a file that is missing, and every rank needs all offsets: download it, or dequantize"
                 need(self.files.is_here(stored.zero.name), "directory", rule, stored.zero.name)
                 if bool(self.files.take(stored.zero).any()):
                     return False
@@ -290,7 +290,7 @@ class Block:
     # ---- the data of one rank
 
     def _coded(self, experts: list[_Experts], own: range) -> dict[str, Tensor] | None:
-        """Codes and scales of experts that stay int8 or int4, as a layer has them after ``quantize_``; None: floats."""
+        """Return codes and scales of experts that stay int8 or int4, as after ``quantize_``; None: floats."""
         bits = self._kept_bits(experts)
         if not bits or not self._have_zeros(experts):
             return None
@@ -303,7 +303,7 @@ class Block:
         return {name: torch.stack(tensors) for name, tensors in made.items()}
 
     def _floats(self, experts: list[_Experts], row: int, inner: int) -> dict[str, Tensor]:
-        """w_gate_up (L, R, 2I) and w_down (L, I, R) of experts."""
+        """Return w_gate_up (L, R, 2I) and w_down (L, I, R) of experts."""
         made = {
             "w_gate_up": torch.empty(len(experts), row, self._wide * inner, dtype=self.dtype, device="cpu"),
             "w_down": torch.empty(len(experts), inner, row, dtype=self.dtype, device="cpu"),
@@ -326,7 +326,7 @@ def _expert_ids(name: str, ids: Tensor, experts: int) -> Tensor:
 
 
 def _joined(name: str, coded: list[Coded], int4: bool) -> dict[str, Tensor]:
-    """One expert's codes (K, N) of matrices side by side, with their scales, and of int4 the correction."""
+    """Return one expert's codes (K, N) of matrices side by side, with their scales, and of int4 the correction."""
     codes = torch.cat([each.codes for each in coded]).t().contiguous()
     if not int4:
         return {name: codes, f"{name}_scale": torch.cat([each.scale.reshape(-1) for each in coded])}

@@ -35,7 +35,7 @@ def read_json(directory: str | Path) -> Json:
 
 
 def read_object(path: Path) -> Json:
-    """A file with one JSON object."""
+    """Return a file with one JSON object."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError, OSError) as error:
@@ -47,7 +47,7 @@ def read_object(path: Path) -> Json:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> Json:
-    """A JSON object, which has one value for each key."""
+    """Return a JSON object, checking that no key is repeated."""
     values = dict(pairs)
     for name, value in pairs if len(values) < len(pairs) else ():
         if values[name] != value:
@@ -56,13 +56,13 @@ def _once(pairs: list[tuple[str, Any]]) -> Json:
 
 
 def is_pointer(path: Path) -> bool:
-    """Whether git-lfs has a pointer in the place of a file."""
+    """Return whether a file is a git-lfs pointer."""
     return path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://git-lfs")
 
 
 @dataclass(frozen=True)
 class Fp8Format:
-    """Holds what a config says of fp8 weights: sides of a block with one scale; whether bytes are exponents.
+    """fp8 weights according to a config: block size of the scales, and whether the scales are exponents.
 
     fp4_experts: the experts' weights are fp4 instead (DeepSeek-V4).
     """
@@ -74,7 +74,7 @@ class Fp8Format:
 
     @staticmethod
     def of(values: Json) -> Fp8Format:
-        """Reads it from the values of a config.json."""
+        """Read it from the values of a config.json."""
         quantized = values.get("quantization_config") or {}
         known = isinstance(quantized, dict)
         sides = quantized.get("weight_block_size") if known else quantized
@@ -87,11 +87,11 @@ class Fp8Format:
 
 
 def moe_config(values: Json) -> MoEConfig:
-    """MoEConfig of a config.json's values.
+    """Return the MoEConfig of a config.json's values.
 
     Raises:
-        ArgumentError: the model_type is none of ``MODEL_TYPES``, a number is missing, the model has something that
-            this layer does not compute, or there is a key of which the reader cannot say that it changes nothing.
+        ArgumentError: the model_type is not in ``MODEL_TYPES``, a number is missing, the model has a feature that this
+            layer does not support, or a key is unknown and may affect the layer.
     """
     values = text_values(values)
     kind = values.get("model_type")
@@ -110,7 +110,7 @@ def moe_config(values: Json) -> MoEConfig:
 
 
 def text_values(values: Json) -> Json:
-    """The values of the language model: a wrapper's text_config, with the wrapper's quantization and dtype."""
+    """Return the values of the language model: a wrapper's text_config, with the wrapper's quantization and dtype."""
     text = values.get("text_config")
     if values.get("model_type") not in WRAPPERS or not isinstance(text, dict):
         return values
@@ -120,15 +120,15 @@ def text_values(values: Json) -> Json:
 
 
 def returns_pair(values: Json) -> bool:
-    """Whether the MoE block of transformers' model with these values returns two values, not one tensor."""
+    """Return whether the MoE block of transformers' model with these values returns two values."""
     model = MODEL_TYPES.get(str(text_values(values).get("model_type")))
     return model is not None and model.pair
 
 
 def _hints(values: Json) -> str:
-    """What a config of an unknown model says of its MoE layers."""
+    """Describe the MoE layers in a config of an unknown model."""
     shown = [f"{name} {value!r:.40}" for name, value in values.items() if re.search("expert|moe|router|scor", name)]
-    return f"; of its layers it says {', '.join(shown[:8])}" if shown else ""
+    return f"; its MoE keys: {', '.join(shown[:8])}" if shown else ""
 
 
 def _unfit(why: str) -> ArgumentError:
@@ -136,7 +136,7 @@ def _unfit(why: str) -> ArgumentError:
 
 
 class _Values:
-    """The values of a config.json, and which of them were read. A null counts as absent."""
+    """The values of a config.json, and which of them were read. null counts as absent."""
 
     def __init__(self, values: Json) -> None:
         self._values = {name: value for name, value in values.items() if value is not None}
@@ -147,7 +147,7 @@ class _Values:
         return self._values.get(name, default)
 
     def same(self, *names: str) -> str:
-        """The one of these names under which there is a value, else the first; two values must be equal."""
+        """Return the first of these names that has a value, else the first; several values must be equal."""
         there = [name for name in names if self.get(name, None) is not None]
         for name in there[1:]:
             if self._values[name] != self._values[there[0]]:
@@ -156,7 +156,7 @@ class _Values:
         return there[0] if there else names[0]
 
     def int(self, name: str, default: int | None = None) -> int:
-        """A whole number, or a list of one number for each layer; without a default it must be there."""
+        """Return an integer, or a list of one integer per layer; required unless there is a default."""
         value = self.get(name, default)
         if isinstance(value, list) and value and all(each == value[0] for each in value):
             value = value[0]
@@ -179,40 +179,40 @@ class _Values:
         return float(value)
 
     def only(self, name: str, *allowed: object) -> Any:
-        """The value, which must be one of these; the first where it is absent."""
+        """Return the value, which must be one of these; the first if absent."""
         value = self.get(name, allowed[0])
         if not any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in allowed):
             raise _unfit(f"has {name} {value!r:.60}; need {' or '.join(map(str, allowed))}")
         return value
 
     def need_no_more(self) -> None:
-        """Raises for the first key that was not read and may change the layer."""
+        """Raise ArgumentError for the first key that was not read and may change the layer."""
         for name, value in self._values.items():
             if name in self._read or name in HARMLESS or name.startswith("_"):
                 continue
             neutral = NEUTRAL.get(name)
             if name not in NEUTRAL:
-                rule = "which may change the layer and is not computed; pass config= if it changes nothing here"
+                rule = "which may change the layer and is not supported; pass config= if it has no effect here"
                 raise _unfit(f"has {name} {value!r:.60}, {rule}")
             if value != neutral or isinstance(value, bool) != isinstance(neutral, bool):
-                raise _unfit(f"has {name} {value!r:.60}, which is not computed; need {neutral}, or none at all")
+                raise _unfit(f"has {name} {value!r:.60}, which is not supported; need {neutral}, or no such key")
 
 
 @dataclass(frozen=True)
 class _Model:
-    """How one model_type names its numbers, and what it takes for those that are absent (as transformers does).
+    """The keys of one model_type's numbers, and the defaults of absent ones (as in transformers).
 
     Attributes:
-        experts: the key of E.
-        inner: the key of I.
-        router: of `MoEConfig`.
-        renormalize: default of norm_topk_prob; ``always`` True: the model divides whatever that key says.
-        groups: n_group and topk_group where they are absent; None: the model has no groups; 0: they must be there.
+        experts: key of E.
+        inner: key of I.
+        router: router of `MoEConfig`.
+        renormalize: default of norm_topk_prob; ``always`` True: normalize whatever that key says.
+        groups: default of n_group and topk_group; None: the model has no groups; 0: required.
         scaling: default of routed_scaling_factor; None: the model has none.
-        shared: the key of the dense shared expert: its width, or n_shared_experts, which are I wide each.
-        shared_gate: the shared expert has a gate. None: where ``shared`` is a width.
-        topk: the key of K.
-        pair: transformers' block returns two values, of which the decoder layer takes the first.
+        shared: key of the dense shared expert: its width, or n_shared_experts, each I wide.
+        shared_gate: the shared expert has a gate. None: if ``shared`` is a width.
+        topk: key of K.
+        pair: transformers' block returns two values, of which the decoder layer uses the first.
         more: reads further fields of MoEConfig.
     """
 
@@ -230,7 +230,7 @@ class _Model:
     more: Callable[[_Values], Json] | None = None
 
     def read(self, config: _Values) -> MoEConfig:
-        """The numbers, from every key that a layer of this model depends on."""
+        """Return the numbers, read from every key that a layer of this model depends on."""
         more = {} if self.more is None else self.more(config)
         if "activation" not in more:
             more["activation"] = _ACTIVATIONS[config.only("hidden_act", *_ACTIVATIONS)]
@@ -278,14 +278,14 @@ class _Model:
         return config.int(config.same("n_group", "num_expert_group"), default), config.int("topk_group", default)
 
 
-#: hidden_act -> the activation of gate and up.
+#: hidden_act -> activation.
 _ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh"}
 
 
 def _deepseek_v2(config: _Values) -> Json:
-    """Its topk_method says whether there are groups."""
+    """topk_method determines whether there are groups."""
     if config.bool("norm_topk_prob", False):
-        # Model codes disagree here: some drop the scaling factor then, some the normalisation.
+        # Implementations disagree: some drop the scaling factor then, some the normalization.
         raise _unfit("has norm_topk_prob with deepseek_v2, which is ambiguous; pass config=")
     grouped = config.only("topk_method", "greedy", "group_limited_greedy") == "group_limited_greedy"
     groups = [config.int(name, None if grouped else 1) for name in ("n_group", "topk_group")]
@@ -312,7 +312,7 @@ def _ernie(config: _Values) -> Json:
 
 
 def _hunyuan(config: _Values) -> Json:
-    """Its experts are as wide as the dense layers where no other width is given."""
+    """Experts are as wide as the dense layers if no other width is given."""
     config.only("use_mixed_mlp_moe", True)  # a shared expert, as wide as the dense layers
     dense = config.int("intermediate_size")
     inner, shared = config.int("moe_intermediate_size", dense), config.int("num_shared_expert", 1)
@@ -320,7 +320,7 @@ def _hunyuan(config: _Values) -> Json:
 
 
 def _bailing(config: _Values) -> Json:
-    """Its shared experts may have a width of their own."""
+    """Shared experts may have a different width."""
     width = config.int("moe_shared_expert_intermediate_size", config.int("moe_intermediate_size"))
     return {"shared_intermediate_size": width * config.int(config.same("num_shared_experts", "n_shared_experts"), 0)}
 
@@ -331,12 +331,12 @@ def _phimoe(config: _Values) -> Json:
 
 
 def _jitter(config: _Values) -> Json:
-    """Its router_jitter_noise multiplies the block's input."""
+    """router_jitter_noise multiplies the block's input."""
     return {"input_jitter": config.float("router_jitter_noise", 0.0)}
 
 
 def _longcat(config: _Values) -> Json:
-    """Its zero experts give back their input."""
+    """Zero experts return their input."""
     config.only("zero_expert_type", "identity")
     config.only("norm_topk_prob", False)
     config.only("router_bias", False)
@@ -348,7 +348,7 @@ def _llama4(config: _Values) -> Json:
 
 
 def _nemotron(config: _Values) -> Json:
-    """No gates, and rows of a width of their own."""
+    """No gates, and rows of a separate width."""
     config.only("mlp_hidden_act", "relu2")
     config.only("n_shared_experts", 1)
     return {"activation": "relu2", "latent_size": config.int("moe_latent_size", 0)}
@@ -370,7 +370,7 @@ def _like_qwen(*, shared: bool = False, renormalize: bool = False, always: bool 
 _MIXTRAL = _Model("num_local_experts", "intermediate_size", always=True, more=_jitter)
 _BAILING = _Model("num_experts", router="deepseek_v3", renormalize=True, groups=0, scaling=2.5, more=_bailing)
 
-#: model_type -> how it is read. The published and the fused layout are read for each.
+#: model_type -> its reader, for the published and the fused layout.
 MODEL_TYPES: dict[str, _Model] = {
     "mixtral": _MIXTRAL,
     "minimax": _MIXTRAL,
@@ -417,5 +417,5 @@ MODEL_TYPES: dict[str, _Model] = {
         "n_routed_experts", "expert_ffn_hidden_size", router="softmax_bias", scaling=6.0, topk="moe_topk", more=_longcat
     ),
 }
-#: Models whose language model is another one's, by their text_config.
+#: Models whose text_config describes another model.
 WRAPPERS = ("qwen3_vl_moe", "qwen3_5_moe", "llama4", "kimi_k25", "kimi_vl")

@@ -1,4 +1,4 @@
-"""Tensors of a safetensors checkpoint directory, read lazily, with a record of everything that was read."""
+"""Lazy access to the tensors of a safetensors checkpoint directory, with a record of all reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INDEX = "model.safetensors.index.json"
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 SCALES = (*FLOATS, torch.float8_e8m0fnu)
 FP8 = torch.float8_e4m3fn
-#: As safetensors names them.
+#: dtypes by safetensors' names.
 _DTYPES = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
@@ -35,7 +35,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Read:
-    """One read: ``rows`` (first, past the last) of the leading dimension, None for the whole tensor."""
+    """One read; ``rows``: first and end in the leading dimension, None for the whole tensor."""
 
     file: str
     name: str
@@ -44,13 +44,13 @@ class Read:
 
 
 class Part(NamedTuple):
-    """A tensor that a layer needs, and the rules for it.
+    """A tensor that a layer needs, and its rules.
 
     Attributes:
-        name: of the tensor.
-        shapes: one of which it has.
-        dtypes: one of which it has.
-        finite: every value is a finite number, as scales and offsets are. uint8 are exponents (e8m0).
+        name: name of the tensor.
+        shapes: allowed shapes.
+        dtypes: allowed dtypes.
+        finite: every value must be finite, as for scales and offsets. uint8 are exponents (e8m0).
     """
 
     name: str
@@ -60,13 +60,13 @@ class Part(NamedTuple):
 
 
 class CheckpointFiles:
-    """The tensors of a directory by name. A context manager: files stay open inside it.
+    """The tensors of a directory by name. A context manager that keeps files open.
 
-    Names come from model.safetensors.index.json, or from the headers of all *.safetensors files. Data
-    are read by ``take`` only, through safetensors' lazy slices.
+    Names come from model.safetensors.index.json, or from the headers of all *.safetensors files. Data are read only by
+    ``take``, through safetensors' lazy slices.
 
     Raises:
-        ArgumentError: the directory holds no safetensors checkpoint, or one whose files cannot be read.
+        ArgumentError: the directory is not a safetensors checkpoint, or its files cannot be read.
         LibraryError: safetensors is not installed.
     """
 
@@ -91,7 +91,7 @@ class CheckpointFiles:
         return sorted(self._file_of)
 
     def below(self, prefix: str) -> list[str]:
-        """The names that begin with a prefix, of open files also those that the index does not have."""
+        """Return the names with a prefix, including names in open files that the index lacks."""
         there = {name for handle in self._open.values() for name in handle.keys()}  # noqa: SIM118
         return sorted(name for name in there | set(self._file_of) if name.startswith(prefix))
 
@@ -99,21 +99,21 @@ class CheckpointFiles:
         return name in self._file_of
 
     def is_here(self, name: str) -> bool:
-        """Whether there is a tensor, and its file; shards that only other ranks read may be absent."""
+        """Return whether a tensor and its file exist; shards that only other ranks read may be absent."""
         return name in self._file_of and os.path.isfile(self.directory / self._file_of[name])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, from its file's header."""
+        """Return the shape of a tensor from its file's header."""
         with self._header(name) as part:
             return tuple(part.get_shape())
 
     def dtype(self, name: str) -> object:
-        """Dtype of a tensor, from its file's header; one that torch does not have by safetensors' name."""
+        """Return the dtype of a tensor from its file's header, safetensors' name if torch lacks it."""
         with self._header(name) as part:
             return _DTYPES.get(str(part.get_dtype()), part.get_dtype())
 
     def check(self, part: Part, *, of_others: bool = False) -> None:
-        """Raise unless there is the tensor, and its file's header fits. ``of_others``: its file may be absent."""
+        """Raise ArgumentError unless the tensor exists and its header fits. ``of_others``: its file may be absent."""
         if part.name not in self:
             raise self.missing(part.name, part.name.rsplit(".", 2)[0])
         if not of_others or self.is_here(part.name):
@@ -125,7 +125,7 @@ class CheckpointFiles:
             need(dtype in part.dtypes, "directory", "has {} of {}; need {}", part.name, dtype, dtypes)
 
     def take(self, part: Part, rows: tuple[int, int] | None = None) -> Tensor:
-        """The tensor of a part, or ``rows`` of its leading dimension; only these bytes are read.
+        """Return a tensor, or ``rows`` of its leading dimension; only these bytes are read.
 
         Raises:
             ArgumentError: it breaks a rule of the part.
@@ -137,13 +137,13 @@ class CheckpointFiles:
             else:
                 tensor = data[:] if rows is None else data[rows[0] : rows[1]]
         self.reads.append(Read(self._file_of[part.name], part.name, rows, tensor.numel() * tensor.element_size()))
-        rule = "has {} with values that are not finite: download it anew"
+        rule = "has {} with values that are not finite: download it again"
         need(not part.finite or bool(numbers(tensor).isfinite().all()), "directory", rule, part.name)
         return tensor
 
-    def missing(self, wanted: str, near: str) -> ArgumentError:
-        """The error for a tensor that is not there; ``near`` is the prefix whose names are shown."""
-        there = [name for name in self.names if name.startswith(near)] or self.names
+    def missing(self, wanted: str, shown_prefix: str) -> ArgumentError:
+        """Return the error for a missing tensor; it lists existing names with ``shown_prefix``."""
+        there = [name for name in self.names if name.startswith(shown_prefix)] or self.names
         shown = ", ".join(there[:6]) + (f" and {len(there) - 6} more" if len(there) > 6 else "")
         return ArgumentError(
             f"{self.directory} has no tensor {wanted}; it has {shown or 'no tensor at all'}",
@@ -154,7 +154,7 @@ class CheckpointFiles:
 
     @contextmanager
     def _header(self, name: str) -> Iterator[Any]:
-        """A tensor's lazy slice. What safetensors and torch raise meanwhile is told with file and tensor."""
+        """Context manager: open a tensor's lazy slice; errors of safetensors and torch name file and tensor."""
         file = self._file_of.get(name)
         if file is None:
             raise self.missing(name, name.rsplit(".", 2)[0])
@@ -180,8 +180,8 @@ class CheckpointFiles:
         if index.is_file():
             mapping = read_object(index).get("weight_map")
             if not isinstance(mapping, dict):
-                raise ArgumentError(f"{index} has no weight_map: download it anew", argument="directory")
-            rule = "has an {} that names {!r:.60}, which is no file inside of it: download it anew"
+                raise ArgumentError(f"{index} has no weight_map: download it again", argument="directory")
+            rule = "has an {} that names {!r:.60}, which is not a file in it: download it again"
             for file in mapping.values():
                 need(isinstance(file, str), "directory", rule, INDEX, file)
             for file in sorted(set(mapping.values())):
@@ -197,15 +197,15 @@ class CheckpointFiles:
         found: dict[str, str] = {}
         for file in files:
             for name in self._handle(file).keys():  # noqa: SIM118
-                rule = "has {} in {} and in {}, and no {} that says which: remove the older file"
+                rule = "has {} in {} and in {}, but no {}: remove the older file"
                 need(name not in found, "directory", rule, name, found.get(name), file, INDEX)
                 found[name] = file
         return found
 
     def _is_inside(self, file: str) -> bool:
-        """Whether a file's folder is inside the directory, links resolved. The file itself may be a link.
+        """Return whether a file's folder is inside the directory with links resolved; the file itself may be a link.
 
-        Hugging Face's cache has links to ../../blobs.
+        Hugging Face's cache contains links to ../../blobs.
         """
         if "\0" in file or ".." in (path := PurePosixPath(file)).parts:
             return False
@@ -214,16 +214,16 @@ class CheckpointFiles:
 
 @contextmanager
 def _named(what: str, path: Path | None = None) -> Iterator[None]:
-    """Passes an error of safetensors or torch on with what it is about."""
+    """Context manager: convert errors of safetensors or torch to ArgumentError about ``what``."""
     try:
         yield
     except AscendMoeError:
         raise
     except Exception as error:
-        fix = LFS if path is not None and is_pointer(path) else f"{error}; download it anew"
+        fix = LFS if path is not None and is_pointer(path) else f"{error}; download it again"
         raise ArgumentError(f"{what} cannot be read: {' '.join(fix.split())[:300]}", argument="directory") from error
 
 
 def numbers(scale: Tensor) -> Tensor:
-    """Scales in fp32; uint8 are e8m0's exponents."""
+    """Convert scales to fp32; uint8 are e8m0 exponents."""
     return (scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale).float()

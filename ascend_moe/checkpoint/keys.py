@@ -1,13 +1,13 @@
-"""Keys of a config.json that change nothing of a MoE layer.
+"""Keys of a config.json that do not affect a MoE layer.
 
-Most are fields of transformers' config classes of the model types that ``checkpoint.config`` reads; the rest is what
-the published files of these models have besides.
+Most are fields of transformers' config classes for the model types in ``checkpoint.config``; the others occur in the
+published files of these models.
 """
 
 from __future__ import annotations
 
-#: Keys that say nothing about the MoE layer: files and text, attention, positions, dense layers, losses, which layers
-#: have experts (the tensors show it).
+#: Keys unrelated to the MoE layer: files and text, attention, positions, dense layers, losses, and which layers have
+#: experts (the tensors show it).
 HARMLESS = frozenset(
     """
     architectures auto_map chunk_size_feed_forward dtype id2label is_decoder is_encoder_decoder label2id
@@ -54,7 +54,7 @@ HARMLESS = frozenset(
     """.split()  # noqa: SIM905
 )
 
-#: Keys that change the layers of other models, and the value at which they change nothing.
+#: Keys that change the layers of other models, with the value that has no effect.
 NEUTRAL: dict[str, object] = {
     "input_jitter_noise": 0,
     "mlp_bias": False,

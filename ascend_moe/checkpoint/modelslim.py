@@ -1,10 +1,10 @@
-"""Matrices that ModelSlim (msmodelslim) has quantised: quant_model_description.json names a scheme for every tensor.
+"""Matrices quantized by ModelSlim (msmodelslim): quant_model_description.json names a scheme for every tensor.
 
 * W8A8_DYNAMIC: ``weight`` int8 (N, K), ``weight_scale`` and ``weight_offset`` (N, 1): ``(code - offset) * scale``.
-* W4A8_DYNAMIC: ``weight_scale`` (N, 1), and by group of K also ``weight_scale_second`` (N, G): ``code * second *
-  scale``. The offsets beside them are zeros. ``weight`` is int8 (N / 2, K) in version 1.0.0: two int4 a byte, those of
-  an even and the next output channel, the even one in the low half; and ``scale_bias`` (N, any) sums up to
-  ``8 * sum(weight)`` over K. Older versions have (N, K), and no bias.
+* W4A8_DYNAMIC: ``weight_scale`` (N, 1), and with groups of K also ``weight_scale_second`` (N, G): ``code * second *
+  scale``. Their offsets are zeros. In version 1.0.0 ``weight`` is int8 (N / 2, K) with two int4 per byte, those of an
+  even and the next output channel, the even one in the low bits, and ``scale_bias`` (N, any) sums up to
+  ``8 * sum(weight)`` over K. Older versions have (N, K) and no bias.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _PACKED = "1.0.0"
 
 @dataclass(frozen=True)
 class ModelSlim:
-    """Reads the matrices of a description.
+    """Reader of the matrices of a description.
 
     Attributes:
-        described: scheme of each tensor, and what the description says besides.
+        described: scheme of each tensor, and the description's other entries.
     """
 
     described: dict[str, Any]
 
     @staticmethod
     def of(directory: str | Path) -> ModelSlim | None:
-        """Reads a directory's description; None: there is none."""
+        """Read a directory's description; return None if there is none."""
         path = Path(directory) / DESCRIPTION
         return ModelSlim(read_object(path)) if path.is_file() else None
 
     def stored(self, files: CheckpointFiles, name: str, shape: tuple[int, int]) -> Stored | None:
-        """How a matrix (N, K) is stored; None: it is left in float.
+        """Return the storage of a matrix (N, K), or None if it is not quantized.
 
         Raises:
-            ArgumentError: the scheme is none that is read.
+            ArgumentError: the scheme is not supported.
         """
         said = self.described.get(name, _FLOAT)
         rule = "says {!r:.40} of {} in {}; need {}, {} or {}"
@@ -59,7 +59,7 @@ class ModelSlim:
     def _int4(self, files: CheckpointFiles, name: str, shape: tuple[int, int]) -> Stored:
         rows, columns = shape
         packed = str(self.described.get("version")) == _PACKED
-        need(not packed or rows % 2 == 0, "directory", "has {} of {} rows, two a byte; need an even number", name, rows)
+        need(not packed or rows % 2 == 0, "directory", "has {} of {} rows; need an even number", name, rows)
         parts = [
             Part(name, ((rows // 2, columns) if packed else shape,), (torch.int8,)),
             _column(f"{name}_scale", rows),
@@ -77,7 +77,7 @@ class ModelSlim:
             for part, zeros in ((parts[2], offset), *([(parts[4], more[1])] if second else [])):
                 need(not bool(zeros.any()), "directory", "has {} that is not zero; {} is symmetric", part.name, _W4A8)
             codes = unpack_int4(codes.t()).t() if packed else codes
-            need(bool(((codes >= -8) & (codes <= 7)).all()), "directory", "has {} with codes that are no int4", name)
+            need(bool(((codes >= -8) & (codes <= 7)).all()), "directory", "has {} with codes outside of int4", name)
             scale = scale.float() * more[0].float() if second else scale.float()
             return Coded(codes, scale, more[-1].float().sum(1) if biased else None)
 
@@ -88,7 +88,7 @@ class ModelSlim:
         return Stored(tuple(parts), value, coded, bits=4, groups=groups)
 
     def _groups(self, files: CheckpointFiles, name: str, columns: int) -> int:
-        """Groups of columns that have a second scale; 1: there are none. The file knows, else the description."""
+        """Return the groups of columns with a second scale, 1 without; from the file, else the description."""
         size, second = self.described.get("group_size") or 0, f"{name}_scale_second"
         rule = "has {}, whose group_size is {!r:.40}; need a whole number of at least 0"
         need(type(size) is int and size >= 0, "directory", rule, DESCRIPTION, size)
@@ -116,5 +116,5 @@ def _int8(name: str, shape: tuple[int, int]) -> Stored:
 
 
 def _column(name: str, rows: int, columns: int = 1) -> Part:
-    """Scales or offsets of channels (N, 1), or of their groups."""
+    """Return the part for scales or offsets of channels (N, 1), or of their groups."""
     return Part(name, ((rows, columns),), SCALES, finite=True)

@@ -1,12 +1,12 @@
-"""Regular expressions of a downloaded config, matched in a time that no expression can blow up.
+"""Regular expressions from a downloaded config, matched in bounded time.
 
-Python's ``re`` backtracks: ``(.+)+zzz$`` takes time exponential in the length of a name. Here a pattern is run once
-over all names at once. The names stand in one text, and a set of places in the text is an int with a bit for each
-place. A character of the pattern moves the set one place on where the text has it; ``*`` of a character is one
-addition (its carry runs through the characters); ``*`` of a group repeats until the set grows no more. The work is
-counted, and a config that needs more than ``MOST_WORK`` is refused: the limit is the same on every rank.
+Python's ``re`` backtracks: ``(.+)+zzz$`` takes time exponential in the length of a name. Here a pattern runs once over
+all names together. The names form one text, and a set of positions in the text is an int with a bit per position. A
+character of the pattern moves the set forward by one where the text has it; ``*`` of a character is one addition (its
+carry runs through the characters); ``*`` of a group repeats until the set is stable. The work is counted, and a config
+that needs more than ``MOST_WORK`` is refused; the limit is equal on every rank.
 
-Of ``re`` this is the part that published checkpoints use: characters, classes, groups, alternatives, repetitions,
+Supported is the part of ``re`` that published checkpoints use: characters, classes, groups, alternatives, repetitions,
 ``^`` and ``$``, and lookaheads at the start. Everything else is refused by name.
 """
 
@@ -17,17 +17,17 @@ from collections.abc import Callable, Sequence
 
 from ascend_moe.errors import need
 
-MOST_WORK = 10_000_000  # kilobits of sets, about: a second or two
+MOST_WORK = 10_000_000  # kilobits of sets, approximately: one or two seconds
 LONGEST = 10_000  # characters of a pattern
 MOST_REPEATED = 1000  # {1000}
 DEEPEST = 50  # groups in groups
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\\[])*\]|\(\?[:!=]|\{\d+(?:,\d*)?\}|.", re.DOTALL)
 _REPEATED = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-_Step = Callable[[int], int]  # from a set of places to the places behind what is matched there
+_Step = Callable[[int], int]  # from a set of positions to the positions after the match
 
 
 class Names:
-    """Names that patterns are matched with.
+    """Names to match patterns with.
 
     Args:
         names: without line feeds.
@@ -42,15 +42,15 @@ class Names:
         self._masks: dict[str, int] = {}
 
     def matching(self, pattern: str) -> set[str]:
-        """The names of which ``re.match(pattern, name)`` is true.
+        """Return the names for which ``re.match(pattern, name)`` is true.
 
         Raises:
-            ArgumentError: the pattern is not read, or all patterns so far took too much work.
+            ArgumentError: the pattern is not supported, or all patterns so far took too much work.
         """
         return self.reached(_Pattern(self, pattern).run())
 
     def reached(self, places: int) -> set[str]:
-        """The names in which there is one of the places."""
+        """Return the names that contain one of the positions."""
         bits = f"{places:b}"[::-1].ljust(len(self.text), "0")
         there, start = set(), 0
         for name in self.names:
@@ -60,12 +60,12 @@ class Names:
         return there
 
     def places(self, fits: Callable[[str], object]) -> int:
-        """Where the text has a character that ``fits``."""
+        """Return the positions of characters for which ``fits`` is true."""
         table = {ord(each): "1" if fits(each) else "0" for each in set(self.text)}
         return int(self.text.translate(table)[::-1] or "0", 2)
 
     def mask(self, token: str) -> int:
-        """Where a name has the character of a token: one character, an escape, a class or a dot."""
+        """Return the positions of a token's character: one character, an escape, a class or a dot."""
         self.work(1 if token in self._masks else 100)
         if token not in self._masks:
             fits = re.compile(token).match if len(token) > 1 or token == "." else token.__eq__
@@ -73,13 +73,13 @@ class Names:
         return self._masks[token]
 
     def work(self, steps: int = 1) -> None:
-        """Count steps over the text."""
+        """Count steps over the text; raise ArgumentError beyond the limit."""
         self._work += steps * (1 + len(self.text) // 1000)
         need(self._work <= MOST_WORK, "directory", "has patterns in quantization_config that take too long to match")
 
 
 class _Pattern:
-    """One pattern: a parser whose functions return what moves a set of places."""
+    """One pattern: a parser whose functions return steps on sets of positions."""
 
     def __init__(self, names: Names, pattern: str) -> None:
         self._names, self._pattern, self._depth = names, pattern, 0
@@ -87,7 +87,7 @@ class _Pattern:
         self._left = _TOKEN.findall(pattern)[::-1]
 
     def run(self) -> int:
-        """The places behind a match that begins with a name."""
+        """Return the positions after a match that starts at the beginning of a name."""
         starts, ahead = self._names.starts, False
         while self._next() in ("^", "(?!", "(?="):
             kind = self._left.pop()
@@ -103,8 +103,9 @@ class _Pattern:
         self._need(not self._left, "a ) without a (")
         return step(starts)
 
-    def _need(self, kept: bool, has: str) -> None:
-        need(kept, "directory", "has the pattern {!r:.80} in quantization_config; {} is not read", self._pattern, has)
+    def _need(self, supported: bool, part: str) -> None:
+        rule = "has the pattern {!r:.80} in quantization_config; {} is not supported"
+        need(supported, "directory", rule, self._pattern, part)
 
     def _next(self) -> str:
         return self._left[-1] if self._left else ""
@@ -119,7 +120,7 @@ class _Pattern:
         return found
 
     def _alternatives(self) -> tuple[_Step, bool]:
-        """What moves a set, and whether that repeats a group."""
+        """Return the step of alternatives, and whether it repeats a group."""
         branches = [self._sequence()]
         while self._next() == "|":
             self._left.pop()
@@ -163,11 +164,11 @@ class _Pattern:
             step = self._character(mask)
         if self._next() not in _REPEATED and self._next()[:1] != "{":
             return step, loops
-        self._need(token not in ("^", "$"), f"{self._next()} behind {token}")
+        self._need(token not in ("^", "$"), f"{self._next()} after {token}")
         least, most = self._counts(self._left.pop())
         if self._next() == "?":
-            self._left.pop()  # the shortest or the longest match: there is one, or none
-        self._need(self._next() not in _REPEATED and self._next()[:1] != "{", f"{self._next()} behind a repetition")
+            self._left.pop()  # greedy or lazy: only whether there is a match counts
+        self._need(self._next() not in _REPEATED and self._next()[:1] != "{", f"{self._next()} after a repetition")
         if mask is not None and most is None:
             return self._run(step, mask, least), loops
         if (least, most) != (0, 1):
@@ -205,7 +206,7 @@ class _Pattern:
         return step
 
     def _run(self, step: _Step, mask: int, least: int) -> _Step:
-        """A character at least so often: the carry of an addition runs through the places that have it."""
+        """Match a character ``least`` or more times: the carry of an addition runs through its positions."""
 
         def run(places: int) -> int:
             for _ in range(least):

@@ -1,15 +1,15 @@
-"""Quantised matrices of published files: which scheme a file says, and the matrix behind its codes.
+"""Quantized matrices of published files: their schemes, and the matrices encoded by their codes.
 
 * ModelSlim (msmodelslim): `ascend_moe.checkpoint.modelslim`.
 * compressed-tensors: quantization_config of config.json, read by `ascend_moe.checkpoint.schemes`.
 
-  * int-quantized (int8, or one int4 a byte) and float-quantized (fp8 e4m3): ``weight`` (N, K) and ``weight_scale``:
-    (N, 1) by channel, one value by tensor, (N, K / group), or one a block.
+  * int-quantized (int8, or one int4 per byte) and float-quantized (fp8 e4m3): ``weight`` (N, K) and ``weight_scale``:
+    (N, 1) per channel, one value per tensor, (N, K / group), or one per block.
   * pack-quantized: ``weight_packed`` int32, ``weight_shape`` (2,), and ``weight_scale`` (N, K / group) or (N, 1):
     numbers of 4 or 8 bits, plus half their range, the first in the lowest bits of an int32.
-  * Integers that are not symmetric have ``weight_zero_point`` of the scale's shape, int8, or int32 packed along N:
+  * Asymmetric integers have ``weight_zero_point`` with the scale's shape, int8, or int32 packed along N:
     ``(code - zero) * scale``.
-  * mxfp4-pack-quantized: ``weight_packed``, two fp4 a byte; mxfp8-quantized: ``weight`` in fp8; both with exponents
+  * mxfp4-pack-quantized: ``weight_packed``, two fp4 per byte; mxfp8-quantized: ``weight`` in fp8; both with exponents
     ``weight_scale`` uint8 (N, K / 32).
 """
 
@@ -32,11 +32,11 @@ from ascend_moe.errors import need
 
 @dataclass(frozen=True)
 class Quantized:
-    """Reads the matrices that a description or a quantization_config says are quantised.
+    """Reader of the matrices that a description or a quantization_config lists as quantized.
 
     Attributes:
-        modelslim: ModelSlim's description; None: there is none.
-        schemes: compressed-tensors' groups; None: there are none.
+        modelslim: ModelSlim's description, or None.
+        schemes: compressed-tensors' groups, or None.
     """
 
     modelslim: ModelSlim | None = None
@@ -44,21 +44,21 @@ class Quantized:
 
     @staticmethod
     def of(directory: str | Path, values: Json) -> Quantized:
-        """Reads what a directory and its config.json's values say.
+        """Read the description in a directory and the quantization_config in its config.json's values.
 
         Raises:
-            ArgumentError: a quant_method, key or value that is not read.
+            ArgumentError: a quant_method, key or value is not supported.
         """
         described = ModelSlim.of(directory)
         return Quantized(described, Schemes.of(values) if described is None else None)
 
     def stored(self, files: CheckpointFiles, shapes: Mapping[str, tuple[int, int]]) -> dict[str, Stored]:
-        """How matrices (N, K) are stored; those that are left in float, or are fp8 by themselves, are left out.
+        """Return the storage of matrices (N, K), without those in float or plain fp8.
 
-        By names, and headers of files that are here: every rank finds the same.
+        Depends on names and on headers of present files only: equal on every rank.
 
         Raises:
-            ArgumentError: a scheme is not read, or does not fit a matrix.
+            ArgumentError: a scheme is not supported, or does not fit a matrix.
         """
         if self.modelslim is not None:
             found = {name: self.modelslim.stored(files, name, shape) for name, shape in shapes.items()}
@@ -76,7 +76,7 @@ class Quantized:
             )
             coded = packed or f"{name}_scale" in files
             coded = coded or (files.is_here(name) and files.dtype(name) in (torch.int8, FP8))
-            # A float matrix in a group is a module that is no Linear: routers often are not ignored by name.
+            # A float matrix in a group is not a Linear module: routers are often not ignored by name.
             if self.schemes is not None and group is not None and coded:
                 schemes[group] = schemes.get(group) or self.schemes.scheme(group)
                 made[name] = _stored(name, shape, schemes[group])
@@ -102,13 +102,13 @@ def _stored(name: str, shape: tuple[int, int], scheme: Scheme) -> Stored:
         parts.append(Part(f"{name}_zero_point", zeros, (torch.int32 if packed else torch.int8,)))
 
     def decoded(codes: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes (N, K), and scales of the blocks."""
+        """Return codes (N, K) and scales of the blocks."""
         if packed:
             rule = "has {}_shape {}; config.json's numbers make it {}"
             need(more[0].tolist() == [rows, columns], "directory", rule, name, more[0].tolist(), [rows, columns])
             codes, more = _numbers(codes, scheme.bits)[:, :columns].to(torch.int8), more[1:]
         elif scheme.bits == 4:
-            need(bool(((codes >= -8) & (codes <= 7)).all()), "directory", "has {} with codes that are no int4", name)
+            need(bool(((codes >= -8) & (codes <= 7)).all()), "directory", "has {} with codes outside of int4", name)
         return codes, numbers(more[0]).reshape(grid)
 
     def value(*data: Tensor) -> Tensor:
@@ -123,10 +123,10 @@ def _stored(name: str, shape: tuple[int, int], scheme: Scheme) -> Stored:
 
 
 def _kept_bits(scheme: Scheme) -> int:
-    """Bits of the codes that a layer can keep, 8 or 4; 0: they become floats.
+    """Return the bits of the codes that a layer can keep, 8 or 4; 0: they become floats.
 
-    8: int8 with a scale a channel, whose rows are int8. 4: int4 with a scale a channel or group; the rows become int8,
-    also where a file leaves them in float.
+    8: int8 with channel scales and int8 rows. 4: int4 with channel or group scales; the rows become int8, also if the
+    file leaves them in float.
     """
     if not scheme.symmetric or scheme.form not in ("int-quantized", "pack-quantized") or scheme.strategy == "tensor":
         return 0
@@ -134,7 +134,7 @@ def _kept_bits(scheme: Scheme) -> int:
 
 
 def _codes(name: str, shape: tuple[int, int], scheme: Scheme) -> list[Part]:
-    """The tensors that have the codes."""
+    """Return the tensors of the codes."""
     if scheme.form != "pack-quantized":
         return [Part(name, (shape,), (torch.int8 if scheme.form == "int-quantized" else FP8,))]
     words = (shape[0], -(-shape[1] // (32 // scheme.bits)))
@@ -143,6 +143,6 @@ def _codes(name: str, shape: tuple[int, int], scheme: Scheme) -> list[Part]:
 
 
 def _numbers(packed: Tensor, bits: int) -> Tensor:
-    """The signed numbers along the last dimension of int32 words, which hold them plus half their range."""
+    """Return the signed numbers packed along the last dimension of int32 words, stored plus half their range."""
     places = torch.arange(32 // bits, dtype=torch.int32, device=packed.device) * bits
     return ((packed[..., None] >> places) & ((1 << bits) - 1)).flatten(-2) - (1 << (bits - 1))

@@ -1,4 +1,4 @@
-"""What a quantization_config says: the keys and values that are read, and compressed-tensors' groups.
+"""Supported keys and values of a quantization_config, and compressed-tensors' groups.
 
 Names and values are those of compressed-tensors 0.20 (QuantizationConfig, QuantizationScheme, QuantizationArgs), and
 of transformers' fp8 and mxfp4 configs.
@@ -28,7 +28,7 @@ _FP8_KEYS: dict[str, object] = {
     "ignored_layers": SHOWN,
     "dequantize": UNUSED,
 }
-#: The keys of each object of a quantization_config and the values that are read; all others are refused by name.
+#: Supported keys and values of each object of a quantization_config; all others raise an error that names them.
 KEYS: dict[str, dict[str, object]] = {
     "quantization_config of fp8": _FP8_KEYS,
     "quantization_config of mxfp4": {
@@ -89,7 +89,7 @@ KEYS: dict[str, dict[str, object]] = {
 
 
 class Form(NamedTuple):
-    """What a format of compressed-tensors may have in its weights."""
+    """Allowed weights of a compressed-tensors format."""
 
     bits: tuple[int, ...]
     type: str
@@ -97,7 +97,7 @@ class Form(NamedTuple):
     symmetric: tuple[bool, ...] = (True,)
 
 
-#: The formats that are read.
+#: The supported formats.
 FORMS = {
     "int-quantized": Form((4, 8), "int", ("channel", "tensor", "group"), (True, False)),
     "float-quantized": Form((8,), "float", ("channel", "tensor", "block")),
@@ -105,12 +105,12 @@ FORMS = {
     "mxfp4-pack-quantized": Form((4,), "float", ("group",)),
     "mxfp8-quantized": Form((8,), "float", ("group",)),
 }
-#: What is read besides quant_model_description.json.
+#: Supported besides quant_model_description.json.
 METHODS = ("fp8", "mxfp4", COMPRESSED)
 
 
 class Scheme(NamedTuple):
-    """How a group quantizes weights, and whether its activations are quantized by token to int8."""
+    """A group's quantization of weights, and whether its activations are quantized to int8 per token."""
 
     form: str
     bits: int
@@ -123,12 +123,12 @@ class Scheme(NamedTuple):
 
 @dataclass(frozen=True)
 class Schemes:
-    """The groups of a compressed-tensors config, and what they leave out.
+    """The groups of a compressed-tensors config, and the modules they exclude.
 
     Attributes:
         said: the quantization_config.
-        groups: targets of each group, and the group.
-        ignored: names, classes or "re:" patterns that are left in float.
+        groups: targets and content of each group, by name.
+        ignored: names, classes or "re:" patterns of modules left in float.
     """
 
     said: Json
@@ -137,17 +137,15 @@ class Schemes:
 
     @staticmethod
     def of(values: Json) -> Schemes | None:
-        """Reads the values of a config.json; None: there are no groups.
+        """Read the values of a config.json; return None if there are no groups.
 
         Raises:
-            ArgumentError: another quant_method, or a key or value that is not read.
+            ArgumentError: another quant_method, or a key or value that is not supported.
         """
         said = values.get("quantization_config") or values.get("compression_config") or {}
         need(isinstance(said, dict), "directory", "has quantization_config {!r:.60}; need an object", said)
         method = said.get("quant_method") or "fp8"
-        rule = (
-            "has quant_method {!r:.40} in quantization_config, which is not read; these are: {}, and ModelSlim's files"
-        )
+        rule = "has quant_method {!r:.40} in quantization_config; supported are {}, and ModelSlim's files"
         need(method in METHODS, "directory", rule, method, ", ".join(METHODS))
         _check(said, f"quantization_config of {method}")
         if method != COMPRESSED:
@@ -164,12 +162,12 @@ class Schemes:
         return Schemes(said, read, _strings(said.get("ignore") or [], "ignore"))
 
     def of_matrices(self, names: Iterable[str]) -> dict[str, str]:
-        """The group of each matrix; those that are left in float are left out.
+        """Return the group of each matrix, without those left in float.
 
-        A target that is a name goes before a pattern, and that before a class, as in compressed-tensors.
+        A target that is a name takes precedence over a pattern, and a pattern over a class, as in compressed-tensors.
 
         Raises:
-            ArgumentError: a pattern is not read, or two groups contradict each other.
+            ArgumentError: a pattern is not supported, or two groups contradict each other.
         """
         modules = {name.removesuffix(".weight"): name for name in names}
         matched = Names(list(modules))
@@ -191,10 +189,10 @@ class Schemes:
         return {modules[module]: name for module, name in group_of.items()}
 
     def scheme(self, name: str) -> Scheme:
-        """A group's scheme; the group's own format goes before the file's.
+        """Return a group's scheme; the group's own format takes precedence over the file's.
 
         Raises:
-            ArgumentError: a key or value is not read.
+            ArgumentError: a key or value is not supported.
         """
         group = self.groups[name][1]
         _check(group, "a group", name)
@@ -203,7 +201,7 @@ class Schemes:
         need(form in FORMS, "directory", rule, form, name, ", ".join(FORMS))
         weights, allowed = _check(group.get("weights"), "weights", name), FORMS[form]
         strategy, bits, kind = (weights.get(key) for key in ("strategy", "num_bits", "type"))
-        rule = "has {} weights of {!r:.20} bits, type {!r:.20}, strategy {!r:.20}; need bits {}, type {}, strategy {}"
+        rule = "has {} weights with {!r:.20} bits, type {!r:.20}, strategy {!r:.20}; need bits {}, type {}, strategy {}"
         fits = type(bits) is int and bits in allowed.bits and kind == allowed.type and strategy in allowed.strategies
         need(fits, "directory", rule, form, bits, kind, strategy, *allowed[:3])
         symmetric = bool(weights.get("symmetric", True))
@@ -215,7 +213,7 @@ class Schemes:
 
 
 def _sizes(form: str, weights: Json) -> tuple[int, Block]:
-    """The group_size of strategy group and the block_structure of strategy block; zeros for the others."""
+    """Return the group_size of strategy group and the block_structure of strategy block, else zeros."""
     size, block, strategy = (weights.get(key) for key in ("group_size", "block_structure", "strategy"))
     least = MX_GROUP if form.startswith("mx") else 1
     if strategy == "group":
@@ -231,7 +229,7 @@ def _sizes(form: str, weights: Json) -> tuple[int, Block]:
 
 
 def _int8_by_token(group: Json, name: str) -> bool:
-    """Whether a group's activations are symmetric int8 by token."""
+    """Return whether a group's activations are symmetric int8 per token."""
     given = group.get("input_activations")
     if given is None:
         return False
@@ -242,17 +240,17 @@ def _int8_by_token(group: Json, name: str) -> bool:
 
 
 def _check(given: Any, where: str, of: str = "") -> Json:
-    """Raise for a key of an object that ``KEYS`` does not have, or a value that is not read; returns the object."""
+    """Return an object; raise ArgumentError for keys that ``KEYS`` lacks and values that are not supported."""
     shown = f"{where} of {of}" if of else where
     need(isinstance(given, dict), "directory", "has {} {!r:.60} in quantization_config; need an object", shown, given)
     keys = KEYS[where]
     for key, value in given.items():
-        rule = "has {} {!r:.40} in {}, which is not read; these keys are: {}"
+        rule = "has {} {!r:.40} in {}, which is not supported; supported keys: {}"
         need(key in keys, "directory", rule, key, value, shown, ", ".join(keys))
         allowed = keys[key]
         if isinstance(allowed, tuple):
             fits = any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in allowed)
-            rule = "has {} {!r:.40} in {}, which is not read; need {}"
+            rule = "has {} {!r:.40} in {}, which is not supported; need {}"
             need(fits, "directory", rule, key, value, shown, " or ".join(map(repr, allowed)))
     return dict(given)
 
@@ -265,7 +263,7 @@ def _strings(given: object, what: str) -> list[str]:
 
 
 def _matching(patterns: Iterable[str], modules: Sequence[str] | dict[str, str], names: Names) -> set[str]:
-    """The modules that one of the targets or ignores names: "Linear" is every matrix."""
+    """Return the modules named by one of the targets or ignores; "Linear" means every matrix."""
     found: set[str] = set()
     for pattern in patterns:
         if pattern.startswith("re:"):

@@ -1,6 +1,6 @@
-"""How a matrix is stored: the tensors that it needs, and its values behind them.
+"""Storage of a matrix: the tensors that it needs, and the computation of its values.
 
-Formats without a description of their own: floats, fp8 with scales (DeepSeek-V3), fp4 (DeepSeek-V4, gpt-oss).
+Formats without a separate description: floats, fp8 with scales (DeepSeek-V3), fp4 (DeepSeek-V4, gpt-oss).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Block = tuple[int, int]  # rows and columns that share a scale
 class Coded(NamedTuple):
     """A matrix as int8 codes (N, K) of 8 or 4 bits, and fp32 scales (N, G) of G groups of K.
 
-    correction: (N,), W4A8's bias as the file has it; None: the file has none.
+    correction: (N,), W4A8's bias from the file; None: the file has none.
     """
 
     codes: Tensor
@@ -37,14 +37,14 @@ class Coded(NamedTuple):
 
 @dataclass(frozen=True)
 class Stored:
-    """How a matrix (N, K) is stored.
+    """Storage of a matrix (N, K).
 
     Attributes:
         parts: the tensors that it needs.
-        value: the matrix in float from these tensors.
-        coded: its codes from these tensors, for a matrix that a layer can keep quantized.
-        bits: of the codes that a layer can keep, 8 or 4; 0: none.
-        groups: of K that have a scale each, where ``bits`` is not 0.
+        value: computes the matrix in float from these tensors.
+        coded: computes its codes from these tensors, if a layer can keep it quantized.
+        bits: bits of the codes that a layer can keep, 8 or 4; 0: none.
+        groups: groups of K with one scale each, if ``bits`` is not 0.
         zero: the tensor that must be zero for the codes to be kept.
     """
 
@@ -56,23 +56,23 @@ class Stored:
     zero: Part | None = None
 
     def read(self, files: CheckpointFiles, row: int | None = None) -> Tensor:
-        """The matrix; ``row`` of the leading dimension of tensors that ``of_all`` has made."""
+        """Return the matrix; ``row``: index in the leading dimension of tensors made by ``of_all``."""
         value = self.value(*self._data(files, row))
         quantized = len(self.parts) > 1
-        rule = "has {} whose values are not finite: download it anew"
+        rule = "has {} with values that are not finite: download it again"
         need(not quantized or bool(value.isfinite().all()), "directory", rule, self.parts[0].name)
         return value
 
     def read_codes(self, files: CheckpointFiles) -> Coded:
-        """Its codes, for a matrix whose ``bits`` are not 0."""
+        """Return its codes, if its ``bits`` are not 0."""
         assert self.coded is not None
         coded = self.coded(*self._data(files, None))
-        rule = "has {} whose scales are not finite: download it anew"
+        rule = "has {} with scales that are not finite: download it again"
         need(bool(coded.scale.isfinite().all()), "directory", rule, self.parts[0].name)
         return coded
 
     def of_all(self, matrices: int, transposed: bool = False) -> Stored:
-        """The same of matrices in one tensor, each as described, or transposed."""
+        """Return the storage of several such matrices in one tensor, optionally transposed."""
         parts = [part._replace(shapes=tuple((matrices, *shape) for shape in part.shapes)) for part in self.parts]
         return replace(
             self, parts=tuple(parts), value=(lambda *data: self.value(*data).t()) if transposed else self.value
@@ -85,12 +85,12 @@ class Stored:
 
 
 def scaled(codes: Tensor, scale: Tensor, block: Block) -> Tensor:
-    """fp32 codes (N, K) times scales, one a block."""
+    """Multiply fp32 codes (N, K) by scales, one per block."""
     return codes.float() * spread(scale, tuple(codes.shape), block)
 
 
 def spread(grid: Tensor, shape: tuple[int, ...], block: Block) -> Tensor:
-    """A number a block as what is added to a matrix or multiplied with it; a side of one block is broadcast."""
+    """Expand one number per block to a matrix for addition or multiplication; a side of one block is broadcast."""
     for side in (0, 1):
         if grid.shape[side] not in (1, shape[side]):
             grid = grid.repeat_interleave(block[side], side).narrow(side, 0, shape[side])
@@ -98,15 +98,15 @@ def spread(grid: Tensor, shape: tuple[int, ...], block: Block) -> Tensor:
 
 
 def blocks_of(shape: tuple[int, int], block: Block) -> tuple[int, int]:
-    """Blocks on each side of a matrix."""
+    """Return the number of blocks on each side of a matrix."""
     return -(-shape[0] // block[0]), -(-shape[1] // block[1])
 
 
 def float_matrix(files: CheckpointFiles, name: str, shape: tuple[int, int], fp8: Fp8Format) -> Stored:
-    """A matrix in bf16, fp16 or fp32, or in fp8 with scales beside it.
+    """Return the storage of a matrix in bf16, fp16 or fp32, or in fp8 with scales.
 
-    Those are name_scale_inv, one a block, name_scale, one a row, a column, or one, or .scale instead of .weight
-    (DeepSeek-V4), one a block.
+    The scales are name_scale_inv, one per block, name_scale, one per row, column or tensor, or .scale instead of
+    .weight (DeepSeek-V4), one per block.
 
     Raises:
         ArgumentError: fp8 without scales.
@@ -130,20 +130,20 @@ def float_matrix(files: CheckpointFiles, name: str, shape: tuple[int, int], fp8:
 
 
 def _times_scale(codes: Tensor, scale: Tensor) -> Tensor:
-    """fp8 codes (N, K) times a scale a row (N, 1) or (N,), a column (1, K), or one."""
+    """Multiply fp8 codes (N, K) by scales per row (N, 1) or (N,), per column (1, K), or per tensor."""
     wide = scale.float()
     return codes.float() * (wide if wide.dim() == 2 else wide.reshape(-1, 1))
 
 
 def fp4_matrix(files: CheckpointFiles, name: str, shape: tuple[int, int]) -> Stored:
-    """A matrix in fp4: bytes (N, K / 2), and e8m0 exponents of 32 numbers each."""
+    """Return the storage of a matrix in fp4: bytes (N, K / 2), and an e8m0 exponent per 32 numbers."""
     exponents = f"{name.removesuffix('.weight')}.scale"
     exponents = exponents if exponents in files else f"{name}_scale_inv"
     return fp4_of(name, exponents, shape, torch.int8, torch.uint8)
 
 
 def fp4_of(codes: str, exponents: str, shape: tuple[int, int], *dtypes: torch.dtype) -> Stored:
-    """The same by the names of both tensors, the codes of one of the dtypes."""
+    """Return the storage of an fp4 matrix from the names of both tensors and the dtypes of the codes."""
     rows, columns = shape
     rule = "has {} in fp4 with {} columns by config.json's numbers; need a multiple of {}"
     need(columns % MX_GROUP == 0, "directory", rule, codes, columns, MX_GROUP)
@@ -153,7 +153,7 @@ def fp4_of(codes: str, exponents: str, shape: tuple[int, int], *dtypes: torch.dt
 
 
 def mxfp4_matrix(name: str, shape: tuple[int, int]) -> Stored:
-    """A matrix in gpt-oss' fp4: name_blocks (N, G, 16) and the exponents name_scales (N, G), both uint8."""
+    """Return the storage of a matrix in gpt-oss' fp4: name_blocks (N, G, 16) and name_scales (N, G), both uint8."""
     rows, columns = shape
     groups = -(-columns // MX_GROUP)
     blocks = Part(f"{name}_blocks", ((rows, groups, MX_GROUP // 2),), (torch.uint8,))
@@ -162,7 +162,7 @@ def mxfp4_matrix(name: str, shape: tuple[int, int]) -> Stored:
 
 
 def _fp4(codes: Tensor, exponents: Tensor) -> Tensor:
-    """fp32 of fp4 codes (N, K / 2), two a byte, the low half first, and e8m0 exponents (N, K / 32)."""
+    """Return fp32 of fp4 codes (N, K / 2), two per byte, the low bits first, and e8m0 exponents (N, K / 32)."""
     pairs = codes.view(torch.uint8)
     values = _E2M1[torch.stack([pairs & 15, pairs >> 4], -1).flatten(-2).long()]
     return scaled(values, numbers(exponents), (1, MX_GROUP))

@@ -146,7 +146,7 @@ def group_of(argument: str, given: object = None) -> ProcessGroup:
 
 
 def _has_name(group: ProcessGroup) -> bool:
-    """Whether c10d created the group; the collectives of other groups work too."""
+    """Return whether c10d created the group; the collectives of other groups work too."""
     try:
         return bool(group.group_name)
     except RuntimeError:
@@ -454,17 +454,17 @@ def _initialized() -> bool:
 
 
 def has_hccl(group: ProcessGroup) -> bool:
-    """Whether the group's windows are on NPUs."""
+    """Return whether the group's windows are on NPUs."""
     return "hccl" in _c10d()._world.pg_map[group][0]
 
 
 def _names_hccl(name: str, group: ProcessGroup) -> bool:
-    """Whether ``name`` is HCCL's name of an HCCL group, not c10d's."""
+    """Return whether ``name`` is HCCL's name of an HCCL group, not c10d's."""
     return has_hccl(group) and name != group.group_name
 
 
 def is_alive(reference: weakref.ref[ProcessGroup]) -> bool:
-    """Whether the process group still exists; its name may have been reused."""
+    """Return whether the process group still exists; its name may have been reused."""
     group = reference()
     return group is not None and group in _c10d()._world.pg_map
 

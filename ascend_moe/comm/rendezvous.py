@@ -263,7 +263,7 @@ class Opening:
         self._write(READY)
 
     def _agreed(self) -> bool:
-        """Whether all ranks have mapped the windows of the same openings as this rank."""
+        """Return whether all ranks have mapped the windows of the same openings as this rank."""
         if not self.digest:
             return False
         same = [peer.word for peer in self.peers.values() if peer.digest == self.digest]

@@ -323,7 +323,7 @@ class LocalCluster:
     # ---- shrinking
 
     def has_ended(self, rank: int) -> bool:
-        """Whether the rank's function has returned or raised; False while no function runs."""
+        """Return whether the rank's function has returned or raised; False while no function runs."""
         return rank in self._errors or bool(self._active and rank not in self._active)
 
     def shrink(self, rank: int, alive: list[int], attempt: int, seconds: float) -> tuple[LocalCluster, int]:

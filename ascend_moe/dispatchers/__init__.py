@@ -1,7 +1,7 @@
-"""Three ways to carry MoE rows between EP ranks, with one interface and the same results bit for bit.
+"""Three dispatchers of MoE rows between EP ranks, with one interface and the same results bit for bit.
 
-* ``MC2Dispatcher``: our dispatch and combine ops, over communication windows.
-* ``AllToAllDispatcher``: ``torch.distributed`` all-to-all; reaches any ranks a backend reaches.
+* ``MC2Dispatcher``: this package's dispatch and combine ops, over communication windows.
+* ``AllToAllDispatcher``: ``torch.distributed`` all-to-all; works with any backend.
 * ``AllGatherDispatcher``: ``torch.distributed`` all-gather; W times the traffic, no uneven splits.
 """
 
@@ -27,34 +27,34 @@ __all__ = [
     "make_dispatcher",
 ]
 
-#: The names by which `make_dispatcher` knows the three, as in Megatron-LM and vllm-ascend.
+#: Kinds for `make_dispatcher`, named as in Megatron-LM and vllm-ascend.
 KINDS = ("mc2", "alltoall", "allgather")
 
 
 def make_dispatcher(kind: str, group: object, num_experts: int, comm_alg: str = "", **options: Any) -> Dispatcher:
-    """Makes the dispatcher of a kind.
+    """Return a new dispatcher of a kind.
 
     Args:
-        kind: of `KINDS`.
-        group: a group as `comm.group_of`, None for the default one, or a `comm.place.Place`.
+        kind: one of `KINDS`.
+        group: a group as in `comm.group_of` (None: the default one), or a `comm.place.Place`.
         num_experts: E, a multiple of the group's size.
-        comm_alg, options: as of `MC2Dispatcher`; the other kinds take those of `CollectiveDispatcher`.
+        comm_alg, options: as for `MC2Dispatcher`; the other kinds accept those of `CollectiveDispatcher`.
 
     Raises:
-        ArgumentError: no such kind, or one that does not take an option; what the class raises.
+        ArgumentError: the kind is unknown or does not support an option; errors of the class.
     """
     need_one_of("kind", kind, KINDS)
     if kind == "mc2":
         return MC2Dispatcher.from_group(group, num_experts, comm_alg=comm_alg, **options)
     for name, value in options.items():
-        need(name in DEFAULTS or not value, name, "is {!r}, which kind {!r} does not take; leave it out", value, kind)
+        need(name in DEFAULTS or not value, name, "is {!r}, not supported by kind {!r}; leave it out", value, kind)
     known = {name: value for name, value in options.items() if name in DEFAULTS}
     made = AllToAllDispatcher if kind == "alltoall" else AllGatherDispatcher
     return made(group, num_experts, comm_alg=comm_alg, **known)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "WindowDispatcher":  # its name until 26 November 2026
+    if name == "WindowDispatcher":  # former name
         warnings.warn("WindowDispatcher is MC2Dispatcher now", DeprecationWarning, stacklevel=2)
         return MC2Dispatcher
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The interface that every dispatcher has, and the argument rules that one rank can check alone."""
+"""The interface of all dispatchers, and argument checks that need one rank only."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ ROW_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclass
 class Dispatched:
-    """Holds what this rank's experts receive, and what combine needs to send it back.
+    """Rows received by this rank's experts, and the data that combine needs.
 
-    n = ep_recv_counts[-1] rows are defined; window ops allocate more (capacity) rows than that.
+    n = ep_recv_counts[-1] rows are defined; window ops allocate more rows (the capacity).
 
     Attributes:
         expand_x: (>= n, H), rows by (local expert, source rank, flat (token, k) order); int8 if quantized.
-        dynamic_scales: (>= n,) fp32, multiply a quantized row by its scale; undefined unless quantized.
+        dynamic_scales: (>= n,) fp32, factor of each quantized row; undefined unless quantized.
         expert_token_nums: (L,) int64, rows per local expert (type 1) or their running sum (type 0).
         ep_recv_counts: int32, element l*W + s is the number of rows up to and including segment
             (local expert l, source rank s).
-        expand_idx: V1: (BS*K,) int32, earlier pairs of this rank with the same expert;
-            V2: triples (source rank, token, k), three int32 a row; between A2 servers V1's.
-        expand_scales: (>= n,) fp32, the weight of each row; undefined unless dispatch had expert_scales.
-        handle: the dispatcher's own.
+        expand_idx: V1: (BS*K,) int32, for each (token, k) the earlier ones of this rank with the same expert;
+            V2: source indices (rank, token, k), three int32 per row; between A2 servers as V1.
+        expand_scales: (>= n,) fp32, the weight of each row; undefined unless dispatch got expert_scales.
+        handle: private data of the dispatcher.
     """
 
     expand_x: Tensor
@@ -48,12 +48,12 @@ class Dispatched:
 
 
 def given(tensors: SpecialTensors | DispatchTensors) -> dict[str, Tensor]:
-    """Tensors that there are, as keyword arguments of the operators."""
+    """Return the tensors that are not None, as keyword arguments of the operators."""
     return {name: tensor for name, tensor in zip(tensors._fields, tensors, strict=True) if tensor is not None}
 
 
 class SpecialTensors(NamedTuple):
-    """Holds combine's tensors of copy and const experts, by the operators' names."""
+    """Combine's tensors for copy and const experts, by the operators' names."""
 
     ori_x: Tensor | None = None
     const_expert_alpha_1: Tensor | None = None
@@ -61,7 +61,7 @@ class SpecialTensors(NamedTuple):
     const_expert_v: Tensor | None = None
 
     def check(self, experts: SpecialExperts, like: Tensor) -> None:
-        """Raises unless these are the tensors that the experts need, for dispatch's x (``like``)."""
+        """Raise ArgumentError unless these tensors fit the experts and dispatch's x (``like``)."""
         count, (bs, hidden) = experts.const_expert_num, like.shape
         rule = "is None, copy_expert_num {} and const_expert_num {} need it: pass dispatch's x"
         there = self.ori_x is not None or not experts.need_rows
@@ -70,7 +70,7 @@ class SpecialTensors(NamedTuple):
         for name, tensor in self._asdict().items():
             shapes = ((bs, hidden),) if name == "ori_x" else alphas[1:] if name.endswith("_v") else alphas
             needed = name != "ori_x" and count > 0
-            need(tensor is not None or not needed, name, "is None, const_expert_num {} needs it", count)
+            need(tensor is not None or not needed, name, "is None; const_expert_num {} needs it", count)
             if tensor is not None:
                 fits = tuple(tensor.shape) in shapes and tensor.dtype == like.dtype
                 need(fits, name, "is {}; need {} {}", tensor, " or ".join(map(str, shapes)), like.dtype)
@@ -84,7 +84,7 @@ _NO_SPECIAL = SpecialTensors()
 
 
 class DispatchTensors(NamedTuple):
-    """Tensors of a dispatch beside x and expert_ids, by the operators' names."""
+    """Tensors of a dispatch apart from x and expert_ids, by the operators' names."""
 
     expert_scales: Tensor | None = None
     scales: Tensor | None = None
@@ -93,7 +93,7 @@ class DispatchTensors(NamedTuple):
 
 
 class CombineTensors(NamedTuple):
-    """Tensors of a combine beside those that dispatch returned: weights, addends that never travel, waits."""
+    """Tensors of a combine apart from those returned by dispatch: weights, local addends, wait times."""
 
     expert_scales: Tensor | None
     shared_expert_x: Tensor | None
@@ -102,31 +102,31 @@ class CombineTensors(NamedTuple):
 
     @property
     def given(self) -> dict[str, Tensor]:
-        """Tensors that there are, by the operators' names, without expert_scales."""
+        """The tensors that are not None, by the operators' names, without expert_scales."""
         ours = {"shared_expert_x": self.shared_expert_x, "performance_info": self.performance_info}
         found = {name: tensor for name, tensor in ours.items() if tensor is not None}
         return found if self.special is _NO_SPECIAL else found | given(self.special)
 
 
 class InFlight(Generic[R]):
-    """A call that may only have sent. Until ``finish`` its tensors must stay as they are."""
+    """An in-flight call, which may have only sent. Its tensors must not change until ``finish``."""
 
     def __init__(self, finish: Callable[[], R]) -> None:
         self._finish = finish
 
     def finish(self) -> R:
-        """Returns the call's result, after waiting for what has not arrived. May be called again."""
+        """Wait if necessary and return the call's result. May be called again."""
         return self._finish()
 
 
 class PendingCall:
-    """The one call of a group that has only sent: before the next op of the group it has to be received."""
+    """The in-flight call of a group, if any; it must be received before the group's next op."""
 
     def __init__(self) -> None:
         self._receive: Callable[[], Any] | None = None
 
     def sent(self, finish: Callable[[], R]) -> Callable[[], R]:
-        """Returns ``finish`` of a call that has just sent, which does its work once, whoever calls it first."""
+        """Set the in-flight call; return its ``finish``, which runs once, whoever calls it first."""
         once = functools.cache(finish)
 
         def receive() -> R:
@@ -138,36 +138,36 @@ class PendingCall:
         return receive
 
     def wait(self) -> None:
-        """Receives it, where there is one."""
+        """Receive the in-flight call, if any."""
         if self._receive is not None:
             self._receive()
 
 
 class Dispatcher(ABC):
-    """Sends token rows to the ranks that own their experts, and brings weighted sums back.
+    """Sends token rows to the ranks that own their experts, and weighted sums back.
 
-    Expert e of ``num_experts`` (E) lives on rank e // L, L = E / ``world_size``. Every rank of the
-    group must call ``dispatch``, then ``combine``, in the same order. Both are differentiable
-    (`ascend_moe.ops.autograd`): a backward communicates too, so all ranks run the same one.
+    Expert e of ``num_experts`` (E) is on rank e // L, L = E / ``world_size``. Every rank of the group must call
+    ``dispatch``, then ``combine``, in the same order. Both are differentiable (`ascend_moe.ops.autograd`): a backward
+    communicates too, so all ranks must run the same one.
 
-    Ids behind E - 1 are of ``special`` experts: their pairs stay on this rank, which adds their terms in combine.
+    Ids from E on belong to ``special`` experts: they are not sent, and combine adds their results on this rank.
 
     Args:
         place: the group, W and this rank.
         num_experts: E, a multiple of W.
-        options: those of its calls, where a call has no others.
+        options: default options of the calls.
 
     Raises:
-        ArgumentError: num_experts is no positive multiple of W, or an option has a value that it cannot have.
+        ArgumentError: num_experts is no positive multiple of W, or an option has an invalid value.
     """
 
-    #: combine adds shared_expert_x in fp32 before its one rounding; otherwise it rejects the argument.
+    #: combine adds shared_expert_x in fp32 before its one rounding; otherwise it refuses the argument.
     fuses_shared_expert = True
-    #: begin_dispatch and begin_combine only send; otherwise they do all at once.
+    #: begin_dispatch and begin_combine only send; otherwise they run the whole op.
     sends_first = False
-    #: rows are weighed before they come back: dispatch needs the expert_scales that combine will get.
+    #: rows are weighted before they are sent back: dispatch needs combine's expert_scales.
     weighs_first = False
-    #: the most tokens of a rank that one call takes; None: any number.
+    #: the most tokens of a rank per call; None: unlimited.
     max_batch: int | None = None
 
     def __init__(self, place: Place, num_experts: int, options: CallOptions) -> None:
@@ -177,7 +177,7 @@ class Dispatcher(ABC):
         self.special = options.special
 
     def _take_place(self, place: Place, num_experts: int) -> None:
-        """Set everything that depends on the group: a copy for another group calls it again."""
+        """Set everything that depends on the group; also called on copies for another group."""
         world_size = place.world
         fits = num_experts >= 1 and num_experts % world_size == 0
         rule = "is {}, not a positive multiple of the {} ranks; choose a world size that divides it"
@@ -192,13 +192,13 @@ class Dispatcher(ABC):
         """Return a copy of this dispatcher for the group of ``place``, with the same number of experts per rank.
 
         Raises:
-            ArgumentError: this kind needs a process group, which a group that ``ascend_moe.shrink`` has made has not.
+            ArgumentError: this kind needs a process group, which a group made by ``ascend_moe.shrink`` lacks.
         """
         need(False, "place", "of {!r} has no process group, which {} needs", place.group_ep, type(self).__name__)
         raise AssertionError
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
-        """This one: it stands for ranks and keeps nothing of a call, so that copies of a layer share it."""
+        """Return this object: it stores nothing of a call, so copies of a layer can share it."""
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -217,19 +217,19 @@ class Dispatcher(ABC):
         max_tokens: int = 0,
         **options: Any,
     ) -> Dispatched:
-        """Routes row t of ``x`` once for every k to the owner of ``expert_ids[t, k]``.
+        """Send row t of ``x`` once for every k to the owner of ``expert_ids[t, k]``.
 
         Args:
             x: (BS, H) bf16, fp16 or fp32; BS may be 0.
-            expert_ids: (BS, K) int32; -1 is not routed, equal ids of a token are routed each. Behind E - 1 come the
-                ids of zero, copy and const experts, in this order, to which no row is sent.
-            expert_scales: (BS, K) fp32, which come beside the rows as ``expand_scales``. On all ranks or on none.
+            expert_ids: (BS, K) int32; -1 is not routed, equal ids of a token are sent separately. Ids from E on belong
+                to zero, copy and const experts, in this order, and are not sent.
+            expert_scales: (BS, K) fp32, sent with the rows and returned as ``expand_scales``. On all ranks or on none.
             scales: (E, H) fp32 smoothing factors, only with quant_mode 2.
-            x_active_mask: bool, (BS,) or (BS, K); pairs that are False are not routed.
+            x_active_mask: bool, (BS,) or (BS, K); False entries are not routed.
             performance_info: (W,) int64, to which the op adds the microseconds of its wait for each rank.
-            max_tokens: the largest BS of any rank, or more, the same on all ranks; 0 where all have the same BS.
-            options: fields of `CallOptions` for this call and its combine, in place of the dispatcher's: quant_mode (2:
-                int8 rows with one fp32 scale each), global_bs (max_tokens times W, not together with it),
+            max_tokens: the largest BS of any rank, or more, equal on all ranks; 0 if all ranks have the same BS.
+            options: fields of `CallOptions` for this call and its combine, overriding the dispatcher's: quant_mode (2:
+                int8 rows with one fp32 scale each), global_bs (max_tokens times W; pass only one of them),
                 expert_token_nums_type (0 running sums, 1 counts).
 
         Raises:
@@ -242,10 +242,10 @@ class Dispatcher(ABC):
     def begin_dispatch(
         self, x: Tensor, expert_ids: Tensor, *, max_tokens: int = 0, **arguments: Any
     ) -> InFlight[Dispatched]:
-        """Sends the rows of x; ``finish`` of the result returns what ``dispatch`` returns.
+        """Send the rows of x; ``finish`` of the result returns what ``dispatch`` returns.
 
-        A dispatcher that cannot send first does all at once. One that can has no gradient, and until ``finish`` this
-        rank calls no other op of the group. x, expert_ids, max_tokens, arguments and errors are as of ``dispatch``.
+        Dispatchers with ``sends_first`` do not wait here, compute no gradient, and allow no other op of the group on
+        this rank until ``finish``; others run the whole op. Arguments and errors are as for ``dispatch``.
         """
         tensors = DispatchTensors(*(arguments.pop(name, None) for name in DispatchTensors._fields))
         return self._begin_dispatch(x, expert_ids, tensors, self._options(max_tokens, arguments))
@@ -260,24 +260,24 @@ class Dispatcher(ABC):
         performance_info: Tensor | None = None,
         **special: Tensor | None,
     ) -> Tensor:
-        """Returns (BS, H): for every token the sum over k of expert_scales[t, k] * its expert row.
+        """Return (BS, H): for every token the sum over k of expert_scales[t, k] * its expert row.
 
         fp32, k ascending, product rounded before it is added, then + shared_expert_x, one cast.
         Rows of inactive tokens are zeros.
 
         Args:
             expert_out: (>= n, H) rows in expand_x order, in x's dtype.
-            dispatched: what ``dispatch`` of this dispatcher returned.
+            dispatched: the result of this dispatcher's ``dispatch``.
             expert_scales: (BS, K) fp32; None: the rows are only added.
             shared_expert_x: (BS, H) in x's dtype, added with weight 1.
-            performance_info: as of ``dispatch``.
-            special: ``ori_x`` (BS, H), what copy and const experts get of each token: dispatch's x.
-                ``const_expert_alpha_1``, ``const_expert_alpha_2``: (C,) or (C, H); ``const_expert_v``: (C, H), of C
-                const experts. All in x's dtype; what they are for: ``npu_moe_distribute_combine_v2``.
+            performance_info: as for ``dispatch``.
+            special: ``ori_x`` (BS, H), the input of copy and const experts: dispatch's x.
+                ``const_expert_alpha_1``, ``const_expert_alpha_2``: (C,) or (C, H); ``const_expert_v``: (C, H), for C
+                const experts. All in x's dtype; see ``npu_moe_distribute_combine_v2``.
 
         Raises:
-            ArgumentError: a tensor does not fit, or one of ``special`` is missing or none of these.
-            Other errors: as dispatch.
+            ArgumentError: a tensor does not fit, or one of ``special`` is missing or unknown.
+            Other errors: as for dispatch.
         """
         self._check_own(dispatched)
         tensors = CombineTensors(expert_scales, shared_expert_x, self._special_rows(special), performance_info)
@@ -293,21 +293,20 @@ class Dispatcher(ABC):
         performance_info: Tensor | None = None,
         **special: Tensor | None,
     ) -> InFlight[Tensor]:
-        """Sends the rows home; ``finish`` of the result returns what ``combine`` returns. As ``begin_dispatch``.
+        """Send the rows back; ``finish`` of the result returns what ``combine`` returns. See ``begin_dispatch``.
 
-        expert_out, dispatched, expert_scales, shared_expert_x, performance_info, special and errors are as of
-        ``combine``.
+        Arguments and errors are as for ``combine``.
         """
         self._check_own(dispatched)
         tensors = CombineTensors(expert_scales, shared_expert_x, self._special_rows(special), performance_info)
         return self._begin_combine(expert_out, dispatched, tensors)
 
     def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
-        """Returns memory for ``dispatched``'s rows, in ``dtype``, that combine sends from without a copy; None: any."""
+        """Return memory for ``dispatched``'s rows that combine can send from without a copy, or None."""
         return None
 
     def _options(self, max_tokens: int, changes: dict[str, Any]) -> CallOptions:
-        """The options of one call."""
+        """Return the options of one call."""
         if max_tokens:
             rule = "is {}; need the largest T of any rank, or 0 where all are equal"
             need(max_tokens > 0, "max_tokens", rule, max_tokens)
@@ -317,7 +316,7 @@ class Dispatcher(ABC):
         return replace(self.options, **changes) if changes else self.options
 
     def _special_rows(self, given: dict[str, Tensor | None]) -> SpecialTensors:
-        """The tensors of copy and const experts that combine was given."""
+        """Return combine's tensors of copy and const experts."""
         if not given:
             return _NO_SPECIAL
         for name in given:
@@ -331,11 +330,11 @@ class Dispatcher(ABC):
 
     @abstractmethod
     def _dispatch(self, x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions) -> Dispatched:
-        """``dispatch`` with these options. The result's handle has this object as ``owner``."""
+        """Run ``dispatch`` with these options. The result's handle has this object as ``owner``."""
 
     @abstractmethod
     def _combine(self, expert_out: Tensor, dispatched: Dispatched, tensors: CombineTensors) -> Tensor:
-        """``combine`` of what this object has dispatched."""
+        """Run ``combine`` for a result of this object's ``dispatch``."""
 
     def _begin_dispatch(
         self, x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions
@@ -351,7 +350,7 @@ class Dispatcher(ABC):
 def check_dispatch(
     x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions, *, world: int, experts: int
 ) -> int:
-    """Checks what one rank can see of dispatch's arguments; returns maxBS (rows)."""
+    """Check dispatch's arguments as far as one rank can; return maxBS in rows."""
     weights, scales, mask, _ = tensors
     quant_mode, global_bs = options.quant_mode, options.global_bs
     need(x.dim() == 2 and x.dtype in ROW_DTYPES, "x", "is {}; need (BS, H) bf16, fp16 or fp32", x)
@@ -385,11 +384,11 @@ def check_combine(
     topk: int,
     shared: Tensor | None,
 ) -> None:
-    """Checks combine's arguments against dispatch's x (``like``), its K and its received rows."""
+    """Check combine's arguments against dispatch's x (``like``), its K and its received rows."""
     bs, hidden = like.shape
     fits = expert_out.dim() == 2 and expert_out.size(1) == hidden and expert_out.size(0) >= rows
     need(fits, "expert_out", "is {}; need at least {} rows of {}", expert_out, rows, hidden)
-    # Ranks that disagree on the row size would deadlock the exchange: hold all to dispatch's dtype.
+    # Ranks with different row sizes would deadlock the exchange, so the dtype must be dispatch's.
     rule = "is {}, x was {}; cast it to x's dtype"
     need(expert_out.dtype == like.dtype, "expert_out", rule, expert_out.dtype, like.dtype)
     if expert_scales is not None:

@@ -1,7 +1,7 @@
-"""Dispatchers over torch.distributed: they differ in how rows travel, in nothing else.
+"""Dispatchers over torch.distributed, which differ only in the collectives that transport the rows.
 
-Before any row moves, ranks exchange a header with their configuration and what is wrong with their ids, so
-that all of them raise or none does.
+Before any row is sent, ranks exchange headers with their configuration and invalid ids, so that either all of them
+raise or none does.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 HEADER_WORDS = 16
 _FIELDS = ("H", "K", "E", "maxBS", "dtype", "quant_mode", "expert_scales", *SpecialExperts._fields)
 _SMOOTH, _CODE = 10, 11
-#: Options of a call that collectives keep to; the others are the ops' own.
+#: Options of a call that collectives support; the others are specific to the ops.
 _TAKEN = ("quant_mode", "global_bs", "expert_token_nums_type", *SpecialExperts._fields)
-_BAD_ID, _OVERFLOW = 1, 2  # 0: nothing is wrong
+_BAD_ID, _OVERFLOW = 1, 2  # 0: no error
 
 
 class Config(NamedTuple):
-    """The beginning of a header: what all ranks must agree on; only ``smooth`` (scales given) may differ."""
+    """The first words of a header, which must be equal on all ranks, except ``smooth`` (scales were passed)."""
 
     hidden: int
     topk: int
@@ -55,7 +55,7 @@ class Config(NamedTuple):
     max_bs: int
     dtype: int  # index into ROW_DTYPES
     quant_mode: int
-    weighted: bool  # expert_scales were given
+    weighted: bool  # expert_scales were passed
     zero: int
     copy: int
     const: int
@@ -63,7 +63,7 @@ class Config(NamedTuple):
 
 
 def plan(expert_ids: Tensor, mask: Tensor | None, config: Config, world: int) -> tuple[Routing, tuple[int, ...]]:
-    """This rank's routing, and the header words of what is wrong with it (with a bad id, no rows)."""
+    """Return this rank's routing, and the header words of its error, if any (no rows with a bad id)."""
     active = active_pairs(expert_ids, mask)
     bad = first_invalid(expert_ids, active, config.experts + config.zero + config.copy + config.const)
     if bad is not None:
@@ -82,7 +82,7 @@ def plan(expert_ids: Tensor, mask: Tensor | None, config: Config, world: int) ->
 
 
 def raise_if_any(headers: list[list[int]], rank: int) -> None:
-    """Raises what the headers of all ranks say: a mismatch first, else the lowest rank's error."""
+    """Raise the error in the ranks' headers, if any: a mismatch first, else that of the lowest rank."""
     _raise_mismatch(headers, rank)
     for source, words in enumerate(headers):
         code, *details = words[_CODE:]
@@ -95,13 +95,13 @@ def raise_if_any(headers: list[list[int]], rank: int) -> None:
         if code == _OVERFLOW:
             owner, rows, capacity = details[:3]
             text = f"rank {source} routes {rows} rows to rank {owner}, more than its capacity of {capacity} "
-            text += "= maxBS * min(K, L); repeat fewer ids in a token or raise global_bs"
+            text += "= maxBS * min(K, L); remove duplicate ids or raise global_bs"
             raise RoutingOverflow(text, rank=source, owner=owner, rows=rows, capacity=capacity)
 
 
 def _raise_mismatch(headers: list[list[int]], rank: int) -> None:
     mine = headers[rank]
-    for other in range(len(headers)):  # the first rank that differs from this one is named
+    for other in range(len(headers)):  # report the first rank that differs
         for index, name in enumerate(_FIELDS):
             ours: Any = mine[index]
             theirs: Any = headers[other][index]
@@ -114,28 +114,28 @@ def _raise_mismatch(headers: list[list[int]], rank: int) -> None:
             fix = "call with the same value on all ranks"
             if name == "maxBS":
                 largest = max(header[index] for header in headers)
-                fix = "where ranks have different batches, every rank passes global_bs = ep_world_size * the largest "
-                fix += f"batch, here {len(headers) * largest}"
+                fix = "if batches differ, pass global_bs = ep_world_size * the largest "
+                fix += f"batch on every rank, here {len(headers) * largest}"
             text = f"{name} is {ours} on rank {rank} but {theirs} on rank {other}; {fix}"
             raise ConfigMismatch(text, field=name, rank=other, ours=ours, theirs=theirs)
 
 
-# ---- what both have in common
+# ---- common parts
 
 
 @dataclass
 class _Call:
-    """One dispatch of this rank: what was given, and its routing."""
+    """One dispatch of this rank: arguments and routing."""
 
     x: Tensor
-    expert_ids: Tensor  # -1 where a pair is not routed
+    expert_ids: Tensor  # -1 if not routed
     weights: Tensor | None
     scales: Tensor | None
     config: Config
     routing: Routing
 
     def payload(self, pairs: Tensor | None) -> Tensor:
-        """The packed rows of these pairs, None: of every token."""
+        """Return the packed rows of these flat indices, None: of every token."""
         return row_ops.payload(self.x, self.expert_ids, pairs, self.scales, self.config.quant_mode)
 
 
@@ -145,23 +145,23 @@ class _Handle:
     x: Tensor
     expert_ids: Tensor
     routing: Routing
-    rows: int  # that arrived here
-    position: Tensor  # (BS*K,) int64, row of a pair among the rows that come back
-    way: Any  # what the dispatcher needs to send them back
+    rows: int  # received
+    position: Tensor  # (BS*K,) int64, index among the rows that are sent back
+    route: Any  # the dispatcher's data for sending them back
     smooth: bool  # x was multiplied by scales
 
 
 @dataclass
 class _Arrived:
     words: Tensor  # (n, words) int32: this rank's rows, packed, in expand_x order
-    weights: Tensor | None  # (n,) fp32, of each row, where they were given
+    weights: Tensor | None  # (n,) fp32 per row, if passed
     counts: Tensor  # (L, W) int64: rows for each local expert from each rank
     position: Tensor  # as in _Handle
-    way: Any
+    route: Any
 
 
 def _live(place: Place) -> Group:
-    """The process group of the place, or the place itself in a LocalCluster."""
+    """Return the process group of the place, or the place itself in a LocalCluster."""
     known = size_and_rank(place.group_ep)
     rule = "{!r} names no live group: use ascend_moe.comm_name(process_group)"
     need(known is not None, "group_ep", rule, place.group_ep)
@@ -176,13 +176,13 @@ class CollectiveDispatcher(Dispatcher):
     """A dispatcher over the collectives of a process group.
 
     Args:
-        group: as `comm.group_of`, None for the default group; or a `Place`, a LocalCluster's name. Between the threads
-            of a LocalCluster, which has no process group, its windows carry the rows.
+        group: as in `comm.group_of`, None for the default group; or a `Place` or name of a LocalCluster, whose threads
+            have no process group: there its windows transport the rows.
         num_experts: E, a multiple of the group's size.
-        options: fields of `CallOptions`, as of `MC2Dispatcher`, that the ops alone do not use.
+        options: fields of `CallOptions`, as for `MC2Dispatcher`, except those that only the ops use.
 
     Raises:
-        ArgumentError: an option that this kind does not take.
+        ArgumentError: an option that this kind does not support.
     """
 
     kind: str  # of `make_dispatcher`
@@ -201,10 +201,10 @@ class CollectiveDispatcher(Dispatcher):
 
     def _need_taken(self, options: CallOptions) -> None:
         for name, value in options.options.items():
-            need(name in _TAKEN, name, "is {!r}, which kind {!r} does not take; leave it out", value, self.kind)
+            need(name in _TAKEN, name, "is {!r}, not supported by kind {!r}; leave it out", value, self.kind)
 
     def _need_no_times(self, performance_info: Tensor | None) -> None:
-        rule = "is {}; kind {!r} does not measure its waits: use 'mc2'"
+        rule = "is {}; kind {!r} does not measure waits: use 'mc2'"
         need(performance_info is None, "performance_info", rule, performance_info, self.kind)
 
     def _dispatch(self, x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions) -> Dispatched:
@@ -220,8 +220,8 @@ class CollectiveDispatcher(Dispatcher):
         ids = torch.where(routing.routed, expert_ids, -1)
         arrived = self._send(_Call(x, ids, weights, scales, config, routing), header)
         expand_x, dynamic_scales = row_ops.open_rows(arrived.words, x.size(1), x.dtype, quant_mode)
-        kept = (x.detach(), expert_ids, routing, expand_x.size(0))
-        handle = _Handle(self, *kept, arrived.position, arrived.way, scales is not None)
+        stored = (x.detach(), expert_ids, routing, expand_x.size(0))
+        handle = _Handle(self, *stored, arrived.position, arrived.route, scales is not None)
         expand_scales = dynamic_scales.new_empty(0) if arrived.weights is None else arrived.weights
         if torch.is_grad_enabled() and any(leaf is not None and leaf.requires_grad for leaf in (x, weights)):
             expand_x, dynamic_scales, expand_scales = _Sent.apply(  # type: ignore[no-untyped-call]
@@ -247,15 +247,15 @@ class CollectiveDispatcher(Dispatcher):
 
     @abstractmethod
     def _send(self, call: _Call, header: Tensor) -> _Arrived:
-        """Exchanges headers, raises what they say, and exchanges rows."""
+        """Exchange headers, raise their errors, and exchange rows."""
 
     @abstractmethod
     def _send_again(self, pairs: Tensor, handle: _Handle) -> Tensor:
-        """Sends a packed row of every (token, k) pair, (BS*K, words), where dispatch sent it: (n, words)."""
+        """Send a packed row per (token, k), (BS*K, words), to dispatch's destinations; return (n, words)."""
 
     @abstractmethod
-    def _send_back(self, rows: Tensor, way: Any) -> Tensor:
-        """Sends (n, H) rows in expand_x order back; returns those that come here, packed."""
+    def _send_back(self, rows: Tensor, route: Any) -> Tensor:
+        """Send (n, H) rows in expand_x order back; return those of this rank, packed."""
 
     def _add_rows(
         self,
@@ -265,8 +265,8 @@ class CollectiveDispatcher(Dispatcher):
         shared: Tensor | None,
         special: SpecialTensors | None = None,
     ) -> Tensor:
-        """(BS, H): for every token the weighted sum of its rows, with those of copy and const experts where given."""
-        words = self._send_back(rows, handle.way)
+        """Return (BS, H): every token's weighted sum, including the rows of copy and const experts if passed."""
+        words = self._send_back(rows, handle.route)
         (home,) = row_ops.unpack(words, (rows.size(1), rows.dtype))
         own, (zeros, copies, _) = None, self.special
         if special is not None and self.special.need_rows:
@@ -275,17 +275,17 @@ class CollectiveDispatcher(Dispatcher):
         return row_ops.weighted_sum(home, handle.position, handle.routing, weights, shared, own)
 
     def _values_of_pairs(self, values: Tensor, handle: _Handle) -> Tensor:
-        """(BS, K) fp32: the value (n,) of every pair's row, 0 for pairs that were not routed."""
+        """Return (BS, K) fp32: the value (n,) of each row at its (token, k), 0 if not routed."""
         routed = handle.routing.routed
-        (home,) = row_ops.unpack(self._send_back(values[:, None], handle.way), (1, torch.float32))
-        home = torch.cat([home, home.new_zeros(1, 1)])[:, 0]  # a rank without rows still has a place 0
+        (home,) = row_ops.unpack(self._send_back(values[:, None], handle.route), (1, torch.float32))
+        home = torch.cat([home, home.new_zeros(1, 1)])[:, 0]  # index 0 must exist on ranks without rows
         return torch.where(routed, home[handle.position].view(routed.shape), 0.0)
 
 
 class _Sent(torch.autograd.Function):
-    """Dispatch's rows and weights as functions of x and expert_scales, whose gradients come home as rows do.
+    """Dispatch's rows and weights as functions of x and expert_scales; their gradients are sent back like rows.
 
-    Scales stand for int8 rows.
+    For int8 rows the scales stand in for the rows in the graph.
     """
 
     @staticmethod
@@ -320,7 +320,7 @@ class _Sent(torch.autograd.Function):
         handle = ctx.handle
         if ctx.quantized:
             grad = autograd.straight_through(ctx, scales, "dispatch")
-            need(not handle.smooth, "scales", 'have no gradient: "straight_through" takes a dispatch without them')
+            need(not handle.smooth, "scales", 'have no gradient: call dispatch without them for "straight_through"')
         if grad is None:
             grad = torch.zeros(handle.rows, handle.x.size(1), dtype=torch.float32, device=handle.x.device)
         ones = torch.ones(handle.routing.routed.shape, dtype=torch.float32, device=grad.device)
@@ -329,7 +329,7 @@ class _Sent(torch.autograd.Function):
 
 
 class _Summed(torch.autograd.Function):
-    """Combine. Its backward sends the gradients of the sums, and the weights, where dispatch sent the tokens."""
+    """Combine. Its backward sends the gradients of the sums, and the weights, to dispatch's destinations."""
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
@@ -375,20 +375,20 @@ class _Summed(torch.autograd.Function):
 
 # ---- all-to-all
 
-#: W * L may not exceed this, as in the windows: counts then have a place of fixed size in the header.
+#: Limit of W * L, as in the windows: the header has room for that many counts.
 MAX_EXPERTS = 2048
 
 
 class AllToAllDispatcher(CollectiveDispatcher):
     """Sorts rows by expert, sends them with all_to_all_single, and reorders them by local expert.
 
-    Two collectives to dispatch (headers with counts; rows), one to combine. Traffic per rank and direction:
-    its own BS*K rows. Needs uneven splits of the backend (gloo, HCCL, NCCL, MPI have them).
+    Two collectives per dispatch (headers with counts; rows), one per combine. Traffic per rank and direction: its own
+    BS*K rows. The backend must support uneven splits (gloo, HCCL, NCCL, MPI do).
 
     Args:
-        group: as of `CollectiveDispatcher`.
+        group: as for `CollectiveDispatcher`.
         num_experts: E, a multiple of the group's size, at most 2048.
-        options: as of `CollectiveDispatcher`.
+        options: as for `CollectiveDispatcher`.
 
     Raises:
         ArgumentError: num_experts is no multiple, or above 2048.
@@ -399,7 +399,7 @@ class AllToAllDispatcher(CollectiveDispatcher):
     def __init__(self, group: object, num_experts: int, **options: Any) -> None:
         super().__init__(group, num_experts, **options)
         need(num_experts <= MAX_EXPERTS, "num_experts", "is {}; need at most {}", num_experts, MAX_EXPERTS)
-        # A place of fixed size, so that ranks that disagree on E still exchange whole headers.
+        # A fixed size, so that ranks with different E still exchange whole headers.
         self._count_words = -(-MAX_EXPERTS // self.world_size)
 
     def _send(self, call: _Call, header: Tensor) -> _Arrived:
@@ -419,18 +419,18 @@ class AllToAllDispatcher(CollectiveDispatcher):
         return _Arrived(words, own, table.t(), routing.position, (order, sent, received))
 
     def _send_again(self, pairs: Tensor, handle: _Handle) -> Tensor:
-        order, sent, received = handle.way
+        order, sent, received = handle.route
         words = exchange(pairs[handle.routing.order], sent, received, self.group)
         return words if order is None else words.index_select(0, order)
 
-    def _send_back(self, rows: Tensor, way: Any) -> Tensor:
-        order, sent, received = way
+    def _send_back(self, rows: Tensor, route: Any) -> Tensor:
+        order, sent, received = route
         if order is not None:
             rows = torch.empty_like(rows).index_copy_(0, order, rows)
         return exchange(row_ops.pack(rows), received, sent, self.group)
 
     def _exchange_counts(self, header: Tensor, counts: Tensor) -> Tensor:
-        """(W, L) int64: rows that rank s sends to local expert l. Collective."""
+        """Return (W, L) int64: rows that rank s sends to local expert l. Collective."""
         world, last = self.world_size, HEADER_WORDS + self.local_experts
         block = header.new_zeros(world, HEADER_WORDS + self._count_words)
         block[:, :HEADER_WORDS] = header
@@ -440,7 +440,7 @@ class AllToAllDispatcher(CollectiveDispatcher):
         return blocks[:, HEADER_WORDS:last].to(torch.int64)
 
     def _expert_major(self, table: Tensor) -> Tensor | None:
-        """Received order (source, expert) -> (expert, source); None when that changes nothing."""
+        """Return the permutation from order (source, expert) to (expert, source), or None if it is the identity."""
         if self.local_experts == 1 or self.world_size == 1:
             return None
         arrival = table.reshape(-1)
@@ -454,16 +454,15 @@ class AllToAllDispatcher(CollectiveDispatcher):
 class AllGatherDispatcher(CollectiveDispatcher):
     """Gathers tokens and ids from all ranks, selects this rank's rows, and gathers results back.
 
-    Three collectives: headers, tokens, and expert rows on the way back. A rank receives W * maxBS token rows
-    to dispatch (with smoothing scales, W * maxBS * K quantized rows, as a row then depends on its expert) and
-    W * (largest number of rows on any rank) expert rows to combine. The way back carries expert rows as they
-    are, not partial sums: sums of partial sums would round differently from the other dispatchers. Cheap only
-    for few ranks or few tokens; no uneven splits are needed.
+    Three collectives: headers, tokens, and expert rows for combine. A rank receives W * maxBS token rows per dispatch
+    (with smoothing scales W * maxBS * K quantized rows, since a row then depends on its expert) and W * (largest number
+    of rows on any rank) expert rows per combine. Combine gathers expert rows, not partial sums, whose sums would round
+    differently from the other dispatchers'. Efficient only for few ranks or few tokens; no uneven splits are needed.
 
     Args:
-        group: as of `CollectiveDispatcher`.
+        group: as for `CollectiveDispatcher`.
         num_experts: E, a multiple of the group's size.
-        options: as of `CollectiveDispatcher`.
+        options: as for `CollectiveDispatcher`.
     """
 
     kind = "allgather"
@@ -472,7 +471,7 @@ class AllGatherDispatcher(CollectiveDispatcher):
         routing, topk = call.routing, call.config.topk
         headers = gather(header, self.group).tolist()
         raise_if_any(headers, self.rank)
-        # One rank's smoothing scales make rows differ by expert; all ranks must gather the same shape.
+        # Smoothing scales on one rank make rows differ by expert, but all ranks must gather the same shape.
         by_pair = any(words[_SMOOTH] for words in headers)
         ids = call.expert_ids
         payload, all_ids, all_weights = self._gather_tokens(call, ids, by_pair)
@@ -492,19 +491,19 @@ class AllGatherDispatcher(CollectiveDispatcher):
         return _Arrived(words, own, local, position, (most, pairs, call.config.max_bs * topk))
 
     def _send_again(self, pairs: Tensor, handle: _Handle) -> Tensor:
-        _, chosen, most = handle.way
+        _, chosen, most = handle.route
         mine = pairs.new_zeros(most, pairs.size(1))
         mine[: len(pairs)] = pairs
         return gather(mine, self.group).flatten(0, 1).index_select(0, chosen)
 
-    def _send_back(self, rows: Tensor, way: Any) -> Tensor:
+    def _send_back(self, rows: Tensor, route: Any) -> Tensor:
         words = row_ops.pack(rows)
-        padded = words.new_zeros(way[0], words.size(1))
+        padded = words.new_zeros(route[0], words.size(1))
         padded[: len(words)] = words
         return gather(padded, self.group).flatten(0, 1)
 
     def _gather_tokens(self, call: _Call, ids: Tensor, by_pair: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Gathers all tokens, W * maxBS: packed rows, ids (pairs,), -1 where a token is absent, weights (tokens, K)."""
+        """Gather all W * maxBS tokens: packed rows, flat ids (-1 for absent tokens), weights (tokens, K)."""
         bs, topk = ids.shape
         payload = call.payload(torch.arange(bs * topk, device=ids.device) if by_pair else None)
         beside = ids if call.weights is None else torch.cat([call.weights.view(torch.int32), ids], 1)
@@ -517,7 +516,7 @@ class AllGatherDispatcher(CollectiveDispatcher):
         return tokens[:, :width], tokens[:, -topk:].reshape(-1), weights
 
     def _select(self, all_ids: Tensor, per_rank: int) -> tuple[Tensor, Tensor]:
-        """Flat indices of this rank's pairs in expand_x order, and the (E, W) table of all counts."""
+        """Return the flat indices of this rank's rows in expand_x order, and the (E, W) table of all counts."""
         experts, world, local = self.num_experts, self.world_size, self.local_experts
         source = torch.arange(all_ids.numel(), device=all_ids.device) // max(per_rank, 1)
         cell = torch.where(all_ids >= 0, all_ids * world + source, experts * world)

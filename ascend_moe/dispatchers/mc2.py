@@ -1,4 +1,4 @@
-"""Dispatcher over the ops of this package, or over others with their signatures: npu_moe_distribute_*."""
+"""Dispatcher over this package's ops, or others with their signatures: npu_moe_distribute_*."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ _NAMES = {
 @dataclass
 class _Handle:
     owner: MC2Dispatcher
-    tensors: tuple[Tensor, Tensor, Tensor]  # of combine: expert_ids, its third argument, ep_send_counts
-    given: dict[str, Any]  # to combine, as dispatch had or made it
+    tensors: tuple[Tensor, Tensor, Tensor]  # for combine: expert_ids, its third argument, ep_send_counts
+    given: dict[str, Any]  # for combine: arguments from dispatch
 
 
 class MC2Dispatcher(Dispatcher):
     """Dispatch and combine by kernels through the communication windows of ``group_ep``.
 
     Args:
-        group_ep: name from ``ascend_moe.comm_name`` or a ``LocalCluster``; or the group itself, as `comm.group_of`.
+        group_ep: name from ``ascend_moe.comm_name`` or a ``LocalCluster``; or the group itself, as in `comm.group_of`.
         world_size: W, ranks of the group.
         rank: this rank.
         num_experts: E, a multiple of W.
-        contract: "v2" (triples) or "v1" (expand_idx; its combine adds the experts' rows only).
-        zero_copy: ``empty_expert_out`` gives window tensors, from which a direct combine sends without a
-            copy (``ascend_moe.window_empty``); with comm_alg "", "auto" or "direct".
-        ops: a namespace with the operators of this contract (torch_npu where it is patched, `ascend_moe.npu`); None:
-            this package's.
-        options: fields of `CallOptions`, for all calls where a dispatch has no others. comm_alg "hierarchy" (or
-            ASCEND_MOE_COMM_ALG) weighs rows on the servers of their experts: give dispatch the expert_scales of
-            combine. With special experts combine takes ``ori_x`` and the tensors of const experts.
+        contract: "v2" (source indices) or "v1" (expand_idx; its combine adds the experts' rows only).
+        zero_copy: ``empty_expert_out`` returns window tensors, from which a direct combine sends without a copy
+            (``ascend_moe.window_empty``); with comm_alg "", "auto" or "direct".
+        ops: a namespace with the operators of this contract (patched torch_npu, `ascend_moe.npu`); None: this
+            package's.
+        options: fields of `CallOptions`, defaults for all calls. comm_alg "hierarchy" (or ASCEND_MOE_COMM_ALG) weights
+            rows on the servers of their experts: pass combine's expert_scales to dispatch. With special experts combine
+            takes ``ori_x`` and the tensors of const experts.
 
     Raises:
-        ArgumentError: num_experts is no multiple of W, contract is another name, an option has a value that it cannot
-            have, or options do not go together: with contract "v1" those that its ops do not take, with zero_copy
-            another comm_alg, contract "v1" or int8 rows on the way back.
+        ArgumentError: num_experts is no multiple of W, contract is unknown, an option has an invalid value, or options
+            exclude each other: contract "v1" supports those of its ops only, zero_copy needs contract "v2", comm_alg
+            "", "auto" or "direct", and comm_quant_mode 0.
     """
 
     max_batch = MAX_BATCH
@@ -79,7 +79,7 @@ class MC2Dispatcher(Dispatcher):
         self._combine_op, self._begin_combine_op = self._operator("combine", ops, begin_combine)
         names = self._names["dispatch"] | self._names["combine"]
         for name, value in self.options.options.items():
-            need(name in names, name, "is {!r}, which the V1 ops do not take: use contract 'v2'", value)
+            need(name in names, name, "is {!r}, not supported by the V1 ops: use contract 'v2'", value)
         if zero_copy:
             self.options.check_zero_copy(contract)
         self.zero_copy = zero_copy
@@ -90,20 +90,18 @@ class MC2Dispatcher(Dispatcher):
     @classmethod
     @with_typed_errors
     def from_group(cls, process_group: object, num_experts: int, contract: str = "v2", **options: Any) -> MC2Dispatcher:
-        """Makes the dispatcher of a group.
+        """Return the dispatcher of a group. Collective on a process group's first use.
 
         Args:
-            process_group: as `comm.place.Place.of` takes it; None: the default group.
-            num_experts, contract, options: as of the class.
-
-        Collective on a process group's first use.
+            process_group: as in `comm.place.Place.of`; None: the default group.
+            num_experts, contract, options: as for the class.
         """
         place = Place.of(process_group, "process_group")
         return cls(place.group_ep, place.world, place.rank, num_experts, contract, **options)
 
     def _take_place(self, place: Place, num_experts: int) -> None:
         super()._take_place(place, num_experts)
-        # By position what the ops take so: torch takes longer for keywords.
+        # By position where the ops allow it: torch takes longer for keywords.
         self._group = (place.group_ep, place.world, place.rank, num_experts)
 
     def moved(self, place: Place) -> MC2Dispatcher:
@@ -119,10 +117,10 @@ class MC2Dispatcher(Dispatcher):
         return self.place.group_ep
 
     def _operator(self, kind: str, given: Any, begin: Any) -> tuple[Any, Any]:
-        """An operator, and what only sends for it, or None."""
+        """Return an operator and its non-blocking variant, or None if there is none."""
         name = f"npu_moe_distribute_{kind}" + ("_v2" if self.contract == "v2" else "")
         ours = getattr(ops, name)
-        rule = "has no {}; give ascend_moe, ascend_moe.npu or a patched torch_npu"
+        rule = "has no {}; pass ascend_moe, ascend_moe.npu or a patched torch_npu"
         need(given is None or hasattr(given, name), "ops", rule, name)
         op = ours if given is None else getattr(given, name)
         if self.contract == "v1":
@@ -130,12 +128,12 @@ class MC2Dispatcher(Dispatcher):
         return op, begin if op is ours else getattr(given, f"begin_{kind}", None)
 
     def _arguments(self, kind: str, options: CallOptions) -> dict[str, Any]:
-        """Options as keyword arguments of an operator."""
+        """Return options as keyword arguments of an operator."""
         return {name: value for name, value in options.options.items() if name in self._names[kind]}
 
     def _need_v2(self, tensors: dict[str, Tensor]) -> None:
         for name, tensor in tensors.items():
-            need(self.contract == "v2", name, "is {}, which the V1 ops do not take: use contract 'v2'", tensor)
+            need(self.contract == "v2", name, "is {}, not supported by the V1 ops: use contract 'v2'", tensor)
 
     def _dispatch_call(self, tensors: DispatchTensors, options: CallOptions) -> dict[str, Any]:
         if tensors.performance_info is not None:
@@ -160,9 +158,9 @@ class MC2Dispatcher(Dispatcher):
         expand_x, dynamic_scales, index, nums, counts, tp_counts, expand_scales = outputs
         weights = expand_scales
         if weights is not None and weights.requires_grad:
-            weights = weights.detach()  # a second way of their gradient would tie combine's graph to dispatch's
+            weights = weights.detach()  # a second gradient path would tie combine's graph to dispatch's
         beside = {"x_active_mask": tensors.x_active_mask, "tp_send_counts": tp_counts, "expand_scales": weights}
-        # With expert_scales the op has more words behind the counts, for combine.
+        # With expert_scales the op appends words for combine to the counts.
         own = counts if tensors.expert_scales is None else counts[: self.num_experts]
         handle = _Handle(self, (expert_ids, index, counts), beside | self._arguments("combine", options))
         return Dispatched(expand_x, dynamic_scales, nums, own, index, expand_scales, handle)
@@ -176,22 +174,23 @@ class MC2Dispatcher(Dispatcher):
         x_active_mask: Tensor | None = None,
         max_tokens: int = 0,
     ) -> Dispatched:
-        """Makes of the tensors that a caller kept of a dispatch what ``combine`` takes; it has no rows.
+        """Return a result of dispatch, without rows, from tensors that a caller stored, for ``combine``.
 
         Args:
-            expert_ids, x_active_mask, max_tokens: as given to dispatch, (BS, K) and (BS,) or (BS, K).
-            expand_idx, ep_recv_counts: as dispatch returned them.
+            expert_ids, x_active_mask, max_tokens: as passed to dispatch, (BS, K) and (BS,) or (BS, K).
+            expand_idx, ep_recv_counts: as returned by dispatch.
         """
         tensors, none = DispatchTensors(x_active_mask=x_active_mask), expand_idx.new_empty(0)
         outputs = (none, none, expand_idx, none, ep_recv_counts, None, None)
         return self._dispatched(outputs, expert_ids, tensors, self._options(max_tokens, {}))
 
     def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
-        """With zero_copy, returns a window tensor: one combine may send from it. Raises as ``window_empty`` does.
+        """Return a window tensor with zero_copy, from which one combine may send; else None.
 
-        It has the shape of ``dispatched``'s rows, and ``dtype``. In a traced program None: combine copies the rows.
+        It has the shape of ``dispatched``'s rows and ``dtype``. In traced programs None: combine copies the rows.
+        Raises as ``window_empty``.
         """
-        if not self.zero_copy or torch.compiler.is_compiling():  # a graph has no lent memory: combine copies
+        if not self.zero_copy or torch.compiler.is_compiling():
             return None
         return window_empty(dispatched.expand_x.shape, dtype=dtype, **self.place.arguments())
 

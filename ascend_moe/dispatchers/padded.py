@@ -1,4 +1,4 @@
-"""Rows of which every expert has C from every rank, whatever the routing is, over another dispatcher."""
+"""Dispatcher of padded rows: each expert receives C rows from every rank, independent of the routing."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class _Handle:
 
 
 class PaddedDispatcher(Dispatcher):
-    """Sends E * C rows, C for each expert in order of the experts, one id each, by another dispatcher.
+    """Sends E * C rows, C for each expert in expert order, through another dispatcher.
 
-    An id is the row's expert, or -1: the row is padding and is not sent. L * W * C rows arrive by (local expert, source
-    rank, place): zeros and weight 0 where no row came. More rows than one call takes go by several calls. expert_scales
-    is the only option that has an effect.
+    Each row has one id: its expert, or -1 for padding, which is not sent. The result has L * W * C rows by (local
+    expert, source rank, place), with zeros and weight 0 for missing rows. Batches that exceed one call are split.
+    expert_scales is the only supported option.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -67,7 +67,7 @@ class PaddedDispatcher(Dispatcher):
         return _joined(home, self.num_experts)
 
     def _ranges(self, capacity: int) -> Iterator[tuple[int, int]]:
-        """(first, count) of the calls, the same on every rank; one at least. A range() would be a graph a capacity."""
+        """Yield (first, count) of the calls, equal on all ranks; range() would compile a graph per capacity."""
         step = max((self._dispatcher.max_batch or 1 << 31) // self.num_experts, 1)
         first = 0
         while capacity - first > step:
@@ -77,13 +77,13 @@ class PaddedDispatcher(Dispatcher):
 
 
 def segments_and_places(segments: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The segment, and the place in it, of segments * length rows: flat, because torch makes a graph of a size 1."""
+    """Return segment and place of segments * length rows; flat, since torch specializes on a size of 1."""
     row = torch.arange(segments * length, device=device)
     return row // length, row % length
 
 
 def _cut(values: Tensor, segments: int, first: int, count: int) -> Tensor:
-    """Places first to first + count - 1 of each segment of equal length."""
+    """Return places first to first + count - 1 of each segment; segments have equal length."""
     length = len(values) // segments
     if count == length:
         return values
@@ -92,7 +92,7 @@ def _cut(values: Tensor, segments: int, first: int, count: int) -> Tensor:
 
 
 def _joined(parts: list[Tensor], segments: int) -> Tensor:
-    """Undoes `_cut` of all parts."""
+    """Undo `_cut` of all parts."""
     if len(parts) == 1:
         return parts[0]
     shaped = [part.view(segments, len(part) // segments, *part.shape[1:]) for part in parts]
@@ -100,7 +100,7 @@ def _joined(parts: list[Tensor], segments: int) -> Tensor:
 
 
 def _spread(values: Tensor, part: _Part) -> Tensor:
-    """Rows as they came, at their places of ``count`` a segment."""
+    """Move received rows to their places, ``count`` per segment."""
     ends = part.sent.ep_recv_counts.long()
     counts = ends.diff(prepend=ends.new_zeros(1))
     segment, place = segments_and_places(len(ends), part.count, ends.device)
@@ -108,6 +108,6 @@ def _spread(values: Tensor, part: _Part) -> Tensor:
 
 
 def _taken(rows: Tensor, places: Tensor) -> Tensor:
-    """rows[places], zeros for -1 and len(rows). A result without rows still belongs to the graph."""
+    """Return rows[places], with zeros for -1 and len(rows). An empty result stays in the autograd graph."""
     padded_rows = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
     return padded_rows[torch.where(places >= 0, places, len(rows))]

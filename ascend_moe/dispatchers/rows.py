@@ -1,7 +1,7 @@
-"""Works on the rows of one rank: routing order, quantization, packing and the weighted sum.
+"""Operations on the rows of one rank: routing order, quantization, packing and the weighted sum.
 
-No communication here. The arithmetic is that of the window kernels, operation by operation, so that
-results agree in every bit.
+No communication. The arithmetic equals that of the window kernels, operation by operation, so that results are
+bit-identical.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch.nn import functional
 
 @dataclass
 class Routing:
-    """Where the (token, k) pairs of one rank go. Flat index of a pair: t*K + k.
+    """Destinations of the routed tokens of one rank. A routed token is a (token, k); its flat index is t*K + k.
 
     Attributes:
         order: (n,) int64, flat indices in sending order: by expert id, then flat index.
-        counts: (E,) int64, pairs per expert.
-        position: (BS*K,) int64, place of a pair in ``order``; 0 where not routed.
-        expand_idx: (BS*K,) int32, earlier pairs with the same id; 0 where not routed.
-        routed: (BS, K) bool, active pairs whose id is one of 0..E-1.
-        special: (BS, K) bool, active pairs whose id is E or more.
-        active: (BS,) bool, tokens with an active pair.
+        counts: (E,) int64, routed tokens per expert.
+        position: (BS*K,) int64, index in ``order``; 0 if not routed.
+        expand_idx: (BS*K,) int32, number of earlier ones with the same id; 0 if not routed.
+        routed: (BS, K) bool, active with an id in 0..E-1.
+        special: (BS, K) bool, active with an id of E or more.
+        active: (BS,) bool, tokens with an active entry.
     """
 
     order: Tensor
@@ -39,20 +39,20 @@ class Routing:
 
 
 def active_pairs(expert_ids: Tensor, mask: Tensor | None) -> Tensor:
-    """(BS, K) bool from a 1-D, 2-D or absent mask."""
+    """Return (BS, K) bool from a 1-D, 2-D or absent mask."""
     if mask is None:
         return torch.ones_like(expert_ids, dtype=torch.bool)
     return mask if mask.dim() == 2 else mask[:, None].expand_as(expert_ids)
 
 
 def first_invalid(expert_ids: Tensor, active: Tensor, ids: int) -> int | None:
-    """Flat index of the first active id that is neither -1 nor in 0..ids-1."""
+    """Return the flat index of the first active id that is neither -1 nor in 0..ids-1, or None."""
     wrong = (active & ((expert_ids < -1) | (expert_ids >= ids))).reshape(-1)
     return int(wrong.to(torch.uint8).argmax()) if bool(wrong.any()) else None
 
 
 def route(expert_ids: Tensor, active: Tensor, experts: int) -> Routing:
-    """Sorts the routed pairs by expert, stably; ids must have passed ``first_invalid``."""
+    """Sort the routed tokens by expert, stably; ids must have passed ``first_invalid``."""
     routed = active & (expert_ids >= 0) & (expert_ids < experts)
     flat = routed.reshape(-1)
     key = torch.where(flat, expert_ids.reshape(-1), experts)
@@ -69,9 +69,9 @@ def route(expert_ids: Tensor, active: Tensor, experts: int) -> Routing:
 def quantize_dispatch_rows(rows: Tensor, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Quantize rows as dispatch kernels do: int8 codes (n, H) and fp32 scales (n,), of fp32(rows) [* scales (n, H)].
 
-    s = 127 / max|v|, codes = round-half-even(v * s), scale = 1 / s; an all-zero row has codes 0 and
-    scale 1. NaN is left out of the maximum unless nothing else is there; its code is 0. npu_dynamic_quant has another
-    contract: `ascend_moe.experts.quant.dynamic_quant_rows`.
+    s = 127 / max|v|, codes = round-half-even(v * s), scale = 1 / s; an all-zero row has codes 0 and scale 1. NaN is
+    ignored in the maximum unless the whole row is NaN; its code is 0. npu_dynamic_quant differs:
+    `ascend_moe.experts.quant.dynamic_quant_rows`.
     """
     value = rows.float()
     if scales is not None:
@@ -81,16 +81,16 @@ def quantize_dispatch_rows(rows: Tensor, scales: Tensor | None = None) -> tuple[
     top = magnitude.masked_fill(nan, -1.0).amax(1)
     top = torch.where(top < 0, torch.nan, top)
     one = torch.ones_like(top)
-    # Tensor by tensor: a Python scalar over a tensor is a reciprocal and a product, rounded twice.
+    # Divide tensors: a Python scalar over a tensor is computed as reciprocal and product, rounded twice.
     factor = torch.where(top == 0, one, torch.full_like(top, 127.0) / top)
     codes = (value * factor[:, None]).round_().nan_to_num_(nan=0.0, posinf=127.0, neginf=-128.0)
     return codes.clamp_(-128, 127).to(torch.int8), one / factor
 
 
 def payload(x: Tensor, expert_ids: Tensor, pairs: Tensor | None, scales: Tensor | None, quant_mode: int) -> Tensor:
-    """(n, words) int32: the row of every flat index in ``pairs`` (None: of every token), packed.
+    """Return (n, words) int32: the packed row of every flat index in ``pairs`` (None: of every token).
 
-    Quantized rows (quant_mode 2) have their fp32 scale behind the codes. Ids -1 count as expert 0.
+    In quantized rows (quant_mode 2) the fp32 scale follows the codes. Ids -1 count as expert 0.
     """
     topk = expert_ids.size(1)
     tokens = None if pairs is None else pairs // topk
@@ -107,7 +107,7 @@ def payload(x: Tensor, expert_ids: Tensor, pairs: Tensor | None, scales: Tensor 
 
 
 def open_rows(words: Tensor, hidden: int, dtype: torch.dtype, quant_mode: int) -> tuple[Tensor, Tensor]:
-    """Undoes ``payload``: rows and their fp32 scales (ones, when not quantized)."""
+    """Undo ``payload``: return rows and their fp32 scales (ones if not quantized)."""
     if quant_mode == 0:
         (rows,) = unpack(words, (hidden, dtype))
         return rows, torch.ones(rows.size(0), dtype=torch.float32, device=words.device)
@@ -116,14 +116,14 @@ def open_rows(words: Tensor, hidden: int, dtype: torch.dtype, quant_mode: int) -
 
 
 def pack(*columns: Tensor, dtype: torch.dtype = torch.int32, unit: int = 4) -> Tensor:
-    """Rows of one or more (n, *) tensors side by side as (n, m) of ``dtype``: what carries rows does not look at them.
+    """Pack rows of one or more (n, *) tensors side by side into (n, m) of ``dtype``, for transport as bytes.
 
     Args:
-        unit: bytes that a row is a multiple of, zeros behind the last column; a multiple of dtype's size.
+        unit: rows are padded with zeros to a multiple of this many bytes; a multiple of dtype's size.
     """
     size = sum(c.size(1) * c.element_size() for c in columns)
     whole = -(-size // unit) * unit
-    if columns[0].size(0) == 0:  # tensors that numpy has made have strides of 0 then, which no view takes
+    if columns[0].size(0) == 0:  # empty tensors made by numpy have strides of 0, which cannot be viewed
         return torch.empty(0, whole // dtype.itemsize, dtype=dtype, device=columns[0].device)
     if len(columns) == 1 and size == whole:
         rows = columns[0].contiguous()
@@ -140,31 +140,31 @@ def pack(*columns: Tensor, dtype: torch.dtype = torch.int32, unit: int = 4) -> T
 
 
 def unpack(rows: Tensor, *layout: tuple[int, torch.dtype]) -> list[Tensor]:
-    """Undoes ``pack``: (n, columns) tensors for each (columns, dtype), with memory of their own unless there is one."""
+    """Undo ``pack``: return (n, columns) tensors for each (columns, dtype), copied if there are several."""
     if len(layout) == 1 and layout[0][0] * layout[0][1].itemsize == rows.size(1) * rows.element_size():
         return [rows.view(layout[0][1])]
     raw, at, out = rows.contiguous().view(torch.uint8), 0, []
     for columns, dtype in layout:
         width = columns * dtype.itemsize
-        # A copy always: one row alone is contiguous where it stands, at an address of any parity.
+        # Always copy: a single row is contiguous in place, at an address of any alignment.
         out.append(raw[:, at : at + width].clone(memory_format=torch.contiguous_format).view(dtype))
         at += width
     return out
 
 
 def beside(words: Tensor, column: Tensor) -> Tensor:
-    """Packed rows with fp32 columns (n, c) behind their own words."""
+    """Append fp32 columns (n, c) to packed rows."""
     return torch.cat([words, column.contiguous().view(torch.int32)], 1)
 
 
 def apart(words: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """Undoes ``beside``: the rows' own words, and the fp32 columns."""
+    """Undo ``beside``: return the rows' own words and the fp32 columns."""
     own = words.size(1) - columns
     return words[:, :own].contiguous(), words[:, own:].contiguous().view(torch.float32)
 
 
 def segments(counts: Tensor, starts: Tensor) -> Tensor:
-    """Indices of consecutive segments: ``counts[i]`` of them from ``starts[i]``, for every i in order."""
+    """Return the indices of consecutive segments: ``counts[i]`` indices from ``starts[i]``, for every i in order."""
     ends = counts.cumsum(0)
     shift = torch.repeat_interleave(starts - (ends - counts), counts)
     return shift + torch.arange(shift.numel(), device=counts.device)
@@ -178,9 +178,9 @@ def weighted_sum(
     shared: Tensor | None,
     own_rows: OwnRows | None = None,
 ) -> Tensor:
-    """(BS, H): fp32 sum over ascending k of expert_scales * rows[position], + shared; one cast.
+    """Return (BS, H): fp32 sum over ascending k of expert_scales * rows[position], + shared; one cast.
 
-    own_rows: of the pairs of special experts, which stand at their place in k; None: they add nothing.
+    own_rows: rows of special experts, added at their position in k; None: they add nothing.
     """
     bs, topk = routing.routed.shape
     acc = torch.zeros(bs, rows.size(1), dtype=torch.float32, device=rows.device)
@@ -191,8 +191,8 @@ def weighted_sum(
             index = at[:, k] if len(tokens) == bs else at[tokens, k]
             _add(acc, tokens, rows.index_select(0, index).float(), expert_scales[:, k])
         if own_rows is not None:
-            for kept, values in own_rows(k):
-                _add(acc, kept, values, expert_scales[:, k])
+            for chosen, values in own_rows(k):
+                _add(acc, chosen, values, expert_scales[:, k])
     if shared is not None:
         acc.add_(shared.reshape(acc.shape).float())
     acc.masked_fill_(~routing.active[:, None], 0.0)
@@ -200,7 +200,7 @@ def weighted_sum(
 
 
 def _add(acc: Tensor, tokens: Tensor, values: Tensor, weights: Tensor) -> None:
-    """Adds weights (BS,) * values (n, H), of which there is one a token, to these tokens' rows."""
+    """Add weights (BS,) * values (n, H), at most one per token, to these tokens' rows."""
     # Two roundings, product then sum: addcmul or a matmul could fuse them.
     if len(tokens) == len(acc):
         acc.add_(values.mul_(weights[:, None]))
@@ -210,16 +210,16 @@ def _add(acc: Tensor, tokens: Tensor, values: Tensor, weights: Tensor) -> None:
 
 # ---- rows of copy and const experts
 
-#: Of each k: tokens (n,) and their rows (n, H) fp32, which may be written.
+#: For each k: tokens (n,) and their rows (n, H) fp32, which the caller may overwrite.
 OwnRows = Callable[[int], Iterable[tuple[Tensor, Tensor]]]
 
 
 def special_rows(expert_ids: Tensor, special: Tensor, first: int, copies: int, tensors: Any) -> OwnRows:
-    """What copy and const experts add.
+    """Return the rows of copy and const experts.
 
     Args:
-        expert_ids: (BS, K). special: (BS, K) bool, pairs of special experts.
-        first, copies: the id of the first copy expert, and how many there are; behind them come const experts.
+        expert_ids: (BS, K). special: (BS, K) bool, entries of special experts.
+        first, copies: id of the first copy expert, and their number; const experts follow.
         tensors: combine's ``ori_x``, ``const_expert_alpha_1``, ``const_expert_alpha_2`` and ``const_expert_v``.
     """
 
@@ -238,9 +238,9 @@ def special_rows(expert_ids: Tensor, special: Tensor, first: int, copies: int, t
 
 
 def const_rows(rows: Tensor, alpha_1: Tensor, alpha_2: Tensor, v: Tensor) -> Tensor:
-    """(n, H): a1 * row + a2 * v of rows (n, H), all fp32, every product rounded.
+    """Return (n, H): a1 * row + a2 * v for rows (n, H), all fp32, every product rounded.
 
-    alpha_1, alpha_2: a1 and a2, (n,); or (n, H), whose products with the rows say them: (a1, a2) is their softmax.
+    alpha_1, alpha_2: a1 and a2, (n,); or (n, H): (a1, a2) is the softmax of their products with the rows.
     """
     if alpha_1.dim() == 1:
         a1, a2 = alpha_1, alpha_2
@@ -251,19 +251,19 @@ def const_rows(rows: Tensor, alpha_1: Tensor, alpha_2: Tensor, v: Tensor) -> Ten
     return own.add_(v * a2[:, None])
 
 
-_DOT_LANES = 256  # of the kernels' dot product: element h goes into lane h mod 256
-_LAST_LANES = 8  # lanes that are added one by one
+_DOT_LANES = 256  # of the kernels' dot product: element h is added to accumulator h mod 256
+_LAST_LANES = 8  # accumulators that are added one by one
 
 
 def _dots(a: Tensor, b: Tensor) -> Tensor:
-    """(n,): the sums of a * b (n, H) in the kernels' order: into lanes by ascending h, then halves, then one by one."""
+    """Return (n,): the sums of a * b (n, H) in the kernels' order: by accumulator, pairwise, then one by one."""
     products = functional.pad(a * b, (0, -a.size(1) % _DOT_LANES)).view(len(a), -1, _DOT_LANES)
     lanes = torch.zeros_like(products[:, 0])
     for chunk in products.unbind(1):
         lanes.add_(chunk)
     while lanes.size(1) > _LAST_LANES:
-        half = lanes.size(1) // 2
-        lanes = lanes[:, :half] + lanes[:, half:]
+        middle = lanes.size(1) // 2
+        lanes = lanes[:, :middle] + lanes[:, middle:]
     total = lanes[:, 0].clone()
     for lane in lanes.unbind(1)[1:]:
         total.add_(lane)
@@ -271,8 +271,8 @@ def _dots(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _share(mine: Tensor, other: Tensor) -> Tensor:
-    """The share of the first of two numbers in their softmax: 1 / (1 + exp(other - mine))."""
+    """Return the softmax of two numbers for the first one: 1 / (1 + exp(other - mine))."""
     difference = other - mine
-    # The exponential of the CPU's kernels is rounded once; NPUs have no float64.
+    # The CPU kernels' exponential is rounded once; NPUs have no float64.
     power = difference.exp() if difference.device.type == "npu" else difference.double().exp().float()
     return torch.ones_like(power) / (1 + power)

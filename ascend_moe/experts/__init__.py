@@ -1,8 +1,7 @@
-"""The expert MLP between dispatch and combine, and the operators it is made of.
+"""The expert MLP between dispatch and combine, and its operators.
 
-`grouped_mlp` runs every local expert's gate/up product, SwiGLU and down product over the rows dispatch
-delivered. The operators have torch_npu's names, signatures and meaning: on NPU tensors they are
-torch_npu's own, on all others plain torch.
+`grouped_mlp` runs the gate/up product, the activation and the down product of every local expert over dispatch's rows.
+The operators have torch_npu's names and signatures: NPU tensors are passed to torch_npu, others use plain torch.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ __all__ = [
     "quantize_weight_int4",
 ]
 
-Weights = torch.Tensor | Sequence[torch.Tensor]  # one tensor of all experts, or a tensor an expert
+Weights = torch.Tensor | Sequence[torch.Tensor]  # one tensor for all experts, or one per expert
 
 
 @with_typed_errors
@@ -65,45 +64,45 @@ def grouped_mlp(
     down_bias: torch.Tensor | None = None,
     operators: Any = None,
 ) -> torch.Tensor:
-    """``activation(x @ gate, x @ up) @ down`` for every row, with the weights of that row's local expert.
+    """Return ``activation(x @ gate, x @ up) @ down`` for every row, with the weights of the row's local expert.
 
-    Unquantized: grouped matmul, activation, grouped matmul in expand_x's type. W8A8, when dynamic_scales is
-    given: int8 product to int32, dequantize + activation + quantize per row, int8 product to output_dtype. W4A8, with
-    int32 weights beside it: int4 product to fp32 (on an NPU bf16), activation, quantize per row, int4 product.
+    Unquantized: grouped matmul, activation, grouped matmul in expand_x's dtype. W8A8 (dynamic_scales passed): int8
+    product to int32, dequantize + activation + quantize per row, int8 product to output_dtype. W4A8 (also int32
+    weights): int4 product to fp32 (on an NPU bf16), activation, quantize per row, int4 product.
 
     Args:
         expand_x: ``(A, H)`` rows by local expert, from dispatch: bf16, fp16, fp32; W8A8 int8.
-        w_gate_up: ``(L, H, 2I)``, gate in the first I columns, up in the last; expand_x's type, any strides.
-            ``(L, H, I)`` where the activation has no gate.
-        w_down: ``(L, I, H)``; expand_x's type, any strides. Either may be a list of L tensors, one an expert. Both
-            may be int4: int32 ``(L, H, 2I / 8)`` and ``(L, I, H / 8)``, of `quantize_weight_int4`.
+        w_gate_up: ``(L, H, 2I)``, gate in the first I columns, up in the last; expand_x's dtype, any strides.
+            ``(L, H, I)`` for an activation without a gate.
+        w_down: ``(L, I, H)``; expand_x's dtype, any strides. Either may be a list of L tensors, one per expert. Both
+            may be int4: int32 ``(L, H, 2I / 8)`` and ``(L, I, H / 8)`` from `quantize_weight_int4`.
         expert_token_nums: ``(L,)`` int64, from dispatch; may cover fewer than A rows. Never read on the
             host for NPU tensors.
-        group_list_type: 1 counts, 0 running sums; the expert_token_nums_type given to dispatch.
+        group_list_type: 1 counts, 0 running sums; the expert_token_nums_type passed to dispatch.
         dynamic_scales: W8A8: float32 ``(A,)``, from dispatch: row = codes * scale.
-        w_gate_up_scale, w_down_scale: W8A8: ``(L, 2I)`` and ``(L, H)`` from `quantize_weight`. The NPU
-            wants a bf16 w_down_scale for bf16 output, fp32 for fp16. W4A8: ``(L, G, 2I)`` and ``(L, G, H)`` too, and
-            int64 of the bits, which the NPU wants.
-        output_dtype: W8A8: None takes w_down_scale's type if that is bf16 or fp16, else bf16.
-            Unquantized: None or expand_x's type.
+        w_gate_up_scale, w_down_scale: W8A8: ``(L, 2I)`` and ``(L, H)`` from `quantize_weight`. The NPU needs a bf16
+            w_down_scale for bf16 output, fp32 for fp16. W4A8: also ``(L, G, 2I)`` and ``(L, G, H)``, and int64 of the
+            bits, which the NPU needs.
+        output_dtype: W8A8: None uses w_down_scale's dtype if that is bf16 or fp16, else bf16.
+            Unquantized: None or expand_x's dtype.
         topk_scales: ``(A,)`` or ``(A, 1)``, a weight for each row of the result (for routing weights that
             combine does not apply).
-        out: ``(A, H)`` of the result's type: the last product is put into it; rows behind the last
-            expert's are not touched. Not under autograd. combine sends a tensor
-            of `ascend_moe.window_empty` without a copy.
-        swiglu_limit: above 0: before silu the gate is cut at this value, up at both plus and minus it. 0: no limit.
-            The limit of `Activation`'s swiglu under another name.
+        out: ``(A, H)`` of the result's dtype: the last product is written into it; rows after the last expert's are
+            unchanged. Not under autograd. combine sends a tensor of `ascend_moe.window_empty` without a copy.
+        swiglu_limit: above 0: clamp the gate at this value before silu, and up at plus and minus it. 0: no limit.
+            Another name for the limit of `Activation`'s swiglu.
         activation: a name of `ascend_moe.experts.activations`, or an `Activation` with its numbers.
         gate_up_bias, down_bias: ``(L, 2I)`` and ``(L, H)``, added to the two products; unquantized only. W4A8 needs
             both, fp32: the third result of `quantize_weight_int4`.
-        operators: whose npu_grouped_matmul, npu_swiglu and npu_dequant_swiglu_quant are called; None: this package's.
+        operators: namespace with npu_grouped_matmul, npu_swiglu and npu_dequant_swiglu_quant; None: this package's.
 
     Returns:
+        ``(A, H)``, rows as in expand_x; ``out`` if passed. Rows after the last expert's are zero here and
         ``(A, H)``, rows as in expand_x; ``out`` if given. Rows behind the last expert's are zero here and
         unspecified on the NPU. Differentiable when unquantized and without out.
 
     Raises:
-        ArgumentError: shapes, types or the group list do not fit, or only part of the W8A8 tensors is given.
+        ArgumentError: shapes, dtypes or the group list do not fit, or only part of the W8A8 tensors is passed.
     """
     per_row = {"dynamic_scales": dynamic_scales, "topk_scales": topk_scales}
     need(swiglu_limit >= 0, "swiglu_limit", "is {}; it must be above 0, or 0 for no limit", swiglu_limit)
@@ -114,11 +113,11 @@ def grouped_mlp(
     biases = _biases(expand_x, w_gate_up, w_down, gate_up_bias, down_bias)
     counts = as_counts(expert_token_nums, group_list_type)
     rows = used = expand_x.shape[0]
-    # Compilers keep the registered operators as they are, and would follow the functions into every group.
+    # Compilers keep registered operators whole, but would trace the functions into every group.
     compiling = torch.compiler.is_compiling()
     ops: Any = operators or (torch.ops.ascend_moe if compiling else _functions)
     if not on_npu(expand_x) and not compiling:
-        # Work follows the rows that arrived, not the worst case that expand_x is allocated for.
+        # Compute only received rows, not the worst case that expand_x is allocated for.
         groups = read_groups(expert_token_nums, group_list_type, experts, rows, "expert_token_nums")
         used = groups[-1].stop
     x = expand_x[:used]
@@ -135,10 +134,10 @@ def grouped_mlp(
     else:
         scales = scales._replace(dynamic=scales.dynamic.reshape(rows)[:used])
         if output_dtype is None:
-            halves = (torch.bfloat16, torch.float16)
-            output_dtype = scales.down.dtype if scales.down.dtype in halves else torch.bfloat16
+            narrow = (torch.bfloat16, torch.float16)
+            output_dtype = scales.down.dtype if scales.down.dtype in narrow else torch.bfloat16
     if scales is not None and gate_up_weights[0].dtype == torch.int32:
-        # The NPU's int4 product takes counts only.
+        # The NPU's int4 product needs counts.
         by_counts = partial(ops.npu_grouped_matmul, group_type=0, group_list=counts, group_list_type=COUNTS)
         hidden, scale = _w4a8_hidden(ops, by_counts, x, gate_up_weights, biases[0], weights, scales, act)
         y = by_counts(
@@ -172,7 +171,7 @@ def _check_out(out: torch.Tensor, shape: torch.Size, y: torch.Tensor) -> None:
     rule = "is {} {} on {}; it must be {} {} on {}"
     need(fits, "out", rule, out.shape, out.dtype, out.device, shape, y.dtype, y.device)
     graph = torch.is_grad_enabled() and (out.requires_grad or y.requires_grad)
-    need(not graph, "out", "takes no part in autograd: call it under torch.no_grad()")
+    need(not graph, "out", "does not support autograd: call it under torch.no_grad()")
 
 
 class _Scales(NamedTuple):
@@ -182,17 +181,17 @@ class _Scales(NamedTuple):
 
 
 def _weight_list(weights: Weights) -> list[torch.Tensor]:
-    """As npu_grouped_matmul takes them: one tensor of all experts, or a tensor an expert."""
+    """Return weights in npu_grouped_matmul's form: a list of one tensor for all experts, or one per expert."""
     return [weights] if isinstance(weights, torch.Tensor) else list(weights)
 
 
 def _scale_list(scales: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor]:
-    """A list of weights goes with a list of scales."""
+    """Return scales in the form of the weights: one tensor, or one per expert."""
     return [scales] if weights[0].dim() == 3 else list(scales.unbind(0))
 
 
 def whole_shape(weights: Weights, argument: str) -> tuple[int, ...]:
-    """The shape of the weights of all experts as one tensor; of int4 in int32, in numbers."""
+    """Return the shape of all experts' weights as one tensor; int4 packed in int32 counts in numbers."""
     if isinstance(weights, torch.Tensor):
         return logical_shape(weights)
     first = logical_shape(weights[0])
@@ -200,14 +199,14 @@ def whole_shape(weights: Weights, argument: str) -> tuple[int, ...]:
         return first
     if any(logical_shape(weight) != first for weight in weights):
         shapes = sorted({tuple(weight.shape) for weight in weights})
-        need(False, argument, "has shapes {}; a list must have a matrix of one shape for each expert", shapes)
+        need(False, argument, "has shapes {}; a list must contain a matrix of one shape for each expert", shapes)
     return (len(weights), *first)
 
 
 def _check_shapes(
     expand_x: torch.Tensor, w_gate_up: Weights, w_down: Weights, per_row: dict[str, torch.Tensor | None], gated: bool
 ) -> int:
-    """The number of local experts; raises where the shapes do not fit."""
+    """Check the shapes; return the number of local experts."""
     gate_up, down = whole_shape(w_gate_up, "w_gate_up"), whole_shape(w_down, "w_down")
     if expand_x.dim() != 2 or len(gate_up) != 3 or gate_up[1] != expand_x.shape[1]:
         raise ArgumentError(
@@ -231,13 +230,13 @@ def _biases(
     gate_up_bias: torch.Tensor | None,
     down_bias: torch.Tensor | None,
 ) -> list[dict[str, Any]]:
-    """The bias argument of the two products."""
+    """Return the bias arguments of the two products."""
     given: list[dict[str, Any]] = []
     for name, bias, weights in (("gate_up_bias", gate_up_bias, w_gate_up), ("down_bias", down_bias, w_down)):
         int4 = _weight_list(weights)[0].dtype == torch.int32
         need(bias is not None or not int4, name, "is missing; int4 weights need it (quantize_weight_int4)")
         if bias is not None:
-            need(int4 or expand_x.dtype != torch.int8, name, "is given; W8A8 rows take no bias")
+            need(int4 or expand_x.dtype != torch.int8, name, "is given; W8A8 does not support a bias: leave it out")
             count, _, width = whole_shape(weights, name)
             need_shape(name, bias, (count, width), dtypes=(torch.float32 if int4 else expand_x.dtype,))
             one = isinstance(weights, torch.Tensor) or len(weights) == 1
@@ -248,7 +247,7 @@ def _biases(
 
 
 def _activated(ops: Any, gate_up: torch.Tensor, act: Activation) -> torch.Tensor:
-    """The activation of float rows: SwiGLU by the operator, others by their formula."""
+    """Apply the activation to float rows: SwiGLU by the operator, others by their formula."""
     if act.name != "swiglu" or act.interleaved:
         return act(gate_up)
     limit = act.number("limit")
@@ -257,8 +256,8 @@ def _activated(ops: Any, gate_up: torch.Tensor, act: Activation) -> torch.Tensor
 
 
 def _limited(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
-    """Gate, the left half, cut above; up at both sides."""
-    if limit > torch.finfo(gate_up.dtype).max:  # of fp16, in which 1e6 is infinite
+    """Clamp the gate (left half) above, up at both sides."""
+    if limit > torch.finfo(gate_up.dtype).max:  # in fp16, 1e6 is infinite
         return gate_up
     gate, up = gate_up.chunk(2, -1)
     return torch.cat([gate.clamp(max=limit), up.clamp(-limit, limit)], -1)
@@ -270,7 +269,7 @@ def _check_scales(
     w_gate_up_scale: torch.Tensor | None,
     w_down_scale: torch.Tensor | None,
 ) -> _Scales | None:
-    """The scales of a W8A8 or W4A8 call, None for an unquantized one."""
+    """Return the scales of a W8A8 or W4A8 call, None for an unquantized one."""
     if dynamic_scales is not None and w_gate_up_scale is not None and w_down_scale is not None:
         need(expand_x.dtype == torch.int8, "expand_x", "is {}; with scales it must be int8", expand_x.dtype)
         return _Scales(dynamic_scales, w_gate_up_scale, w_down_scale)
@@ -279,8 +278,8 @@ def _check_scales(
         ("w_gate_up_scale", w_gate_up_scale),
         ("w_down_scale", w_down_scale),
     ):
-        rule = "is {} for {} rows; W8A8 (int8) takes "
-        rule += "dynamic_scales, w_gate_up_scale and w_down_scale, unquantized rows take none of them"
+        rule = "is {} for {} rows; W8A8 (int8) needs "
+        rule += "dynamic_scales, w_gate_up_scale and w_down_scale, unquantized rows none of them"
         fits = (value is None) != (expand_x.dtype == torch.int8)
         need(fits, name, rule, "missing" if value is None else "given", expand_x.dtype)
     return None
@@ -296,7 +295,7 @@ def _w4a8_hidden(
     scales: _Scales,
     act: Activation,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Input of the down product after int4 weights: int8 codes, and one scale for each row."""
+    """Return the input of the down product with int4 weights: int8 codes and one scale per row."""
     gate_up = multiply(
         [x], w_gate_up, split_item=2, scale=_scale_list(scales.gate_up, w_gate_up), per_token_scale=[scales.dynamic],
         output_dtype=torch.bfloat16 if on_npu(x) else torch.float32, **bias,
@@ -315,13 +314,13 @@ def _w8a8_hidden(
     scales: _Scales,
     act: Activation,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Input of the down product: int8 codes, and one scale for each row."""
+    """Return the input of the down product: int8 codes and one scale per row."""
     sums = multiply([x], w_gate_up, split_item=3, output_dtype=torch.int32)[0]
     mode: dict[str, Any] = {}
     if act.name == "clipped_swiglu":
         mode = {"swiglu_mode": 1 if act.interleaved else 2, "clamp_limit": act.number("limit")}
         mode |= {"glu_alpha": act.number("alpha"), "glu_bias": act.number("bias")}
-    elif act.name == "swiglu" and act.number("limit"):  # with these numbers the mode is SwiGLU with cut inputs
+    elif act.name == "swiglu" and act.number("limit"):  # this mode with these numbers is SwiGLU with clamped inputs
         mode = {"swiglu_mode": 1 if act.interleaved else 2, "clamp_limit": act.number("limit")}
         mode |= {"glu_alpha": 1.0, "glu_bias": 0.0}
     if mode or (act.name == "swiglu" and not act.interleaved):
@@ -332,6 +331,6 @@ def _w8a8_hidden(
     else:
         hidden, hidden_scale = dequant_activate_quant(sums, scales.gate_up, scales.dynamic, counts, act)
     if weights is not None:
-        # A weight of a row passes through the linear down product, so the row's scale can carry it.
+        # The down product is linear, so a row's weight can be part of its scale.
         hidden_scale = hidden_scale * weights
     return hidden, hidden_scale

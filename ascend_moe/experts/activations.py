@@ -1,8 +1,8 @@
 """The activations between an expert's two products: one table of formulas, by name.
 
-A formula is plain torch: it has a gradient and compiles. It computes in float32 (float64 for float64) and its caller
-rounds once. `grouped_mlp` and the operators with an activation take their formulas from here. gate and up are
-``(..., I)`` and so is the result; without a gate there is one tensor x ``(..., I)``.
+A formula is plain torch, differentiable and compilable. It computes in float32 (float64 for float64), and its caller
+rounds once. `grouped_mlp` and the operators with an activation use these formulas. gate, up and the result are
+``(..., I)``; an activation without a gate takes one tensor x ``(..., I)``.
 """
 
 from __future__ import annotations
@@ -20,59 +20,59 @@ from ascend_moe.native.torch_npu import compute_dtype
 
 
 def swiglu(gate: Tensor, up: Tensor, *, limit: float = 0.0) -> Tensor:
-    """``silu(gate) * up`` of ``(..., I)``; limit above 0: before it gate is cut at limit, up at plus and minus it."""
+    """Return ``silu(gate) * up``, ``(..., I)``; limit > 0: first clamp gate at limit, up at plus and minus it."""
     return silu(gate) * up if limit == 0 else clipped_swiglu(gate, up, alpha=1.0, limit=limit, bias=0.0)
 
 
 def clipped_swiglu(gate: Tensor, up: Tensor, *, alpha: float = 1.702, limit: float = 7.0, bias: float = 1.0) -> Tensor:
-    """``gate * sigmoid(alpha * gate) * (up + bias)`` of ``(..., I)``, gate cut at limit, up at both: gpt-oss's."""
+    """Return ``gate * sigmoid(alpha * gate) * (up + bias)``, ``(..., I)``, with clamped inputs, as in gpt-oss."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    # silu rounds once where the product rounds twice, and is what SwiGLU without a limit computes.
+    # silu rounds once where the product rounds twice, and SwiGLU without a limit uses it too.
     activated: Tensor = silu(gate) if alpha == 1.0 else gate * torch.sigmoid(alpha * gate)
     return activated * (up + bias)
 
 
 def swiglustep(gate: Tensor, up: Tensor, *, limit: float = 7.0) -> Tensor:
-    """``silu(gate) * up`` of ``(..., I)``, where silu's result is cut at limit and up at both sides: Step-3.5's."""
+    """Return ``silu(gate) * up``, ``(..., I)``, with silu's result clamped at limit and up at both sides (Step-3.5)."""
     return silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
 
 
 def situ(x: Tensor, *, beta: float = 1.0) -> Tensor:
-    """``beta * tanh(x / beta) * sigmoid(x)`` of ``(..., I)``: silu whose linear part is bounded by beta. No gate."""
+    """Return ``beta * tanh(x / beta) * sigmoid(x)``, ``(..., I)``: silu with its linear part bounded by beta."""
     return beta * torch.tanh(x / beta) * torch.sigmoid(x)
 
 
 def situglu(gate: Tensor, up: Tensor, *, beta: float = 1.0, linear_beta: float = 0.0) -> Tensor:
-    """``situ(gate, beta) * linear_beta * tanh(up / linear_beta)`` of ``(..., I)``, Kimi-K3's; linear_beta 0: up."""
+    """Return ``situ(gate, beta) * linear_beta * tanh(up / linear_beta)`` as in Kimi-K3, ``(..., I)``; 0: times up."""
     return situ(gate, beta=beta) * (linear_beta * torch.tanh(up / linear_beta) if linear_beta else up)
 
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """``gelu(gate) * up`` of ``(..., I)``, by the error function."""
+    """Return ``gelu(gate) * up``, ``(..., I)``, by the error function."""
     return gelu(gate) * up
 
 
 def geglu_tanh(gate: Tensor, up: Tensor) -> Tensor:
-    """``gelu(gate) * up`` of ``(..., I)``, gelu by tanh."""
+    """Return ``gelu(gate) * up``, ``(..., I)``, gelu by tanh."""
     return gelu(gate, approximate="tanh") * up
 
 
 def sigmoid_glu(gate: Tensor, up: Tensor) -> Tensor:
-    """``sigmoid(gate) * up`` of ``(..., I)``."""
+    """Return ``sigmoid(gate) * up``, ``(..., I)``."""
     return torch.sigmoid(gate) * up
 
 
 def relu2(x: Tensor) -> Tensor:
-    """The square of relu of x ``(..., I)``, Nemotron's. It has no gate."""
+    """Return the square of relu of x, ``(..., I)``, as in Nemotron. Without a gate."""
     return torch.relu(x).square()
 
 
 def reglu2(gate: Tensor, up: Tensor) -> Tensor:
-    """``relu(gate) ** 2 * up`` of ``(..., I)``."""
+    """Return ``relu(gate) ** 2 * up``, ``(..., I)``."""
     return relu2(gate) * up
 
 
-#: name -> formula. Its keyword arguments are the activation's numbers; one tensor: it has no gate.
+#: name -> formula. Keyword arguments are the activation's numbers; a formula of one tensor has no gate.
 ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     formula.__name__: formula
     for formula in (
@@ -82,7 +82,7 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def is_finite(number: float) -> bool:
-    """Whether a number is neither infinite nor NaN; dynamo follows this for one that changes from call to call."""
+    """Return whether a number is neither infinite nor NaN, in a form that dynamo can trace for changing numbers."""
     return number - number == 0
 
 
@@ -96,12 +96,12 @@ class Activation:
     """One activation with its numbers.
 
     Attributes:
-        name: of ``ACTIVATIONS``. Of ``moe_config.ALIASES`` it becomes the table's.
-        numbers: by name, those that differ from the formula's defaults: limit, alpha, bias, beta, linear_beta.
-        interleaved: gate has the even columns and up the odd ones; False: the left and the right half.
+        name: a key of ``ACTIVATIONS``; names in ``moe_config.ALIASES`` are replaced.
+        numbers: non-default numbers by name: limit, alpha, bias, beta, linear_beta.
+        interleaved: gate in the even columns and up in the odd ones; False: left and right half.
 
     Raises:
-        ArgumentError: the name is not in the table, or a number is not the activation's or out of its range.
+        ArgumentError: the name is unknown, or a number is unknown or out of range.
     """
 
     name: str = "swiglu"
@@ -119,13 +119,13 @@ class Activation:
             )
             fits = isinstance(value, (int, float)) and is_finite(value)
             need(fits, number, "is {!r:.60}; it must be a finite number", value)
-            zero = own[number] == 0  # the default says that there is none
+            zero = own[number] == 0  # then 0 means none
             fits = number in ("alpha", "bias") or value > 0 or (zero and value == 0)
             need(fits, number, "is {}; it must be above 0" + (", or 0 for no limit" if zero else ""), value)
 
     @classmethod
     def of(cls, given: str | Activation, **numbers: float | None) -> Activation:
-        """``given`` as it is, or the activation of this name with the numbers that are not None."""
+        """Return ``given``, or the activation of this name with the numbers that are not None."""
         if isinstance(given, Activation):
             return given
         return cls(given, {name: value for name, value in numbers.items() if value is not None})
@@ -136,19 +136,19 @@ class Activation:
         return _GATED[self.name]
 
     def has(self, number: str) -> bool:
-        """Tells whether ``number`` is the name of one of its numbers."""
+        """Return whether ``number`` is the name of one of its numbers."""
         return number in NUMBERS[self.name]
 
     def number(self, name: str) -> float:
-        """Returns the number of this ``name``, given or the formula's."""
+        """Return the number with this ``name``, passed or default."""
         return self.numbers.get(name, NUMBERS[self.name][name])
 
     def inner(self, width: int) -> int:
-        """I of the first product's ``width`` columns."""
+        """Return I for a first product of ``width`` columns."""
         return width // 2 if self.gated else width
 
     def values(self, x: Tensor) -> Tensor:
-        """The formula of x ``(..., 2I)``, without a gate ``(..., I)``: ``(..., I)``, computed in x's dtype."""
+        """Apply the formula to x ``(..., 2I)``, without a gate ``(..., I)``; return ``(..., I)`` in x's dtype."""
         formula = ACTIVATIONS[self.name]
         if not self.gated:
             return formula(x, **self.numbers)
@@ -156,5 +156,5 @@ class Activation:
         return formula(gate, up, **self.numbers)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`values` of float rows, in float32 inside, rounded once to x's dtype."""
+        """Apply `values` to float rows, in float32, rounded once to x's dtype."""
         return self.values(x.to(compute_dtype(x.dtype))).to(x.dtype)

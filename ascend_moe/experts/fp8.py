@@ -1,4 +1,4 @@
-"""e4m3 codes and their float32 scales: of groups of 128 values, of rows, and by scales that are given."""
+"""e4m3 codes with float32 scales: per group of 128 values, per row, or with given scales."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ascend_moe.errors import need
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 GROUP = 128  # values that share a scale
-_LEAST = 1e-4  # a group counts at least this much: zeros have a scale
+_LEAST = 1e-4  # minimum maximum of a group, so that zeros have a scale
 
 
 def cast_fp8(x: Tensor, round_scale: bool = False) -> tuple[Tensor, Tensor]:
-    """``(n, H)`` rows as e4m3 codes and float32 scales ``(n, H / 128)``: value = code * scale.
+    """Cast ``(n, H)`` rows to e4m3 codes and float32 scales ``(n, H / 128)``: value = code * scale.
 
-    ``scale = max(max |x|, 1e-4) / 448`` of 128 values; round_scale: the next power of two from there up.
+    ``scale = max(max |x|, 1e-4) / 448`` per 128 values; round_scale: rounded up to a power of two.
 
     Source: DeepEP ``per_token_cast_to_fp8``.
     """
@@ -32,15 +32,15 @@ def cast_fp8(x: Tensor, round_scale: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def ue8m0(scales: Tensor) -> Tensor:
-    """The exponents of float32 powers of two, a byte each: uint8 of the same shape. 2**e is e + 127."""
+    """Return the exponents of float32 powers of two as uint8 of the same shape; 2**e is e + 127."""
     return (scales.contiguous().view(torch.int32) >> 23).to(torch.uint8)
 
 
 def cast_fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``(n, H)`` rows as e4m3 codes and float32 scales ``(n, 1)``: value = code * scale.
+    """Cast ``(n, H)`` rows to e4m3 codes and float32 scales ``(n, 1)``: value = code * scale.
 
-    As the ops make int8 rows: ``s = 448 / max |x|`` of the row, ``scale = 1 / s``; a row of zeros has scale 1. NaN
-    stays NaN, and does not count for the maximum.
+    As in the ops' int8 quantization: ``s = 448 / max |x|`` of the row, ``scale = 1 / s``; a row of zeros has scale 1.
+    NaN stays NaN and is ignored in the maximum.
 
     Source: sgl-kernel-npu's quant_mode "pertoken_fp8_e4m3".
     """
@@ -51,6 +51,6 @@ def cast_fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scaled(rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """``rows * (1 / scale)`` in float32, rounded to dtype; fp8 ends at +-448."""
+    """Return ``rows * (1 / scale)`` in float32, rounded to dtype; fp8 saturates at +-448."""
     value = rows.float() if scale is None else rows.float() * (1.0 / scale)[:, None]
     return value.clamp(-FP8_MAX, FP8_MAX).to(dtype) if dtype == FP8 else value.to(dtype)

@@ -1,4 +1,4 @@
-"""npu_grouped_matmul: every expert's rows times that expert's weight."""
+"""npu_grouped_matmul: each expert's rows times that expert's weight."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ascend_moe.native.torch_npu import npu_operator, on_npu, resolve_dtype
 Tensors = Sequence[torch.Tensor]
 P = ParamSpec("P")
 
-# Arguments that only torch_npu's own operator has.
+# Arguments that only torch_npu's operator supports.
 NPU_ONLY = (
     "activation_input",
     "activation_quant_scale",
@@ -44,7 +44,7 @@ class _Segment(NamedTuple):
 
 
 class _Weights(NamedTuple):
-    """Lists with one entry for each expert. ``antiquant``: scale and offset are those of codes that meet float rows."""
+    """Lists with one entry per expert. ``antiquant``: scale and offset belong to codes multiplied by float rows."""
 
     weight: Sequence[Matrix]
     bias: list[torch.Tensor] | None
@@ -57,10 +57,10 @@ class _Weights(NamedTuple):
 
 
 def has_products_for_gradients(given: dict[str, Any]) -> bool:
-    """Whether a call wants gradients, and they are grouped products too.
+    """Return whether a call wants gradients that can be computed as grouped products too.
 
-    They are for floats, one x whose rows a group_list tensor of sums or counts cuts, and one output. ``given``: the
-    arguments by name.
+    They exist for floats, one x cut by a group_list tensor of sums or counts, and one output. ``given``: the arguments
+    by name.
     """
     x, weight, bias = (given[name] for name in ("x", "weight", "bias"))
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in (*x, *weight, *(bias or ()))):
@@ -73,7 +73,7 @@ def has_products_for_gradients(given: dict[str, Any]) -> bool:
 
 
 def multiply_with_gradient(multiply: Callable[..., Any], given: dict[str, Any]) -> list[torch.Tensor]:
-    """The result of a call that `has_products_for_gradients`; ``multiply`` makes it, and them."""
+    """Run ``multiply`` for a call for which `has_products_for_gradients` is True, with its gradients."""
     weight, bias = given["weight"], given["bias"] or ()
     return [_Product.apply(multiply, given, len(weight), given["x"][0], *weight, *bias)]  # type: ignore[no-untyped-call]
 
@@ -108,7 +108,7 @@ class _Product(torch.autograd.Function):
         gx = gw = gb = None
         if wanted[0]:
             gx = multiply([gy], [each.transpose(-1, -2) for each in weight], group_type=0)[0]
-            if on_npu(gx):  # there the rows behind the last group are undefined
+            if on_npu(gx):  # where rows after the last group are undefined
                 end = groups[-1] if ctx.options["group_list_type"] == CUMSUM else groups.sum()
                 used = torch.arange(gx.shape[0], device=gx.device) < end
                 gx = torch.where(used[:, None], gx, torch.zeros_like(gx))
@@ -121,7 +121,7 @@ class _Product(torch.autograd.Function):
 
 
 def _split(grads: torch.Tensor | None, shapes: list[torch.Size]) -> list[torch.Tensor | None]:
-    """The gradients of all groups, for one tensor of them all or one tensor a group."""
+    """Return the gradients of all groups in the form of the weights: one tensor, or one per group."""
     if grads is None:
         return [None] * len(shapes)
     parts = [grads] if len(shapes) == 1 else grads.unbind(0)
@@ -129,7 +129,7 @@ def _split(grads: torch.Tensor | None, shapes: list[torch.Size]) -> list[torch.T
 
 
 def _differentiable(function: Callable[P, list[torch.Tensor]]) -> Callable[P, list[torch.Tensor]]:
-    """``function``, whose gradients are grouped products where they can be."""
+    """Decorator: compute gradients of ``function`` as grouped products where possible."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -138,7 +138,7 @@ def _differentiable(function: Callable[P, list[torch.Tensor]]) -> Callable[P, li
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             differentiable = has_products_for_gradients(bound.arguments)
-        except (TypeError, AttributeError, RuntimeError):  # no such call: the function says what is wrong with it
+        except (TypeError, AttributeError, RuntimeError):  # invalid call: the function raises the right error
             differentiable = False
         return multiply_with_gradient(function, bound.arguments) if differentiable else function(*args, **kwargs)
 
@@ -172,7 +172,7 @@ def npu_grouped_matmul(
     scale_dtype: int | None = None,
     per_token_scale_dtype: int | None = None,
 ) -> list[torch.Tensor]:
-    """Multiply each group of rows with its own expert's weight.
+    """Multiply each group of rows by its expert's weight.
 
     Floats: ``y = x @ weight + bias``, summed in float32, rounded once, differentiable. int8:
     ``y = (x @ weight [+ int32 bias]) * scale [* per_token_scale] [+ float bias]``, summed exactly in int32,
@@ -180,8 +180,8 @@ def npu_grouped_matmul(
 
     int8 x, int4 weights (W4A8): ``y = (sum over groups of ((x - 8) @ weight) * scale + bias [+ sum(x) * offset]) *
     per_token_scale``, a group's sum exact in int32, the rest in float32 in that order. bias is ``8 * sum(weight *
-    scale)`` over K, so that the 8 goes: torch_npu takes the low half of x as a signed int4. Where the scales are powers
-    of two and no sum needs more than 24 bits, that is ``x @ (weight * scale) * per_token_scale`` of float64, rounded
+    per_token_scale``, a group's sum exact in int32, the rest in float32 in that order. bias is ``8 * sum(weight *
+    scale)`` over K, which cancels the 8: torch_npu takes the low half of x as a signed int4. If the scales are powers
     once; else, with G groups, before the last rounding within ``(G + 5) * 2**-24 * (|x| + 8) @ |weight * scale| *
     per_token_scale`` of it.
 
@@ -189,7 +189,7 @@ def npu_grouped_matmul(
     in float32, rounded once.
 
     Args:
-        x: one ``(M, K)`` matrix that group_list cuts, or one matrix for each expert (``(..., K)`` with
+        x: one ``(M, K)`` matrix that group_list cuts, or one matrix per expert (``(..., K)`` with
             split_item 0/1); bf16, fp16, fp32 or int8. group_type 2: one float ``(M, K)``, whose columns
             group_list cuts.
         weight: one ``(E, K, N)`` tensor or E tensors ``(K, N)``; x's type, any strides. group_type 2: one
@@ -199,28 +199,28 @@ def npu_grouped_matmul(
             fp32.
         scale: per output channel of int8 weights, shaped like bias; fp32, bf16 or fp16. int4: also ``(E, G, N)`` for
             G groups of K's rows, and int64 or uint64 whose low half is an fp32.
-        offset: W4A8: ``(E, N)`` or ``(E, 1, N)`` fp32, the offset of int4 codes times their scale. bias does
-            not have it: assumed, as CANN's documentation has no formula.
+        offset: W4A8: ``(E, N)`` or ``(E, 1, N)`` fp32, the offset of int4 codes times their scale, not included in
+            bias; this is an assumption, since CANN's documentation has no formula.
         antiquant_scale, antiquant_offset: with float x: ``(E, N)`` or ``(E, G, N)``, or E of ``(N,)`` or ``(G, N)``.
-        per_token_scale: one tensor for each x, ``(M,)`` or ``(M, 1)`` fp32; needs scale. W4A8 needs it.
+        per_token_scale: one tensor per x, ``(M,)`` or ``(M, 1)`` fp32; needs scale. Required for W4A8.
         group_list: int64 ``(E,)``, pairs ``(n, 2)``, or a Python list; may cover fewer than M rows.
-        split_item: 0/1 returns one tensor for each group, 2/3 one for all.
+        split_item: 0/1 returns one tensor per group, 2/3 one for all.
         group_type: 0 with a group_list tensor, 2 for the product of each group's columns and rows (the
             gradient of weights; split_item 2 or 3, no bias), else -1 or None.
         group_list_type: 0 running sums, 1 counts, 2 pairs (expert, count) in row order.
         output_dtype: float x: x's type. int8 x: int32 without scale; bf16, fp16, fp32 with it.
         tuning_config: a hint for the NPU, ignored here.
         activation_input, activation_quant_scale, activation_quant_offset, act_type, x_dtype, weight_dtype, scale_dtype,
-            per_token_scale_dtype: of NPUs only; elsewhere left out.
+            per_token_scale_dtype: supported on NPUs only.
 
     Returns:
-        ``[(M, N)]``, or one tensor for each group; group_type 2: ``[(E, M, N)]``. Rows behind the last group are zero
+        ``[(M, N)]``, or one tensor per group; group_type 2: ``[(E, M, N)]``. Rows after the last group are zero
         here, undefined on the NPU.
 
     Raises:
-        ArgumentError: a rule above is broken, or an argument is set that only NPUs have (`NPU_ONLY`).
+        ArgumentError: an argument breaks one of these rules or is supported on NPUs only (`NPU_ONLY`).
 
-    Source: torch_npu ``npu_grouped_matmul``. NPU tensors go there unchecked; no list is read on the host.
+    Source: torch_npu ``npu_grouped_matmul``. NPU tensors are passed there unchecked; no list is read on the host.
     """
     given = dict(locals())
     if not isinstance(x, Sequence) or not isinstance(weight, Sequence) or len(x) == 0:
@@ -257,7 +257,7 @@ def _check_modes(
     group_list_type: int,
 ) -> None:
     need(split_item in (0, 1, 2, 3), "split_item", "is {}; it must be 0, 1, 2 or 3", split_item)
-    rule = "is {}; it is 0 (rows are grouped), 2 (columns) or -1 (one x an expert)"
+    rule = "is {}; it must be 0 (rows are grouped), 2 (columns) or -1 (one x per expert)"
     need(group_type in (None, -1, 0), "group_type", rule, group_type)
     pairs = group_list_type == PAIRS
     rule = "2 (pairs) needs split_item 2 or 3: one output"
@@ -281,7 +281,7 @@ def _products_of_columns(
     group_list_type: int,
     output_dtype: torch.dtype | int | None,
 ) -> torch.Tensor:
-    """``(E, M, N)``: for each group its columns of x times its rows of weight."""
+    """Return ``(E, M, N)``: each group's columns of x times its rows of weight."""
     need(split_item in (2, 3), "split_item", "is {}; group_type 2 needs 2 or 3: one output", split_item)
     rule = "is {}; group_type 2 takes 0 (running sums) or 1 (counts)"
     need(group_list_type in (CUMSUM, COUNTS), "group_list_type", rule, group_list_type)
@@ -311,13 +311,13 @@ def _narrow(
     scales: dict[str, Tensors | None],
     per_token_scale: Tensors | None,
 ) -> _Weights:
-    """The weights of a W4A8 call (int8 x), a W4A16 or a W8A16 call (float x), checked."""
+    """Check and return the weights of a W4A8 call (int8 x), a W4A16 or a W8A16 call (float x)."""
     integer, int4 = x.dtype == torch.int8, all(w.dtype == torch.int32 for w in weight)
     kinds = ", ".join(sorted({str(w.dtype) for w in weight}))
     need(integer or x.dtype in _FLOATS, "x", "is {}; it must be bf16, fp16, fp32 or int8", x.dtype)
     wanted, also = ("scale", "offset") if integer else ("antiquant_scale", "antiquant_offset")
     for name, value in scales.items():
-        need(name in (wanted, also) or not value, name, "does not go with {} x; {} does", x.dtype, wanted)
+        need(name in (wanted, also) or not value, name, "does not go with {} x; use {}", x.dtype, wanted)
     fits = int4 or (not integer and all(w.dtype == torch.int8 for w in weight))
     named = next((name for name in (also, wanted) if scales[name]), "weight")
     rule = "goes with x of {} and weights of int32 (eight int4 each)" + ("" if integer else " or int8") + ", not {}"
@@ -344,7 +344,7 @@ def _narrow(
 
 def _narrow_output(dtype: torch.dtype, output_dtype: torch.dtype | None) -> torch.dtype:
     allowed = _DEQUANTIZED if dtype == torch.int8 else (dtype, None)
-    rule = "is {}; {} rows with these weights give {}"
+    rule = "is {}; {} rows with these weights support {}"
     given = output_dtype in allowed
     need(given, "output_dtype", rule, output_dtype, dtype, ", ".join(str(a) for a in allowed if a is not None))
     return output_dtype or dtype
@@ -366,7 +366,7 @@ def _per_expert(tensors: Tensors | None, weights: Sequence[Matrix], argument: st
 def _check_dtypes(
     x: Tensors, weights: _Weights, per_token_scale: Tensors | None, output_dtype: torch.dtype | None
 ) -> torch.dtype:
-    """The output type. Raises unless npu_grouped_matmul multiplies these input types."""
+    """Return the output dtype; raise unless npu_grouped_matmul supports these input dtypes."""
     dtype, scale = x[0].dtype, weights.scale
     integer = dtype == torch.int8
     need(integer or dtype in _FLOATS, "x", "is {}; it must be bf16, fp16, fp32 or int8", dtype)
@@ -403,11 +403,11 @@ def _segments(
     group_list_type: int,
     experts: int,
 ) -> tuple[list[_Segment], int]:
-    """The groups' rows in order, and the number of rows of x."""
+    """Return the groups' rows in order, and the number of rows of x."""
     scales: list[torch.Tensor | None] = [None] * len(x)
     if per_token_scale:
         sizes = [scale.numel() for scale in per_token_scale]
-        rule = "has {} values for x of {}; give one a row, in one tensor an x"
+        rule = "has {} values for x of {}; give one per row, in one tensor per x"
         need(sizes == [t.numel() // max(t.shape[-1], 1) for t in x], "per_token_scale", rule, sizes, _shapes(x))
         scales = [scale.reshape(-1) for scale in per_token_scale]
     if len(x) == 1 and group_list is not None:
@@ -419,8 +419,8 @@ def _segments(
         ], rows
     if len(x) != experts:
         raise ArgumentError(
-            f"x has {len(x)} tensors and weight {experts}; without a group_list there must be one x an "
-            "expert, with one x give group_list",
+            f"x has {len(x)} tensors and weight {experts}; without a group_list there must be one x per "
+            "expert, with one x pass group_list",
             argument="x" if len(x) > 1 else "group_list",
         )
     counts = [t.shape[0] for t in x]
@@ -438,15 +438,15 @@ def _stack(segments: list[_Segment], weights: _Weights, rows: int, out_dtype: to
             f"one output (split_item 2/3) needs 2-D x and equal N; weight has N = {sorted(widths)}",
             argument="weight" if len(widths) > 1 else "x",
         )
-    # One product of no rows keeps x and the weights in the autograd graph of a rank that received nothing.
+    # One empty product keeps x and the weights in the autograd graph of a rank that received nothing.
     filled = [segment for segment in segments if segment.x.shape[0] > 0]
     if not filled and segments:
         filled = [segments[0]._replace(expert=0)]
     products = [_product(segment, weights, out_dtype) for segment in filled]
     missing = rows - sum(product.shape[0] for product in products)
     width = weights.weight[0].shape[1]
-    tail = torch.zeros(missing, width, dtype=out_dtype, device=weights.weight[0].device)
-    return torch.cat([*products, tail])
+    rest = torch.zeros(missing, width, dtype=out_dtype, device=weights.weight[0].device)
+    return torch.cat([*products, rest])
 
 
 def _product(segment: _Segment, weights: _Weights, out_dtype: torch.dtype) -> torch.Tensor:

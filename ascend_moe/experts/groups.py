@@ -1,8 +1,8 @@
 """Group lists: which rows of a matrix belong to which expert.
 
-Three forms, numbered as torch_npu's ``group_list_type``: 0 running sums, 1 counts, 2 (expert, count)
-pairs. A list may cover fewer rows than the matrix has: dispatch's expand_x is allocated for the worst
-case, and the rows behind the last group belong to nobody.
+Three forms, numbered as torch_npu's ``group_list_type``: 0 running sums, 1 counts, 2 (expert, count) pairs. A list may
+cover fewer rows than the matrix has: dispatch's expand_x is allocated for the worst case, and rows after the last group
+belong to no expert.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read_groups(
     rows: int,
     argument: str = "group_list",
 ) -> list[Group]:
-    """The groups in row order, empty ones included. Reads the list on the host: not for NPU tensors.
+    """Return the groups in row order, including empty ones. Reads the list on the host: not for NPU tensors.
 
     Args:
         group_list: ``(experts,)`` running sums or counts, or ``(n, 2)`` pairs (expert, count).
@@ -52,7 +52,7 @@ def read_groups(
         formed = all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in values)
         need(formed, argument, "with group_list_type 2 must be (n, 2): pairs of expert and row count")
         for index, count in values:
-            # Pairs of no rows are padding: their expert is not looked at.
+            # Pairs without rows are padding: their expert is not checked.
             known = count == 0 or 0 <= index < experts
             need(known, argument, "names expert {}; there are experts 0..{}", index, experts - 1)
         pairs = [(index, count) for index, count in values]
@@ -60,13 +60,13 @@ def read_groups(
         rule = "is {}; it must be 0 (running sums), 1 (counts) or 2 (pairs)"
         need(group_list_type in (CUMSUM, COUNTS), "group_list_type", rule, group_list_type)
         fits = len(values) == experts and not any(isinstance(value, list) for value in values)
-        rule = "has {} entries, but there are {} experts; give one number an expert"
+        rule = "has {} entries, but there are {} experts; give one number per expert"
         need(fits, argument, rule, len(values), experts)
         if group_list_type == CUMSUM:
             values = [after - before for before, after in zip([0, *values], values, strict=False)]
         pairs = list(enumerate(values))
     whole = all(type(number) is int for pair in pairs for number in pair)
-    need(whole, argument, "has numbers that are no int; give whole numbers of rows")
+    need(whole, argument, "contains numbers that are not int; give whole numbers of rows")
     groups, start = [], 0
     for index, count in pairs:
         if count < 0:
@@ -83,7 +83,7 @@ def read_groups(
 
 
 def _values(group_list: torch.Tensor) -> list[Any]:
-    """A list's values. An operator on the CPU looks at them where they are; other devices' are copied."""
+    """Return a list's values; CPU tensors are read in place, others copied."""
     if type(group_list) is torch.Tensor and group_list.device.type == "cpu":
         found: list[Any] = group_list.detach().numpy().tolist()
         return found
@@ -92,9 +92,9 @@ def _values(group_list: torch.Tensor) -> list[Any]:
 
 
 def as_counts(group_list: torch.Tensor, group_list_type: int) -> torch.Tensor:
-    """Counts per expert, ``(L,)``, computed on the list's own device without reading it on the host."""
-    rule = "is {}; the expert MLP takes 0 (running sums) or 1 (counts), as "
-    rule += "expert_token_nums_type gives them"
+    """Return counts per expert, ``(L,)``, computed on the list's device without reading it on the host."""
+    rule = "is {}; the expert MLP supports 0 (running sums) and 1 (counts), like "
+    rule += "expert_token_nums_type"
     need(group_list_type in (CUMSUM, COUNTS), "group_list_type", rule, group_list_type)
     if group_list_type == COUNTS:
         return group_list

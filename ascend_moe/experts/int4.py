@@ -1,7 +1,7 @@
-"""Weights of 4 bits: how they lie in memory, and the scales of their groups.
+"""4-bit weights: memory layout, and the scales of their groups.
 
-An int4 is a two's complement number, -8..7. Eight lie in an int32, or two in a byte, the first in the lowest bits: so
-both are the same memory. They lie along N, as torch_npu and vllm-ascend have them.
+An int4 is a two's complement number, -8..7. Eight are packed in an int32, or two in a byte, the first in the lowest
+bits, so both have the same memory. They are packed along N, as in torch_npu and vllm-ascend.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST = 7
 
 @with_typed_errors
 def pack_int4(codes: torch.Tensor) -> torch.Tensor:
-    """Packs int8 codes ``(..., N)`` of -8..7 into int32 ``(..., N / 8)``, the first of eight in the lowest bits.
+    """Pack int8 codes ``(..., N)`` of -8..7 into int32 ``(..., N / 8)``, the first of eight in the lowest bits.
 
     Raises:
         ArgumentError: codes are not int8, N is no multiple of 8, or a code is out of range.
@@ -31,27 +31,27 @@ def pack_int4(codes: torch.Tensor) -> torch.Tensor:
     rule = "is {}; its last dimension must be a multiple of 8, the int4 of an int32"
     need(codes.dim() > 0 and codes.shape[-1] % IN_WORD == 0, "codes", rule, codes.shape)
     if not codes.is_meta:
-        need(not bool(((codes > MOST) | (codes < -MOST - 1)).any()), "codes", "must be -8..7, which 4 bits hold")
-    halves = codes & 15
-    return (halves[..., ::2] | (halves[..., 1::2] << 4)).contiguous().view(torch.int32)
+        need(not bool(((codes > MOST) | (codes < -MOST - 1)).any()), "codes", "must be -8..7, the range of 4 bits")
+    low = codes & 15
+    return (low[..., ::2] | (low[..., 1::2] << 4)).contiguous().view(torch.int32)
 
 
 @with_typed_errors
 def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
-    """Gives the int8 codes ``(..., N)`` of int32 ``(..., N / 8)``, or of int8 or uint8 bytes ``(..., N / 2)``.
+    """Return the int8 codes ``(..., N)`` packed in int32 ``(..., N / 8)``, or in int8 or uint8 bytes ``(..., N / 2)``.
 
     Raises:
         ArgumentError: packed has another dtype.
     """
     need_dtype("packed", packed, torch.int32, torch.int8, torch.uint8)
-    pairs = packed.contiguous().view(torch.uint8)
-    numbers = torch.stack([pairs & 15, pairs >> 4], -1).flatten(-2)
+    both = packed.contiguous().view(torch.uint8)
+    numbers = torch.stack([both & 15, both >> 4], -1).flatten(-2)
     return ((numbers ^ 8).to(torch.int8)) - 8
 
 
 @with_typed_errors
 def quantize_weight_int4(weight: torch.Tensor, group_size: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Quantizes expert weights to int4 for W4A8 (`ascend_moe.experts.grouped_mlp`): scale = amax / 7.
+    """Quantize expert weights to int4 for W4A8 (`ascend_moe.experts.grouped_mlp`): scale = amax / 7.
 
     Args:
         weight: ``(..., K, N)`` float, N a multiple of 8.
@@ -75,9 +75,9 @@ def quantize_weight_int4(weight: torch.Tensor, group_size: int = 0) -> tuple[tor
 
 
 def correction_of(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """fp32 ``(..., N)``: ``8 * sum(code * scale)`` over K, of int8 ``(..., K, N)`` and ``(..., G, N)``: W4A8's bias.
+    """Return W4A8's bias, fp32 ``(..., N)``: ``8 * sum(code * scale)`` over K of int8 ``(..., K, N)``, ``(..., G, N)``.
 
-    torch_npu's int4 product takes x - 8: the low half of a row's byte as a signed int4.
+    torch_npu's int4 product uses x - 8: the low half of a row's byte as a signed int4.
     """
     groups = codes.reshape(*codes.shape[:-2], scale.shape[-2], -1, codes.shape[-1])
     sums = groups.sum(-2, dtype=torch.int32)
@@ -85,25 +85,25 @@ def correction_of(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def bits_of(scale: torch.Tensor) -> torch.Tensor:
-    """The int64 whose low halves are the fp32 scales, as NPUs take them for int4 weights."""
+    """Return int64 whose low halves are the fp32 scales, the NPU's form for int4 weights."""
     return scale.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
 
 
 def logical_shape(weight: torch.Tensor) -> tuple[int, ...]:
-    """The shape of a weight in numbers, not in words of eight int4."""
+    """Return a weight's shape in numbers, not in words of eight int4."""
     *rows, width = weight.shape
     return (*rows, width * (IN_WORD if weight.dtype == torch.int32 else 1))
 
 
 def words_of(packed: torch.Tensor) -> torch.Tensor:
-    """int32 ``(..., N / 8)`` of int4 that lie in int32 or in bytes; the same memory where it can be viewed so."""
+    """Return int4 packed in int32 or bytes as int32 ``(..., N / 8)``, without a copy if possible."""
     return packed if packed.dtype == torch.int32 else packed.contiguous().view(torch.int32)
 
 
 class Int4Matrix:
-    """One expert's weight ``(K, N)`` of int4 in int32 words, unpacked only where it is multiplied.
+    """One expert's weight ``(K, N)`` of int4 packed in int32 words, unpacked only for multiplication.
 
-    The words lie along N; those of a transposed weight (``(N, K / 8)`` in memory) lie along K.
+    The words are along N; those of a transposed weight (``(N, K / 8)`` in memory) are along K.
     """
 
     dtype = torch.int32
@@ -116,7 +116,7 @@ class Int4Matrix:
         self.shape = (rows, second) if self.transposed else (first, second * IN_WORD)
 
     def codes(self) -> torch.Tensor:
-        """int8 ``(K, N)``."""
+        """Return the codes, int8 ``(K, N)``."""
         return unpack_int4(self.words.t()).t() if self.transposed else unpack_int4(self.words)
 
 
@@ -124,17 +124,17 @@ Matrix = torch.Tensor | Int4Matrix
 
 
 def codes_of(weight: Matrix) -> torch.Tensor:
-    """The int8 codes ``(K, N)`` of a weight in int4 or int8."""
+    """Return the int8 codes ``(K, N)`` of an int4 or int8 weight."""
     return weight.codes() if isinstance(weight, Int4Matrix) else weight
 
 
 def scales_of_groups(
     tensors: Sequence[torch.Tensor] | None, weights: Sequence[Matrix], argument: str
 ) -> list[torch.Tensor] | None:
-    """A ``(G, N)`` fp32 for each expert, whose K rows are G groups of one scale each.
+    """Return a ``(G, N)`` fp32 tensor for each expert, whose K rows are G groups with one scale each.
 
     ``tensors``: one ``(E, N)`` or ``(E, G, N)``, or E of ``(N,)`` or ``(G, N)``; floats, or int64 and uint64 whose low
-    half is an fp32. None or empty: None.
+    half is an fp32. Returns None for None or an empty list.
     """
     if not tensors:
         return None

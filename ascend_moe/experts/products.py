@@ -1,7 +1,7 @@
 """The product of one group of rows with one expert's weight, exact for integers.
 
-Groups go one by one through torch.matmul, not through torch._grouped_mm. On the CPU that function loops over the groups
-too, refuses rows whose size in bytes is no multiple of 16, and leaves the rows behind the last group uninitialised.
+Groups use torch.matmul one by one, not torch._grouped_mm: on the CPU that function loops over the groups too, refuses
+rows whose size in bytes is no multiple of 16, and leaves the rows after the last group uninitialized.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import torch
 from ascend_moe._tensors import without_autocast
 from ascend_moe.native.torch_npu import compute_dtype
 
-# 1024 products of two int8 values are at most 2**24 together: every partial sum is a float32 integer.
+# The sum of 1024 products of two int8 values is at most 2**24: every partial sum is an exact float32.
 _EXACT_FLOAT32_TERMS = 1024
 
 
 def int8_matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Exact ``(m, K) int8 @ (K, N) int8 -> (m, N) int32``, any shape, strides and machine."""
+    """Return the exact product ``(m, K) int8 @ (K, N) int8 -> (m, N) int32``, for any shape, strides and machine."""
     if _int8_instructions_are_exact():
-        # torch has no public int8 product. This private one takes any shape on the CPU.
+        # torch has no public int8 product; this private one supports any shape on the CPU.
         return torch._int_mm(x, weight)
     return int8_matmul_by_float32(x, weight)
 
 
 @without_autocast
 def int8_matmul_by_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`int8_matmul` for machines without integer dot products: float32 in slices that cannot round."""
+    """Compute `int8_matmul` without integer dot products: in float32, in slices that are exact."""
     total = x.new_zeros((x.shape[0], weight.shape[1]), dtype=torch.int32)
     for first in range(0, x.shape[1], _EXACT_FLOAT32_TERMS):
         part = slice(first, first + _EXACT_FLOAT32_TERMS)
@@ -35,7 +35,7 @@ def int8_matmul_by_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
 
 @without_autocast
 def float_matmul(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """``(..., K) @ (K, N) [+ (N,)]`` in x's type: float32 sums, one rounding at the end; differentiable."""
+    """Return ``(..., K) @ (K, N) [+ (N,)]`` in x's dtype: float32 sums, rounded once; differentiable."""
     if bias is None and (x.dtype in (torch.float32, torch.float64) or _multiplies_natively(x.dtype)):
         return torch.matmul(x, weight)
     wide = compute_dtype(x.dtype)
@@ -61,7 +61,7 @@ def _multiplies_natively(dtype: torch.dtype) -> bool:
 def antiquant_matmul(
     x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """``x @ ((codes + offset) * scale) + bias`` in x's type, in float32, rounded once; differentiable in x.
+    """Return ``x @ ((codes + offset) * scale) + bias`` in x's dtype, from float32, rounded once; differentiable in x.
 
     codes int8 ``(K, N)``; scale and offset ``(G, N)`` fp32, of G groups of K's rows; bias ``(N,)``.
     """
@@ -81,7 +81,7 @@ def w4a8_matmul(
     bias: torch.Tensor,
     offset: torch.Tensor | None,
 ) -> torch.Tensor:
-    """int8 rows ``(m, K)`` times int4 codes ``(K, N)``: fp32 ``(m, N)`` by `npu_grouped_matmul`'s formula.
+    """Multiply int8 rows ``(m, K)`` by int4 codes ``(K, N)``; return fp32 ``(m, N)`` by `npu_grouped_matmul`'s formula.
 
     scale ``(G, N)``, bias ``(N,)``, offset ``(1, N)`` and row_scale ``(m,)`` are fp32. Each group of K is summed in
     int32, and the groups are added in their order.

@@ -1,9 +1,8 @@
-"""Symmetric int8 quantization, SwiGLU, and the operator that does both to the sums of the first product.
+"""Symmetric int8 quantization, SwiGLU, and the operator that applies both to the sums of the first product.
 
 Activations are quantized per row or per tensor, weights per output channel. ``scale = amax / 127`` and
-``code = rint(value / scale)`` in float32, rounding half to even; ``code * scale`` gives the value back. An
-all-zero row has codes 0 and scale 0, as the formula gives it. A NaN makes its row's scale NaN and its own
-code 0.
+``code = rint(value / scale)`` in float32, rounding half to even; ``value = code * scale``. An all-zero row has codes 0
+and scale 0. A NaN makes its row's scale NaN and its own code 0.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _INT8_MAX = 127.0
 def dynamic_quant_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize each row as npu_dynamic_quant does: ``(..., H) float32 -> (..., H) int8, (...) float32``.
 
-    A row of zeros has scale 0. Rows that dispatch sends are quantized by another contract, in which it has scale 1:
+    A row of zeros has scale 0. Dispatch quantizes rows differently, with scale 1 for such rows:
     `ascend_moe.dispatchers.rows.quantize_dispatch_rows`.
     """
     if values.numel() == 0:
@@ -40,7 +39,7 @@ def to_int8(values: torch.Tensor) -> torch.Tensor:
 
 
 def scale_of_bits(scale: torch.Tensor) -> torch.Tensor:
-    """A scale as it is, or the float32 whose bits are the low half of each int64 or uint64."""
+    """Return a scale unchanged, or the float32 whose bits are the low half of each int64 or uint64."""
     if scale.dtype not in (torch.int64, torch.uint64):
         return scale
     return scale.contiguous().view(torch.int32)[..., ::2].view(torch.float32)
@@ -133,7 +132,7 @@ def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @npu_operator
 def npu_swiglu(input: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """``silu(first half) * second half`` along ``dim``; float32 inside, one rounding, differentiable.
+    """Return ``silu(first half) * second half`` along ``dim``; float32 inside, one rounding, differentiable.
 
     Args:
         input: ``(..., 2I)`` float, an even size along ``dim`` (gate and up projections side by side).
@@ -165,21 +164,21 @@ def npu_clipped_swiglu(
     bias: float = 1.0,
     interleaved: bool = True,
 ) -> torch.Tensor:
-    """``g * sigmoid(alpha * g) * (u + bias)``, g cut at limit, u at +-limit: gpt-oss's activation.
+    """Return ``g * sigmoid(alpha * g) * (u + bias)``, g clamped at limit, u at +-limit: gpt-oss's activation.
 
-    float32 inside, one rounding.
+    Computed in float32, rounded once.
 
     Args:
         x: bf16, fp16 or fp32, an even size along ``dim``.
-        group_index: ``(G,)`` row counts; only so many rows, all dimensions before ``dim`` as one, are
+        group_index: ``(G,)`` row counts; only that many rows, with all dimensions before ``dim`` flattened, are
             computed. Read on the host.
-        interleaved: True: g has the even places of ``dim`` and u the odd ones; False: its halves.
+        interleaved: True: g at even positions of ``dim`` and u at odd ones; False: its halves.
 
     Returns:
-        x's type and shape, ``dim`` halved. Rows behind the last group are zero here, undefined on the NPU.
+        x's type and shape, ``dim`` halved. Rows after the last group are zero here, undefined on the NPU.
 
     Raises:
-        ArgumentError: a rule above is broken, or limit is not above 0.
+        ArgumentError: an argument breaks one of these rules, or limit is not above 0.
 
     Source: torch_npu ``npu_clipped_swiglu``; NPU tensors go there.
     """
@@ -195,8 +194,8 @@ def npu_clipped_swiglu(
     rows = x.shape[: dim % x.dim()].numel()
     groups = read_groups(group_index, COUNTS, group_index.numel(), rows, "group_index")
     flat = y.reshape(rows, y.numel() // max(rows, 1))
-    kept = torch.arange(rows, device=flat.device) < (groups[-1].stop if groups else 0)
-    return torch.where(kept[:, None], flat, 0).reshape(y.shape)
+    used = torch.arange(rows, device=flat.device) < (groups[-1].stop if groups else 0)
+    return torch.where(used[:, None], flat, 0).reshape(y.shape)
 
 
 # ---- from int32 sums of the first product to int8 input of the second
@@ -224,31 +223,31 @@ def npu_dequant_swiglu_quant(
     glu_alpha: float = 1.702,
     glu_bias: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dequantize int32 sums (a float x is taken as it is), apply SwiGLU, quantize to int8; float32 inside.
+    """Dequantize int32 sums (float x is used unchanged), apply SwiGLU, quantize to int8; float32 inside.
 
     Args:
         x: ``(..., 2I)``, at least 2-D: bf16, fp16, fp32, or int32, which becomes
             ``(x [+ int32 bias]) * weight_scale [* activation_scale] [+ float bias]``.
-        weight_scale: float ``(G, 2I)``, without groups ``(2I,)`` or ``(1, 2I)``. For int32 x, needed there.
-        activation_scale: float, one value for each row, ``(rows,)`` or ``(rows, 1)``. int32 x only.
+        weight_scale: float ``(G, 2I)``, without groups ``(2I,)`` or ``(1, 2I)``. Required for int32 x, else None.
+        activation_scale: float, one value per row, ``(rows,)`` or ``(rows, 1)``. int32 x only.
         bias: ``(2I,)`` or ``(1, 2I)``; int32 x without group_index only.
-        quant_scale: float ``(G, I)``, without groups ``(I,)``. Dynamic: multiplied in first. Static: needed,
-            divided by; ``(G,)``, one value for each group, is allowed.
+        quant_scale: float ``(G, I)``, without groups ``(I,)``. Dynamic: a factor applied first. Static: required, the
+            divisor; ``(G,)``, one value per group, is allowed.
         quant_offset: added after that division; static without group_index only.
-        group_index: ``(G,)`` row counts: group g has row g of the scales. Read on the host, but for NPUs.
+        group_index: ``(G,)`` row counts: group g uses row g of the scales. Read on the host, except for NPUs.
         activate_left: True: ``silu(left) * right``; False: ``left * silu(right)``.
-        quant_mode: 0 static, 1 dynamic (one scale for each row, formulas in `ascend_moe.experts.quant`).
+        quant_mode: 0 static, 1 dynamic (one scale per row, formulas in `ascend_moe.experts.quant`).
         dst_type, round_mode, activate_dim: int8, 0 (half to even), the last dimension; or None.
-        swiglu_mode: 0 as above. 2: ``g * sigmoid(glu_alpha * g) * (u + glu_bias)``, g cut at clamp_limit,
+        swiglu_mode: 0 as above. 2: ``g * sigmoid(glu_alpha * g) * (u + glu_bias)``, g clamped at clamp_limit,
             u at +-clamp_limit. 1: the same, g from even and u from odd columns. With glu_alpha 1 and glu_bias 0
-            the bits are those of ``silu(g) * u``.
+            the result equals ``silu(g) * u`` bit for bit.
 
     Returns:
-        int8 ``(..., I)``, and float32 scales ``x.shape[:-1]`` (static: zeros). Rows behind the last group
+        int8 ``(..., I)``, and float32 scales ``x.shape[:-1]`` (static: zeros). Rows after the last group
         are zero here, unspecified on the NPU.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: torch_npu ``npu_dequant_swiglu_quant``; NPU tensors go there.
     """
@@ -273,7 +272,7 @@ def dequant_activate_quant(
     group_index: torch.Tensor,
     activation: Activation,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`npu_dequant_swiglu_quant` of int32 rows, quant_mode dynamic, by any activation; plain torch on any device."""
+    """Run `npu_dequant_swiglu_quant` on int32 rows, quant_mode dynamic, with any activation; plain torch."""
     rows, width = sums.shape
     total, groups = _groups_of(sums, rows, group_index)
     values = sums[:total].float() * groups.spread(weight_scale, width, "weight_scale")
@@ -282,11 +281,11 @@ def dequant_activate_quant(
 
 
 def _groups_of(x: torch.Tensor, rows: int, group_index: torch.Tensor | None) -> tuple[int, _Groups]:
-    """How many of the rows are in a group, and the groups."""
+    """Return the number of rows in groups, and the groups."""
     if group_index is None:
         return rows, _Groups(1, None)
     if on_npu(x) or torch.compiler.is_compiling():
-        # The host reads no counts; rows behind the last group hold anything.
+        # The host reads no counts; rows after the last group are undefined.
         ends = group_index.to(torch.int64).cumsum(0)
         owner = torch.searchsorted(ends, torch.arange(rows, device=x.device), right=True)
         return rows, _Groups(ends.numel(), owner.clamp(max=ends.numel() - 1))
@@ -297,7 +296,7 @@ def _groups_of(x: torch.Tensor, rows: int, group_index: torch.Tensor | None) -> 
 
 
 def _padded(codes: torch.Tensor, scale: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Zeros behind the last group's rows."""
+    """Append zeros for the rows after the last group."""
     room = rows - codes.shape[0]
     return torch.cat([codes, codes.new_zeros(room, codes.shape[1])]), torch.cat([scale, scale.new_zeros(room)])
 
@@ -311,15 +310,15 @@ def _check(call: Any) -> None:
     check_int8(call.dst_type)
     rules: list[tuple[str, bool, str]] = [
         ("weight_scale", integer and call.weight_scale is None, "int32 x needs it"),
-        ("weight_scale", not integer and call.weight_scale is not None, "float x takes none"),
-        ("activation_scale", not integer and call.activation_scale is not None, "float x takes none"),
-        ("bias", not integer and call.bias is not None, "float x takes none"),
-        ("bias", grouped and call.bias is not None, "group_index excludes it"),
+        ("weight_scale", not integer and call.weight_scale is not None, "it needs int32 x"),
+        ("activation_scale", not integer and call.activation_scale is not None, "it needs int32 x"),
+        ("bias", not integer and call.bias is not None, "it needs int32 x"),
+        ("bias", grouped and call.bias is not None, "it excludes group_index"),
         ("quant_mode", call.quant_mode not in (STATIC, DYNAMIC), "it must be 0 (static) or 1 (dynamic)"),
         ("quant_scale", static and call.quant_scale is None, "static quantization (quant_mode 0) needs it"),
-        ("quant_offset", not static and call.quant_offset is not None, "only static quantization takes it"),
-        ("quant_offset", grouped and call.quant_offset is not None, "group_index excludes it"),
-        ("round_mode", call.round_mode not in (None, 0), "off the NPU it is 0: half to even"),
+        ("quant_offset", not static and call.quant_offset is not None, "only static quantization supports it"),
+        ("quant_offset", grouped and call.quant_offset is not None, "it excludes group_index"),
+        ("round_mode", call.round_mode not in (None, 0), "off the NPU it must be 0 (half to even)"),
         ("activate_dim", call.activate_dim not in (None, -1, x.dim() - 1), "it must be the last dimension"),
         ("swiglu_mode", call.swiglu_mode not in (0, 1, 2), "it must be 0, 1 or 2"),
         ("clamp_limit", not (is_finite(call.clamp_limit) and call.clamp_limit > 0), "it must be above 0"),
@@ -334,15 +333,15 @@ def _check(call: Any) -> None:
 
 
 class _Groups(NamedTuple):
-    """How many groups, and the group of each row (None: all rows are one group)."""
+    """The number of groups, and the group of each row (None: all rows are one group)."""
 
     number: int
     owner: torch.Tensor | None
 
     def spread(self, parameter: torch.Tensor, width: int, argument: str, single: bool = False) -> torch.Tensor:
-        """``parameter``'s row for each row of x: float32, broadcastable to (rows, width).
+        """Return ``parameter``'s row for each row of x: float32, broadcastable to (rows, width).
 
-        ``single``: one value for each group is allowed too.
+        ``single``: also allow one value per group.
         """
         shape = tuple(parameter.shape)
         if single and shape == (self.number,):

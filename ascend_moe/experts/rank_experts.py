@@ -1,8 +1,8 @@
-"""Tensors of a rank's experts under data parallelism: only ranks with the same experts may share them.
+"""Experts of a rank under data parallelism: only ranks with the same experts may share them.
 
-torch's wrappers see a parameter of the same name and shape on every rank and take it for one parameter. Of experts that
-differ by rank DDP would broadcast rank 0's, and FSDP would put parts of all together. Both are seen when they wrap:
-DDP and FSDP1 register the module that they wrap, FSDP2 assigns each sharded parameter to its module.
+torch's wrappers take parameters of the same name and shape on all ranks for one parameter. For experts that differ
+between ranks, DDP would broadcast rank 0's, and FSDP would mix shards. Both are detected when they wrap: DDP and FSDP1
+register the wrapped module, FSDP2 assigns each sharded parameter to its module.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch.nn.parallel import DistributedDataParallel
 from ascend_moe.errors import need
 
 _RULE = (
-    "of {} must not be shared by the {} ranks of this {}: it is of {} here, of {} on another; wrap it over ranks with "
-    "the same experts only, or leave it out by ascend_moe.exclude_experts (docs/layers.md)"
+    "of {} must not be shared by the {} ranks of this {}: it contains {} here, {} on another; wrap it over ranks with "
+    "the same experts only, or exclude it by ascend_moe.exclude_experts (docs/layers.md)"
 )
 
 
 class RankExperts(nn.Module):
-    """A module with parameters and buffers of this rank's experts, by their names.
+    """A module with parameters and buffers of this rank's experts, by name.
 
-    Such a parameter has the attribute ``allreduce`` False, by which Megatron-LM's DDP knows it. ``held`` says which
-    experts these are, "" where the module cannot know. Wrapping raises ArgumentError on every rank of a group where
-    ``held`` differs; a DDP over ranks that all differ leaves the experts out instead.
+    These parameters have ``allreduce = False``, which Megatron-LM's DDP reads. ``held`` names the experts, "" if the
+    module does not know them. Wrapping raises ArgumentError on every rank of a group if ``held`` differs, except that a
+    DDP over ranks that all differ excludes the experts.
     """
 
     _expert_parameters: tuple[str, ...] = ()
@@ -43,11 +43,11 @@ class RankExperts(nn.Module):
         self._fitting: set[Any] = set()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # FSDP2 assigns past register_parameter where a module has no __setattr__ of its own.
+        # FSDP2 bypasses register_parameter for modules without their own __setattr__.
         super().__setattr__(name, value)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As nn.Module's. Raises ArgumentError for a DTensor over ranks that hold other experts."""
+        """As in nn.Module. Raises ArgumentError for a DTensor over ranks with other experts."""
         super().register_parameter(name, param)
         if name in self._expert_parameters and param is not None:
             self._mark_experts()
@@ -77,23 +77,23 @@ class RankExperts(nn.Module):
 
 
 def held_text(experts: list[int], total: int) -> str:
-    """Returns "experts 0..3 of 8", or their list where they do not follow one another."""
+    """Return "experts 0..3 of 8", or a list if they are not contiguous."""
     first, last = experts[0], experts[-1]
     span = f"{first}..{last}" if experts == list(range(first, last + 1)) else ", ".join(map(str, experts))
     return f"experts {span} of {total}"
 
 
 def exclude_experts(model: nn.Module) -> list[nn.Parameter]:
-    """Leave the experts of a model's layers out of every DistributedDataParallel around it. Call it before.
+    """Exclude the experts of a model's layers from every DistributedDataParallel around it. Call it before wrapping.
 
-    Their gradients are then the caller's: each is a sum over the tokens of all ranks of the EP group. Add them up over
-    the ranks with the same experts, and divide by DDP's number of ranks, as DDP does with all other gradients.
+    The caller must then reduce their gradients: each is a sum over the tokens of all ranks of the EP group. Add them up
+    over the ranks with the same experts, and divide by DDP's number of ranks, as DDP does with all other gradients.
 
     Args:
-        model: has layers of this package anywhere inside.
+        model: contains layers of this package at any depth.
 
     Returns:
-        The experts' parameters, for that sum, or for ``ignored_params`` of ``fully_shard``.
+        The experts' parameters, for that sum or for ``ignored_params`` of ``fully_shard``.
     """
     parameters = []
     for _, layer in _layers(model):
@@ -121,7 +121,7 @@ def _layers(module: nn.Module) -> Iterator[tuple[str, RankExperts]]:
 
 
 def _check_ddp(ddp: Any, module: nn.Module) -> None:
-    """Takes experts out of a DDP that is being made, before it sends anything, where every rank holds others."""
+    """Exclude experts from a DDP under construction, before it sends anything, if they differ on all ranks."""
     known: set[int] = set()
     delayed, shared = set(map(id, ddp._delay_all_reduce_params)), []
     for path, layer in _layers(module):
@@ -131,7 +131,7 @@ def _check_ddp(ddp: Any, module: nn.Module) -> None:
         buffers = [dot + name for name in layer._expert_buffers]
         known.update(map(id, there.values()))
         for name, parameter in there.items():
-            rule = "is in delay_all_reduce_named_params, but differs by rank: leave it out of them"
+            rule = "is in delay_all_reduce_named_params, but differs by rank: remove it from there"
             need(id(parameter) not in delayed, name, rule)
         if layer._experts_excluded or ddp.parameters_to_ignore.issuperset(there):
             _ignore(ddp, there, buffers)
@@ -139,7 +139,7 @@ def _check_ddp(ddp: Any, module: nn.Module) -> None:
             shared.append((layer, there, buffers))
     for name, parameter in module.named_parameters():
         owner = getattr(parameter, "rank_experts", None)
-        rule = "of a {} comes without its layer, as from replicate(): wrap the model in DistributedDataParallel"
+        rule = "of a {} is wrapped without its layer, as by replicate(): wrap the model in DistributedDataParallel"
         need(owner is None or id(parameter) in known, name, rule, owner)
     everyone = _gathered([layer.held for layer, _, _ in shared], ddp.process_group) if shared else []
     for (layer, there, buffers), held in zip(shared, zip(*everyone, strict=True), strict=True):
@@ -153,7 +153,7 @@ def _check_ddp(ddp: Any, module: nn.Module) -> None:
 
 
 def _averaged(ranks: int, grad: Tensor) -> Tensor:
-    """The gradient of the mean of the ranks' losses, as DDP makes it for the other parameters."""
+    """Return the gradient of the mean of the ranks' losses, as DDP computes for other parameters."""
     return grad / ranks
 
 
@@ -162,18 +162,18 @@ def _ignore(ddp: Any, parameters: dict[str, nn.Parameter], buffers: list[str]) -
         # Where DDP lists gradients, a parameter of the wrapped module itself is ".name".
         ddp.parameters_to_ignore.update((name, f".{name}"))
     for parameter in parameters.values():
-        parameter._ddp_ignored = True  # type: ignore[attr-defined]  # what DDP's mixed precision reads
+        parameter._ddp_ignored = True  # type: ignore[attr-defined]  # read by DDP's mixed precision
     out = set(map(id, parameters.values()))
     ddp._module_parameters = [each for each in ddp._module_parameters if id(each) not in out]
 
 
 def _check_fsdp1(fsdp: Any, module: nn.Module) -> None:
-    """Refuses FullyShardedDataParallel where it has flattened experts that its ranks do not share."""
+    """Raise ArgumentError if FullyShardedDataParallel has flattened experts that its ranks do not share."""
     if "_fsdp_wrapped_module" in module._modules:
-        return  # has checked its own
+        return  # already checked
     if isinstance(module, RankExperts):
         ignored = {id(parameter) for parameter in fsdp._ignored_params}
-        parameters = [getattr(module, name, None) for name in module._expert_parameters]  # views where it is flattened
+        parameters = [getattr(module, name, None) for name in module._expert_parameters]  # views if flattened
         if any(each is not None and id(each) not in ignored for each in parameters):
             for group in (fsdp.process_group, fsdp.__dict__.get("_inter_node_pg")):
                 if group is not None:

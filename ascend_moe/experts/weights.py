@@ -1,4 +1,4 @@
-"""Quantized weights as modules hold them: codes that no copy of floats changes, and scales that belong to them."""
+"""Quantized weights in modules: codes that no copy of floats can overwrite, and the scales that belong to them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 
 
 class _Guarded(Tensor):
-    """Memory of codes, whole or a part of them, as views, ``data``, ``detach()`` and state dicts lead to it."""
+    """Memory of codes or a part of it, as reached by views, ``data``, ``detach()`` and state dicts."""
 
-    _is_param = True  # as nn.Parameter's instances: what torch compiles takes no other class
+    _is_param = True  # as nn.Parameter's instances: torch.compile supports no other subclass
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -28,7 +28,7 @@ class _Guarded(Tensor):
             _need_codes(func, args, kwargs or {})
         with torch._C.DisableTorchFunctionSubclass():
             made = func(*args, **(kwargs or {}))
-        # Graphs have plain tensors, and detach by the operator.
+        # Graphs contain plain tensors; detach goes through the operator.
         plainly = traced or func is torch.ops.aten.detach.default
         return made if plainly else _guarded(made, args[0] if args else None)
 
@@ -37,16 +37,16 @@ class _Guarded(Tensor):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # A saved state dict has no class of this package.
+        # A saved state dict must not contain a class of this package.
         return plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 class Codes(_Guarded, nn.Parameter):
-    """A parameter of int8, int4 or fp8 codes, which mean nothing without their scales.
+    """A parameter of int8, int4 or fp8 codes, which are meaningless without their scales.
 
-    A copy of another dtype into its memory raises ArgumentError: floats would become codes and keep the old scales. So
-    do copies into its ``data``, into what ``detach()`` returns, the tensors of a state dict, and parts of all these.
-    `plain` returns the tensor for operators. ``torch.save`` stores a plain parameter.
+    Copying another dtype into its memory raises ArgumentError, since floats would become codes with the old scales. So
+    do copies into its ``data``, ``detach()``, the tensors of a state dict, and parts of all these. `plain` returns the
+    tensor for operators. ``torch.save`` stores a plain parameter.
     """
 
     def __new__(cls, data: Tensor) -> Codes:
@@ -61,18 +61,18 @@ class Codes(_Guarded, nn.Parameter):
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The same memory for operators and compilers: without a guard, and without a gradient."""
+    """Return the same memory without guard and gradient, for operators and compilers."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.detach()
 
 
 _SET_DATA: Any = Tensor.data.__set__  # type: ignore[attr-defined]
-_COPIES = ("copy_", "_foreach_copy_", "__setitem__")  # which take no masks and indices as values
+_COPIES = ("copy_", "_foreach_copy_", "__setitem__")  # without masks or indices as values
 
 
 def _need_codes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raises ArgumentError where a call writes values of another dtype into codes."""
-    name = getattr(func, "__name__", "").partition(".")[0]  # aten.copy_.default's too
+    """Raise ArgumentError if a call writes values of another dtype into codes."""
+    name = getattr(func, "__name__", "").partition(".")[0]  # also of aten.copy_.default
     copies = name in _COPIES or func == _SET_DATA
     if copies or (name.endswith("_") and not name.endswith("__")):
         owns, values = args[0], [*args[2 if name == "__setitem__" else 1 :], *kwargs.values()]
@@ -84,28 +84,25 @@ def _need_codes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> No
             listed = isinstance(value, (list, tuple))
             given = value if listed and not several else [value[at] if listed else value]
             for kind in (each.dtype if isinstance(each, Tensor) else type(each) for each in given):
-                foreign = kind in (*FLOATS, float) or (copies and isinstance(kind, torch.dtype))
-                rule = (
-                    "are {}, and {} is copied into them, without new scales: use load_state_dict, or make a new layer"
-                )
-                need(kind == own.dtype or not foreign, "codes", rule, own.dtype, kind)
+                other = kind in (*FLOATS, float) or (copies and isinstance(kind, torch.dtype))
+                rule = "are {}, and {} is copied into them without new scales: use load_state_dict, or a new layer"
+                need(kind == own.dtype or not other, "codes", rule, own.dtype, kind)
 
 
 def _guarded(made: Any, own: Any) -> Any:
-    """Returns what leads to the memory of codes with its guard; all else as it is."""
+    """Guard results that share the memory of codes; return others unchanged."""
     if isinstance(made, (tuple, list)) and any(isinstance(each, Tensor) for each in made):
         return type(made)(_guarded(each, own) for each in made)
     if type(made) is not Tensor or not isinstance(own, _Guarded):
         return made
     with torch._C.DisableTorchFunctionSubclass():
         same = made.untyped_storage()._cdata == own.untyped_storage()._cdata
-        return (
-            Tensor._make_subclass(_Guarded, made) if same else made
-        )  # no view: a compiler follows those to their base
+        # Not a view: a compiler would follow it to its base.
+        return Tensor._make_subclass(_Guarded, made) if same else made
 
 
 def keep_codes(module: nn.Module, *names: str) -> None:
-    """Make parameters `Codes` again where torch has put plain ones in their place."""
+    """Convert parameters back to `Codes` after torch has replaced them by plain ones."""
     for name in names:
         parameter = getattr(module, name)
         if not isinstance(parameter, Codes):
@@ -115,13 +112,13 @@ def keep_codes(module: nn.Module, *names: str) -> None:
 
 
 def quantize_for(state_dict: dict[str, Any], name: str, dtype: torch.dtype, own: dict[str, Tensor]) -> None:
-    """Put codes and what belongs to them into a state dict in the place of float weights, for a quantized layer.
+    """Replace float weights in a state dict by codes and their scales, for a quantized layer.
 
     Args:
-        state_dict: is changed.
-        name: of the codes in the state dict.
-        dtype: of the layer, to which weights are rounded first, as in a layer that is loaded and then quantized.
-        own: the layer's tensors by what follows the name: codes "", "_scale", and "_correction" for int4 ones.
+        state_dict: modified in place.
+        name: name of the codes in the state dict.
+        dtype: the layer's dtype, to which weights are rounded first, as in a layer that is loaded and then quantized.
+        own: the layer's tensors by suffix of the name: "" for codes, "_scale", and "_correction" with int4 codes.
 
     Raises:
         ArgumentError: codes without scales or scales without codes, or a wrong shape or dtype.
@@ -130,7 +127,7 @@ def quantize_for(state_dict: dict[str, Any], name: str, dtype: torch.dtype, own:
     given = state_dict.get(name)
     there = [each for each in beside if state_dict.get(each) is not None]
     if given is None:
-        need(not there, (there or beside)[0], "is given without {}; codes and scales go together", name)
+        need(not there, (there or beside)[0], "is given without {}; load codes and scales together", name)
         return
     kind = str(codes.dtype).removeprefix("torch.")
     if given.dtype in FLOATS:
@@ -148,16 +145,16 @@ def quantize_for(state_dict: dict[str, Any], name: str, dtype: torch.dtype, own:
     for part, tensor in own.items():
         if part:
             value = state_dict.get(f"{name}{part}")
-            need(value is not None, name, "is {} without {}; codes and scales go together", kind, f"{name}{part}")
+            need(value is not None, name, "is {} without {}; load codes and scales together", kind, f"{name}{part}")
             assert value is not None
             need_shape(f"{name}{part}", value, tuple(tensor.shape), dtypes=_SCALE_DTYPES)
 
 
 class ScaleWatch:
-    """Notices scales, and corrections of int4, that were written in place while their codes were not.
+    """Detects scales, and int4 corrections, that were written in place without their codes.
 
-    Codes count as written too where another tensor has taken their place. Values are compared where a version says that
-    something was written: DDP writes the same scales again before each forward.
+    Codes count as written if another tensor has replaced them. Values are compared when a version counter has changed,
+    since DDP writes equal scales before each forward.
     """
 
     def __init__(self, *names: str) -> None:
@@ -165,14 +162,14 @@ class ScaleWatch:
         self._seen: dict[str, tuple[list[tuple[int, int]], dict[str, Tensor]]] = {}
 
     def renew(self, module: nn.Module) -> None:
-        """Take codes and scales as they are for ones that belong together."""
+        """Accept the current codes and scales as belonging together."""
         self._seen.clear()
         self.check(module)
 
     def check(self, module: nn.Module) -> None:
-        """Raise ArgumentError where scales were written without their codes, or codes have become floats.
+        """Raise ArgumentError if scales were written without their codes, or codes have become floats.
 
-        A graph checks nothing.
+        Checks nothing in graphs.
         """
         if torch.compiler.is_compiling():
             return
@@ -181,7 +178,7 @@ class ScaleWatch:
             for name, *beside in self._groups:
                 tensors: list[Any] = [parameters.get(each, buffers.get(each)) for each in (name, *beside)]
                 states = [_state(each) for each in tensors if each is not None]
-                rule = "is {}, and {} belongs to codes: use load_state_dict, or make a new layer"
+                rule = "is {}, but {} belongs to codes: use load_state_dict, or a new layer"
                 need(tensors[0].dtype not in FLOATS, name, rule, tensors[0].dtype, beside[0])
                 before = self._seen.get(name)
                 if before is not None and before[0] == states:
@@ -190,7 +187,7 @@ class ScaleWatch:
                 sums = {each: _digest(scale) for each, scale in scales if scale is not None}
                 if before is not None and before[0][0] == states[0]:
                     for each, value in sums.items():
-                        rule = "was written without {}: codes and scales go together, load both by load_state_dict"
+                        rule = "was written without {}: load codes and scales together with load_state_dict"
                         need(each in before[1] and torch.equal(value, before[1][each]), each, rule, name)
                 self._seen[name] = states, sums
 
@@ -200,6 +197,6 @@ def _state(tensor: Tensor) -> tuple[int, int]:
 
 
 def _digest(values: Tensor) -> Tensor:
-    """A number that other values, or the same in another order, change."""
+    """Return a number that depends on the values and their order."""
     flat = values.detach().float().flatten()
     return (flat * torch.linspace(1, 2, len(flat), dtype=flat.dtype, device=flat.device)).sum()

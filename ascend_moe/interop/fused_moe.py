@@ -75,7 +75,7 @@ def select_experts(
         weights ``(T, K)`` float32, ids ``(T, K)``, the best first or as they were given.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: vLLM ``FusedMoE.select_experts``, vllm-ascend ``select_experts``.
     """
@@ -143,7 +143,7 @@ def fused_experts(
         ``(T, H)``.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: vLLM ``fused_experts``.
     """
@@ -217,7 +217,7 @@ def moe_sum(input: torch.Tensor, output: torch.Tensor | None = None) -> torch.Te
         output.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: vLLM ``moe_sum``.
     """
@@ -250,7 +250,7 @@ def naive_multicast(
         ``(tokens of all ranks, ...)``.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: vLLM's ``naive_multicast``.
     """
@@ -279,7 +279,7 @@ def all_reduce_dp(
         ``(T, H)`` of partial's type.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: vLLM's FusedMoE forward with data parallelism.
     """
@@ -303,7 +303,7 @@ def all_reduce_tp(partial: torch.Tensor, group: dist.ProcessGroup | None = None)
         partial's shape and type.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: vLLM's ``tensor_model_parallel_all_reduce``.
     """

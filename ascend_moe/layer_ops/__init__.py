@@ -1,9 +1,8 @@
 """A MoE layer's experts in one call: dispatch, the MLP of the local experts, combine.
 
-Two interfaces over the same three calls, with the same bits: vllm-ascend's ``dispatch_ffn_combine``, and CANN's
-``get_symm_buffer_for_mega_moe`` with ``mega_moe``. Tensors on CPU and NPU take one path. bf16 (and, in the first,
-fp16 and fp32) weights, or int8 weights with one scale an output channel, or int4 weights: both mean int8 rows in
-dispatch.
+Two interfaces over the same three calls, with bit-identical results: vllm-ascend's ``dispatch_ffn_combine``, and CANN's
+``get_symm_buffer_for_mega_moe`` with ``mega_moe``. Tensors on CPU and NPU take one code path. Weights are bf16 (in the
+first interface also fp16 and fp32), or int8 with one scale per output channel, or int4; the last two send int8 rows.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SymmBuffer", "dispatch_ffn_combine", "get_symm_buffer_for_mega_moe", "mega_moe"]
 
-# ---- vllm-ascend's
+# ---- vllm-ascend's interface
 
 
 @with_typed_errors
@@ -63,14 +62,14 @@ def dispatch_ffn_combine(
     x_active_mask: Tensor | None = None,
     swiglu_limit: float = 1e6,
 ) -> tuple[Tensor, Tensor]:
-    """Routes tokens to their experts, runs those, and sums their weighted rows into ``out``.
+    """Route tokens to their experts, run the experts, and write the weighted sums of their rows into ``out``.
 
-    T tokens of H elements, K experts a token, W ranks, L experts a rank (E = L*W), F their inner width.
+    T tokens of H elements, K experts per token, W ranks, L experts per rank (E = L*W), F their inner width.
 
     Args:
         x: (T, H) bf16, fp16 or fp32. Ranks may have different T, on the CPU.
-        weight1: L tensors (H, 2F), gate left and up right, or one (L, H, 2F) in a list; x's dtype or int8; int4: int32
-            of eight each, (…, H, 2F / 8).
+        weight1: L tensors (H, 2F), gate left and up right, or one (L, H, 2F) in a list; x's dtype or int8; int4: packed
+            by eight in int32, (…, H, 2F / 8).
         weight2: L tensors (F, H) or one (L, F, H), weight1's dtype.
         expert_idx: (T, K) int32 in 0..E-1, or -1: not routed.
         scale1, scale2: with int8 weights L tensors (2F,) and (H,), or one (L, 2F) and (L, H): fp32, bf16, or
@@ -79,24 +78,23 @@ def dispatch_ffn_combine(
         bias1, bias2: with int4 weights L tensors (2F,) and (H,), or one of all: fp32, 8 * sum(weight * scale) over the
             rows. Else None, empty or zeros.
         probs: (T, K) fp32, the weight of each expert's row.
-        group: name of the EP group: ``ascend_moe.comm_name``, HCCL's, or a LocalCluster's; or as `comm.group_of`.
-        max_output_size: the most rows that a rank may receive, the same on all ranks; 0: no limit. Where W*T*min(K, L)
-            rows, which is the most there can be, are more, the ranks exchange their counts first, and an NPU's host
-            waits for that.
+        group: name of the EP group: ``ascend_moe.comm_name``, HCCL's, or a LocalCluster's; or as in `comm.group_of`.
+        max_output_size: the most rows that a rank may receive, equal on all ranks; 0: no limit. If W*T*min(K, L), the
+            largest possible number, is more, the ranks first exchange their counts, which an NPU's host waits for.
         out: (T, H), x's dtype; written.
         expert_token_nums: (L,) int32; written: the rows of each local expert.
         x_active_mask: (T,) or (T, K), bool or int8; an inactive token is not sent and its row of out is zeros.
-        swiglu_limit: above 0: before silu the gate is cut at this value, up at both plus and minus it. 0: no limit.
+        swiglu_limit: above 0: clamp the gate at this value before silu, up at plus and minus it. 0: no limit.
 
     Returns:
-        out, expert_token_nums. Meta tensors are returned as they are.
+        out, expert_token_nums. Meta tensors are returned unchanged.
 
-    Collective. Differentiable as its three calls are.
+    Collective. Differentiable like its three calls.
 
     Raises:
-        ArgumentError: this rank's arguments; nothing was sent.
+        ArgumentError: invalid arguments of this rank; nothing was sent.
         RoutingOverflow, ConfigMismatch, InvalidExpertId: on every rank; the next call works.
-        Other errors: `ascend_moe.npu_moe_distribute_dispatch_v2`'s and ``_combine_v2``'s.
+        Other errors: those of `ascend_moe.npu_moe_distribute_dispatch_v2` and ``_combine_v2``.
 
     Source: vllm-ascend ``torch.ops._C_ascend.dispatch_ffn_combine``.
     """
@@ -126,19 +124,19 @@ def dispatch_ffn_combine(
     return out, expert_token_nums
 
 
-# ---- CANN's
+# ---- CANN's interface
 
 
 @dataclass
 class SymmBuffer:
-    """Holds what the ranks have agreed on for `mega_moe`: get_symm_buffer_for_mega_moe makes it.
+    """The agreement of the ranks for `mega_moe`, created by get_symm_buffer_for_mega_moe.
 
-    The windows are the group's own, so it holds no memory.
+    It has no memory of its own: the windows are the group's.
 
     Attributes:
         group, num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, max_recv_token_num,
-            dispatch_quant_mode, dispatch_quant_out_dtype, combine_quant_mode, comm_alg: the arguments it was made with.
-        group_name: the group's, as the ops take it.
+            dispatch_quant_mode, dispatch_quant_out_dtype, combine_quant_mode, comm_alg: the arguments.
+        group_name: the group's name for the ops.
         ep_world_size, ep_rank_id: W, and this rank.
     """
 
@@ -163,7 +161,7 @@ class SymmBuffer:
         return self.num_experts // self.ep_world_size
 
     def dispatcher(self) -> MC2Dispatcher:
-        """Carries the rows."""
+        """The dispatcher that transports the rows."""
         place = (self.group_name, self.ep_world_size, self.ep_rank_id)
         return MC2Dispatcher(*place, self.num_experts, comm_alg=self.comm_alg)
 
@@ -183,25 +181,25 @@ def get_symm_buffer_for_mega_moe(
     combine_quant_mode: int = 0,
     comm_alg: str = "",
 ) -> SymmBuffer:
-    """Agrees with the other ranks on the sizes of `mega_moe` calls, and tries that they fit the group's windows.
+    """Agree with the other ranks on the sizes of `mega_moe` calls, and check that they fit the group's windows.
 
     Args:
-        group: the EP group of W ranks, as `comm.group_of`, or its name (a LocalCluster's too).
+        group: the EP group of W ranks, as in `comm.group_of`, or its name (also a LocalCluster's).
         num_experts: E, on all ranks, a multiple of W.
         num_max_tokens_per_rank: the most tokens that any rank will pass; ranks may pass fewer.
         num_topk: K. hidden: H.
         intermediate_hidden: F, or 2F: vllm-ascend passes the width of the first product.
         max_recv_token_num: the most rows that a rank may receive; 0: no limit.
         dispatch_quant_mode: 0 for bf16 weights, 2 for int8 and int4 weights.
-        dispatch_quant_out_dtype: None or int8, in torch's or torch_npu's number.
+        dispatch_quant_out_dtype: None or int8, as torch's dtype or torch_npu's number.
         combine_quant_mode: 0; CANN documents no other mode.
-        comm_alg: as of `ascend_moe.npu_moe_distribute_dispatch_v2`.
+        comm_alg: as in `ascend_moe.npu_moe_distribute_dispatch_v2`.
 
     Collective: the ranks compare their arguments, then dispatch and combine no tokens.
 
     Raises:
         ConfigMismatch: an argument differs between ranks: on every rank, with ``.field .rank .ours .theirs``.
-        WindowTooSmall, ArgumentError: on every rank alike, as the arguments and the windows are.
+        WindowTooSmall, ArgumentError: equally on every rank.
 
     Source: CANN ``cann_ops_transformer.ops.get_symm_buffer_for_mega_moe``.
     """
@@ -219,7 +217,7 @@ def get_symm_buffer_for_mega_moe(
     }
     place = Place.of(group)
     device = comm.device_of(place.group_ep)
-    # Before any rule of one rank: what one rank alone has wrong is told on all of them.
+    # Before any local rule, so that errors of one rank are reported on all of them.
     agree(sizes, place, device)
     for field, value in sizes.items():
         if field not in ("dispatch_quant_out_dtype", "comm_alg"):
@@ -262,45 +260,45 @@ def mega_moe(
     shared_l1_bias: TensorList | None = None,
     shared_l2_bias: TensorList | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Routes tokens to their experts, runs those, and returns the sums of their weighted rows.
+    """Route tokens to their experts, run the experts, and return the weighted sums of their rows.
 
-    T tokens of H elements, K experts a token, L experts a rank, F their inner width.
+    T tokens of H elements, K experts per token, L experts per rank, F their inner width.
 
     Args:
         x: (T, H) bf16, T at most the buffer's num_max_tokens_per_rank.
         topk_ids: (T, K) int32, or -1: not routed. topk_weights: (T, K) fp32 or bf16.
         l1_weights, l2_weights: L tensors (H, 2F) and (F, H), gate left and up right, or one tensor of all
-            experts in a list; bf16, or int8 or int4 where the buffer's dispatch_quant_mode is 2. int4 are int32 of
-            eight, or, with weight1_type and weight2_type, int8 of two, as vllm-ascend has them.
-        sym_buffer: of get_symm_buffer_for_mega_moe.
+            experts in a list; bf16, or int8 or int4 if the buffer's dispatch_quant_mode is 2. int4 are packed by eight
+            in int32, or, with weight1_type and weight2_type, by two in int8, as in vllm-ascend.
+        sym_buffer: from get_symm_buffer_for_mega_moe.
         l1_weights_sf, l2_weights_sf: with int8 weights L tensors (2F,) and (H,), or one of all experts: fp32,
             bf16, or int64 or uint64 whose low 32 bits are an fp32's; with int4 also by group.
-        l1_bias, l2_bias: as bias1 and bias2 of `dispatch_ffn_combine`.
+        l1_bias, l2_bias: as bias1 and bias2 in `dispatch_ffn_combine`.
         x_active_mask: (T,) or (T, K), bool or int8; an inactive token is not sent and its result is zeros.
         activation: "swiglu", or another gated one of `ascend_moe.experts.activations`; "situglu" is vllm-ascend's.
-        activation_clamp: the activation's limit; with "swiglu" the gate is cut at this value before silu, up at both
-            plus and minus it. None: no limit, or the activation's own.
-        beta, linear_beta: of "situglu"; None: 1 and 0.
-        weight1_type, weight2_type: None, or the weights' own type as torch.dtype or torch_npu's number; 285: int4.
-        shared_l1_weights, shared_l2_weights: experts that every token of this rank passes, as l1_weights and
+        activation_clamp: the activation's limit; "swiglu" clamps the gate at this value before silu, up at plus and
+            minus it. None: no limit, or the activation's default.
+        beta, linear_beta: numbers of "situglu"; None: 1 and 0.
+        weight1_type, weight2_type: None, or the weights' dtype as torch.dtype or torch_npu's number; 285: int4.
+        shared_l1_weights, shared_l2_weights: shared experts of all tokens of this rank, in the form of l1_weights and
             l2_weights, any number of them; bf16, int8 with shared_l1_weights_sf and shared_l2_weights_sf, or int4 in
             int32 with shared_l1_bias and shared_l2_bias too.
-            They run here, and combine adds the sum of their rows with weight 1.
+            They run on this rank, and combine adds the sum of their rows with weight 1.
         shared_l1_bias, shared_l2_bias: as l1_bias and l2_bias.
 
     Returns:
         y (T, H) bf16; expert_token_nums (L,) int32, the rows of each local expert.
 
-    Collective. Differentiable as its three calls are.
+    Collective. Differentiable like its three calls.
 
     Raises:
-        ArgumentError: this rank's arguments; nothing was sent.
+        ArgumentError: invalid arguments of this rank; nothing was sent.
         RoutingOverflow: more rows than max_recv_token_num for a rank: on every rank; the next call works.
-        Other errors: `ascend_moe.npu_moe_distribute_dispatch_v2`'s and ``_combine_v2``'s.
+        Other errors: those of `ascend_moe.npu_moe_distribute_dispatch_v2` and ``_combine_v2``.
 
     Source: CANN ``cann_ops_transformer.ops.mega_moe``.
     """
-    rule = "is a {}; it must be what get_symm_buffer_for_mega_moe returned"
+    rule = "is a {}; it must come from get_symm_buffer_for_mega_moe"
     need(isinstance(sym_buffer, SymmBuffer), "sym_buffer", rule, type(sym_buffer).__name__)
     need_dtype("x", x, torch.bfloat16)
     for name, kind, weights in (("weight1_type", weight1_type, l1_weights), ("weight2_type", weight2_type, l2_weights)):
@@ -348,12 +346,12 @@ def _activation_of(name: str, clamp: float | None, beta: float | None, linear_be
         need(clamp > 0, "activation_clamp", "is {}; it must be above 0, or None", clamp)
     limit = clamp if clamp is not None and clamp < math.inf else None
     act = Activation.of(name, limit=limit, beta=beta, linear_beta=linear_beta)
-    need(act.gated, "activation", "is {!r}, which has no gate; l1_weights have gate and up", name)
+    need(act.gated, "activation", "is {!r}, which has no gate; l1_weights contain gate and up", name)
     return act
 
 
 def _check_fits_buffer(buffer: SymmBuffer, x: Tensor, ids: Tensor, experts: Experts) -> None:
-    """vllm-ascend sets the buffer's quantization before each call, so it is looked at again."""
+    """Check a call against the buffer, whose quantization vllm-ascend sets before each call."""
     check_quantization(buffer.dispatch_quant_mode, buffer.dispatch_quant_out_dtype, buffer.combine_quant_mode)
     most, topk, quant = buffer.num_max_tokens_per_rank, buffer.num_topk, buffer.dispatch_quant_mode
     need(len(x) <= most, "x", "has {} tokens; the buffer is for {} at most (num_max_tokens_per_rank)", len(x), most)
@@ -369,7 +367,7 @@ def _check_fits_buffer(buffer: SymmBuffer, x: Tensor, ids: Tensor, experts: Expe
 
 
 def _try(buffer: SymmBuffer, device: torch.device) -> None:
-    """A round trip of no tokens: the ops' own rules, at the sizes that calls will have."""
+    """Run dispatch and combine without tokens, to check the ops' rules for the sizes of later calls."""
     quant = buffer.dispatch_quant_mode
     world, most = buffer.ep_world_size, buffer.num_max_tokens_per_rank
     dispatcher = buffer.dispatcher()

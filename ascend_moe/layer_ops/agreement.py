@@ -1,4 +1,4 @@
-"""Lets the ranks agree before the one call for a layer sends rows: equal arguments, batches, rows to come."""
+"""Agreement of the ranks before the one call for a layer sends rows: equal arguments, batches, rows to receive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TEXT_BYTES = 1024
 
 
 def agree(values: dict[str, Any], place: Place, device: torch.device) -> None:
-    """Raises ConfigMismatch on every rank where a value differs between ranks."""
+    """Raise ConfigMismatch on every rank if a value differs between ranks."""
     text = json.dumps({field: repr(value)[:64] for field, value in values.items()})
     words = torch.frombuffer(bytearray(text.encode().ljust(_TEXT_BYTES)), dtype=torch.int32)
     everyone = gather_words(words, place, device).contiguous()
@@ -43,13 +43,13 @@ def _compare(everyone: list[dict[str, Any]], rank: int) -> None:
 
 @dataclass(frozen=True)
 class Limit:
-    """The most rows that a rank may receive, and the argument's name; 0: no limit."""
+    """The most rows that a rank may receive, 0: no limit; and the argument's name."""
 
     name: str
     rows: int
 
     def may_be_reached(self, all_tokens: int, tokens: Tokens, experts: Experts) -> bool:
-        """Whether so many tokens of all ranks could bring more rows to one rank."""
+        """Return whether this many tokens of all ranks could bring more rows to one rank."""
         return 0 < self.rows < all_tokens * min(tokens.ids.shape[1], experts.count)
 
 
@@ -57,12 +57,12 @@ _HEAD = ("tokens", "limit", "K", "experts a rank")
 
 
 def gather_loads(dispatcher: MC2Dispatcher, tokens: Tokens, experts: Experts, limit: Limit) -> Tensor:
-    """(W, 4 + W) of every rank: `_HEAD`, and how many rows it sends to each rank."""
+    """Return (W, 4 + W): for every rank `_HEAD`, and the number of rows that it sends to each rank."""
     rule = "of {} can be exceeded, so the host has to compare counts, which a graph cannot record: raise it"
     need(not (on_npu(tokens.x) and capturing()), limit.name, rule, limit.rows)
     ids = tokens.ids.cpu()
     active = active_pairs(ids, None if tokens.mask is None else tokens.mask.cpu())
-    routed = active & (ids >= 0) & (ids < dispatcher.num_experts)  # dispatch names the others
+    routed = active & (ids >= 0) & (ids < dispatcher.num_experts)  # dispatch reports other ids
     loads = torch.bincount(ids[routed] // experts.count, minlength=dispatcher.world_size)
     head = torch.tensor([len(ids), limit.rows, ids.shape[1], experts.count], device="cpu")
     words = narrow(limit.name, torch.cat([head, loads]))
@@ -70,7 +70,7 @@ def gather_loads(dispatcher: MC2Dispatcher, tokens: Tokens, experts: Experts, li
 
 
 def judge(table: Tensor, limit: Limit, rank: int) -> int:
-    """global_bs for these batches. Every rank has the same table, and so raises or goes on as the others do."""
+    """Return global_bs for these batches, or raise; equally on all ranks, which have the same table."""
     head = table[:, : len(_HEAD)].tolist()
     names = {"limit": limit.name, "K": "K", "experts a rank": "experts a rank"}
     rows = [dict(zip(_HEAD, values, strict=True)) for values in head]
@@ -79,7 +79,7 @@ def judge(table: Tensor, limit: Limit, rank: int) -> int:
     most = int(arriving.max())
     if 0 < limit.rows < most:
         owner = int(arriving.argmax())
-        text = f"{limit.name} is {limit.rows}, but {most} rows go to rank {owner}: pass {most} at least on all ranks, "
+        text = f"{limit.name} is {limit.rows}, but {most} rows go to rank {owner}: pass at least {most} on all ranks, "
         raise RoutingOverflow(text + "or 0 for no limit", rank=owner, owner=owner, rows=most, capacity=limit.rows)
     batches = [row["tokens"] for row in rows]
     return 0 if len(set(batches)) == 1 else len(batches) * max(batches)

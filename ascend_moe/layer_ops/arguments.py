@@ -17,7 +17,7 @@ from ascend_moe.experts.quant import scale_of_bits
 from ascend_moe.native.torch_npu import on_npu, resolve_dtype
 
 TensorList = Tensor | Sequence[Tensor]
-INT8 = 2  # quant_mode of dispatch: int8 rows, a scale each
+INT8 = 2  # quant_mode of dispatch: int8 rows with one scale each
 _NPU_INT4 = 285  # torch_npu.int4
 BYTES_IN_WORD = 4
 
@@ -31,7 +31,7 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Experts:
-    """Weights as `grouped_mlp` takes them, L = count experts of width 2 * F; biases are of int4 weights."""
+    """Weights in the form of `grouped_mlp`, L = count experts of width 2 * F; biases belong to int4 weights."""
 
     gate_up: Tensor | list[Tensor]
     down: Tensor | list[Tensor]
@@ -45,7 +45,7 @@ class Experts:
 
     @property
     def quant_mode(self) -> int:
-        """Returns dispatch's quant_mode."""
+        """Dispatch's quant_mode."""
         return 0 if self.gate_up_scale is None else INT8
 
 
@@ -68,9 +68,9 @@ def tensors_of(name: str, value: TensorList | None) -> list[Tensor]:
 
 
 def experts_of(x: Tensor, given: dict[str, TensorList | None], int4_bytes: bool = False) -> Experts:
-    """Weights, scales and biases, which are ``given`` in this order by their names in the call.
+    """Return weights, scales and biases, ``given`` in this order by their names in the call.
 
-    int32 weights are eight int4 each; int8 and uint8 ones are two int4 each where ``int4_bytes``.
+    int32 weights are int4 packed by eight; int8 and uint8 ones are int4 packed by two if ``int4_bytes``.
     """
     need_dims("x", x, 2, dtypes=ROW_DTYPES)
     names = list(given)
@@ -107,7 +107,7 @@ def experts_of(x: Tensor, given: dict[str, TensorList | None], int4_bytes: bool 
 
 
 def _words(name: str, weights: list[Tensor]) -> list[Tensor]:
-    """int4 in int32, of bytes of two as well."""
+    """Return int4 packed in int32, also from bytes."""
     for weight in weights:
         need_dtype(name, weight, torch.int32, torch.int8, torch.uint8)
         fits = weight.dtype == torch.int32 or weight.shape[-1] % BYTES_IN_WORD == 0
@@ -128,7 +128,7 @@ def _check_weight_dtype(name: str, weights: list[Tensor], dtype: torch.dtype, bi
 
 
 def is_int4(value: torch.dtype | int | None) -> bool:
-    """Whether a weights' type is int4, torch_npu's number or a dtype of that name."""
+    """Return whether a weights' type is int4, torch_npu's number or a dtype of that name."""
     return value == _NPU_INT4 or "int4" in str(value)
 
 
@@ -143,13 +143,13 @@ def check_weight_type(name: str, value: torch.dtype | int | None, weights: Tenso
 
 
 def _need_nothing(name: str, tensors: list[Tensor], why: str) -> None:
-    """Zeros say as little as no tensor; only they are looked at."""
+    """Raise ArgumentError unless the tensors are absent or zeros."""
     nothing = all(tensor.numel() == 0 or tensor.is_meta or not bool(tensor.any()) for tensor in tensors)
     need(nothing, name, "is not zero: {}", why)
 
 
 def _scale(name: str, tensors: list[Tensor], count: int, width: int, x: Tensor) -> Tensor:
-    """(L, width) of the scales, as floats."""
+    """Return the scales as floats (L, width)."""
     values = sum(tensor.numel() for tensor in tensors)
     shapes = [tuple(tensor.shape) for tensor in tensors]
     rule = "has shapes {}; int8 weights need {} tensors ({},), or one ({}, {})"
@@ -163,7 +163,7 @@ def _scale(name: str, tensors: list[Tensor], count: int, width: int, x: Tensor) 
 
 
 def _int4_scale(name: str, tensors: list[Tensor], rows: int, width: int, count: int, x: Tensor) -> Tensor:
-    """(L, G, width) of G groups of rows, as `grouped_mlp` takes them on x's device: fp32, or on an NPU int64."""
+    """Return scales (L, G, width) of G groups of rows in `grouped_mlp`'s form: fp32, or on an NPU int64."""
     need_beside(x, name, *tensors)
     single = len(tensors) == 1 and tensors[0].dim() > 1
     each = (
@@ -187,7 +187,7 @@ def _fits(tensor: Tensor, count: int, width: int) -> bool:
 
 
 def _int4_bias(name: str, tensors: list[Tensor], width: int, count: int, x: Tensor) -> Tensor:
-    """(L, width) fp32."""
+    """Return int4 biases, (L, width) fp32."""
     values = sum(tensor.numel() for tensor in tensors)
     shapes = [tuple(tensor.shape) for tensor in tensors]
     rule = "has shapes {}; int4 weights need 8 * sum(weight * scale) over the rows: {} tensors ({},), or one ({}, {})"
@@ -202,7 +202,7 @@ def _int4_bias(name: str, tensors: list[Tensor], width: int, count: int, x: Tens
 def check_tokens(
     x: Tensor, ids: tuple[str, Tensor], weights: tuple[str, Tensor], mask: Tensor | None, hidden: int
 ) -> Tensor | None:
-    """The mask as bool; raises where the tokens' tensors do not fit."""
+    """Check the tokens' tensors; return the mask as bool."""
     need_shape("x", x, (x.shape[0], hidden))
     need_dims(ids[0], ids[1], 2, dtypes=(torch.int32,))
     need_shape(*ids, (x.shape[0], ids[1].shape[1]))

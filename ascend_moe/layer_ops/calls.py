@@ -25,10 +25,10 @@ def dispatch(dispatcher: MC2Dispatcher, tokens: Tokens, experts: Experts, global
 
 
 def dispatch_any_batches(dispatcher: MC2Dispatcher, tokens: Tokens, experts: Experts, limit: Limit) -> Dispatched:
-    """Dispatch where nobody knows the other ranks' batches: as if all were equal, which the ranks find out together.
+    """Dispatch with unknown batches of the other ranks: first assume that they are equal, which the op checks.
 
-    Ranks with different batches all get ConfigMismatch from the first op, whichever they have chosen. On the CPU
-    they then exchange what they have to know. (On an NPU the error comes later, and is the caller's.)
+    Ranks with different batches all get ConfigMismatch from the first op, whatever they assumed. On the CPU they then
+    exchange their batches. (On an NPU the error comes later, and is the caller's.)
     """
 
     def exchange() -> Tensor:
@@ -41,7 +41,7 @@ def dispatch_any_batches(dispatcher: MC2Dispatcher, tokens: Tokens, experts: Exp
         return dispatch(dispatcher, tokens, experts, 0)
     except ConfigMismatch as mismatch:
         global_bs = judge(exchange(), limit, dispatcher.rank)
-        if global_bs == 0:  # the batches are not what differs
+        if global_bs == 0:  # something other than the batches differs
             raise mismatch
         return dispatch(dispatcher, tokens, experts, global_bs)
 
@@ -49,7 +49,7 @@ def dispatch_any_batches(dispatcher: MC2Dispatcher, tokens: Tokens, experts: Exp
 def _twice(exchange: Callable[[], Tensor]) -> Tensor:
     try:
         return exchange()
-    except ConfigMismatch:  # a rank with fewer tokens has begun with its dispatch
+    except ConfigMismatch:  # a rank with fewer tokens has started with its dispatch
         return exchange()
 
 
@@ -61,10 +61,10 @@ def finish(
     activation: Activation = _SWIGLU,
     shared_rows: Tensor | None = None,
 ) -> Tensor:
-    """The MLP of the local experts, and combine."""
+    """Run the MLP of the local experts, and combine."""
     x = tokens.x
     leaves = (*tensors_of("", experts.gate_up), *tensors_of("", experts.down), sent.expand_x, sent.dynamic_scales)
-    # Not for rows that autograd follows. Else only rows that arrived are written, not all that might have.
+    # Not with autograd. Writes only received rows, not all that could arrive.
     out = None if wants_gradient(leaves) else torch.empty_like(sent.expand_x, dtype=x.dtype)
     rows = _mlp(sent.expand_x, experts, sent.expert_token_nums, sent.dynamic_scales, x.dtype, activation, out)
     return dispatcher.combine(rows, sent, tokens.weights, shared_expert_x=shared_rows)
@@ -96,9 +96,9 @@ def _mlp(
 
 
 def run_shared(tokens: Tokens, shared: Experts, activation: Activation) -> Tensor:
-    """(T, H): the sum of the shared experts' rows, in fp32 where there are several, rounded once."""
+    """Return (T, H): the sum of the shared experts' rows, in fp32 if there are several, rounded once."""
     x = tokens.x
-    if tokens.mask is not None:  # 0 times what an inactive token holds, NaN perhaps, would be in the gradients
+    if tokens.mask is not None:  # NaN of inactive tokens must not reach the gradients
         active = tokens.mask if tokens.mask.dim() == 1 else tokens.mask.any(1)
         x = torch.where(active[:, None], x, 0)
     rows, scales = npu_dynamic_quant(x) if shared.quant_mode else (x, x)

@@ -1,4 +1,4 @@
-"""vllm-ascend's other call for a layer, ``dispatch_gmm_combine_decode``, which its releases up to 0.23 have."""
+"""vllm-ascend's ``dispatch_gmm_combine_decode``, another call for a layer in its releases up to 0.23."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def dispatch_gmm_combine_decode(
     quant_mode: int = 0,
     global_bs: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Routes tokens to their experts, runs those, and returns the sums of their weighted rows.
+    """Route tokens to their experts, run the experts, and return the weighted sums of their rows.
 
-    As `ascend_moe.layer_ops.dispatch_ffn_combine`, without limits. What vllm-ascend's Python passes is known; its
-    kernel's own arithmetic is not, so the bits are those of our three calls.
+    As `ascend_moe.layer_ops.dispatch_ffn_combine`, without limits. The arguments of vllm-ascend's Python are known, its
+    kernel's arithmetic is not, so the results are those of the three calls.
 
     Args:
         x: (T, H). expert_ids: (T, K) int32. expert_scales: (T, K) fp32, the weight of each expert's row.
-        gmm1_permuted_weight, gmm2_weight: as weight1 and weight2 there. Gate left and up right: vllm-ascend permutes
-            nothing.
+        gmm1_permuted_weight, gmm2_weight: as weight1 and weight2 there. Gate left and up right: vllm-ascend does not
+            permute them.
         gmm1_permuted_weight_scale, gmm2_weight_scale: as scale1 and scale2 there.
-        expert_smooth_scales: None, as vllm-ascend passes; what others would do is not documented.
+        expert_smooth_scales: None, as vllm-ascend passes; other values are not documented.
         x_active_mask: (T,) or (T, K), bool or int8.
         group_ep, ep_rank_size, ep_rank_id: the EP group, and this rank's place in it.
         moe_expert_num: experts of all ranks.

@@ -128,7 +128,7 @@ def faster_barrier(soc: str, topology: str) -> str:
 
 
 def allows(what: str, passed: frozenset[str]) -> bool:
-    """Whether all probes that the algorithm ``what`` needs have passed."""
+    """Return whether all probes that the algorithm ``what`` needs have passed."""
     return passed.issuperset(NEEDS[what])
 
 

@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 def on_npu(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` is on an NPU, where torch_npu does the work."""
+    """Return whether ``tensor`` is on an NPU, where torch_npu does the work."""
     return tensor.device.type == "npu"
 
 
@@ -102,7 +102,7 @@ def operators() -> Operators:
 
 
 def refused(name: str, kwargs: Mapping[str, Any]) -> bool:
-    """Whether the installed torch_npu refuses this call, which a newer one accepts."""
+    """Return whether the installed torch_npu refuses this call, which a newer one accepts."""
     values = operators().refuses.get(name, {})
     return any(kwargs.get(argument) in some for argument, some in values.items())
 

@@ -58,7 +58,7 @@ def hccl_selects_hierarchy() -> bool:
 
 
 def is_two_level(name: str) -> bool:
-    """Whether a call with this ``comm_alg`` runs hierarchy in a group of several servers."""
+    """Return whether a call with this ``comm_alg`` runs hierarchy in a group of several servers."""
     return comm_algorithm(name) in ("hierarchy", _BY_HCCL)
 
 

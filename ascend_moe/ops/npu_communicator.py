@@ -160,7 +160,7 @@ class NpuCommunicator(GroupCommunicator):
         return ALGORITHMS[self.ops_handle.algorithm]
 
     def alive(self) -> bool:
-        """Whether its process group still exists."""
+        """Return whether its process group still exists."""
         return comm.is_alive(self.group)
 
     def raise_why_unusable(self) -> None:
@@ -400,7 +400,7 @@ def check(group_ep: str | None = None) -> None:
 
 
 def capturing() -> bool:
-    """Whether this thread's NPU stream is capturing a graph."""
+    """Return whether this thread's NPU stream is capturing a graph."""
     npu = getattr(torch, "npu", None)
     return bool(npu is not None and npu.is_current_stream_capturing())
 

@@ -118,7 +118,7 @@ def vote(name: str, group: ProcessGroup) -> StoreVote | None:
 
 
 def _ended(records: Sequence[ServerRecord], rank: int, other: int) -> bool:
-    """Whether the process of ``other`` has ended, as far as visible to ``rank``."""
+    """Return whether the process of ``other`` has ended, as far as visible to ``rank``."""
     here, there = records[rank], records[other]
     visible = (here.boot, here.pids) == (there.boot, there.pids)
     return other != rank and visible and there.pid > 0 and process_gone(there.pid, there.born or None)

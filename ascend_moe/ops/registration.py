@@ -55,7 +55,7 @@ class NotDifferentiable(torch.autograd.Function):
 
 
 def wants_gradient(values: Iterable[Any]) -> bool:
-    """Whether autograd has to track a call with these arguments."""
+    """Return whether autograd has to track a call with these arguments."""
     return torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in values)
 
 

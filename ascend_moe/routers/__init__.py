@@ -1,7 +1,7 @@
 """Routers: they choose the experts of every token, and the weights of the experts' rows.
 
-`gating` has torch_npu's operators and the routers of Hugging Face models, `topk` Megatron-LM's, `losses` what keeps
-the experts of the latter evenly loaded. With `replay` all of them take ids from outside, and hand theirs out.
+`gating` contains torch_npu's operators and the routers of Hugging Face models, `topk` Megatron-LM's, `losses` the
+losses that balance the experts' load. `replay` makes all of them record their ids or use given ones.
 """
 
 from ascend_moe.routers.gating import (

@@ -1,7 +1,7 @@
-"""A layer's router by the name that its config has.
+"""Routers of layers by the name in their config.
 
-Each function gives weights (BS, K) fp32 and ids (BS, K) int32 of fp32 logits (BS, E), of special experts too; given ids
-are its ids.
+Each function returns weights (BS, K) fp32 and ids (BS, K) int32 for fp32 logits (BS, E), special experts included;
+given ids replace the choice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ascend_moe.routers.replay import divided
 
 
 class Routed(Protocol):
-    """What a router reads of its layer."""
+    """The attributes of a layer that routers read."""
 
     config: MoEConfig
     tid2eid: Tensor | None
@@ -33,7 +33,7 @@ class Routed(Protocol):
 
 
 class Hints(NamedTuple):
-    """Holds what a router may need besides the logits: the tokens' ids (...,), and the experts (BS, K) to take."""
+    """Inputs of a router besides the logits: the tokens' ids (...,), and replayed experts (BS, K)."""
 
     input_ids: Tensor | None
     ids: Tensor | None
@@ -70,7 +70,7 @@ def _hash(layer: Routed, logits: Tensor, hints: Hints) -> tuple[Tensor, Tensor]:
     top_k, scaling, input_ids = layer.config.top_k, layer.config.routed_scaling_factor, hints.input_ids
     if hints.ids is not None:
         return deepseek_v4(logits, top_k, scaling=scaling, ids=hints.ids)
-    need(input_ids is not None, "input_ids", "is None; router 'hash' chooses experts by the tokens' ids")
+    need(input_ids is not None, "input_ids", "is None; router 'hash' chooses experts by token id: pass the ids")
     assert input_ids is not None
     hashed = {"input_ids": input_ids.reshape(-1), "tid2eid": layer.tid2eid}
     return deepseek_v4(logits, top_k, scaling=scaling, **hashed)
@@ -95,7 +95,7 @@ def _llama4(layer: Routed, logits: Tensor, hints: Hints) -> tuple[Tensor, Tensor
     return torch.sigmoid(values), chosen.int()
 
 
-#: By the names of ``ROUTERS``; a name without a function is refused when a layer is made.
+#: By the names in ``ROUTERS``; a name without a function is refused when a layer is built.
 ROUTES: dict[str, Callable[[Routed, Tensor, Hints], tuple[Tensor, Tensor]]] = {
     "softmax": _softmax,
     "deepseek_v3": _deepseek_v3,

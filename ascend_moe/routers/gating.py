@@ -1,8 +1,8 @@
 """Routers: they choose the experts of every token, and the weights of the experts' rows.
 
-Every router takes the same three steps. It normalises the logits in float32. It chooses experts by their
-scores, to which a bias may be added. It weighs them by the scores without the bias. Of two experts with equal
-scores the one with the lower id is chosen; experts with NaN scores are chosen last.
+Every router has three steps. It normalizes the logits in float32, chooses experts by their scores, optionally with a
+bias, and weights them by the scores without the bias. Among equal scores the lowest id is chosen; experts with NaN
+scores are chosen last.
 """
 
 from __future__ import annotations
@@ -57,33 +57,33 @@ def npu_moe_gating_top_k(
     routed_scaling_factor: float = 1.0,
     eps: float = 1e-20,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Choose k experts for every token. With groups, a token chooses from its best groups only.
+    """Choose k experts for every token, with groups only from the token's best groups.
 
     Args:
         x: router logits ``(T, E)``, bf16, fp16 or fp32.
-        k: experts a token, 1 to E / group_count * k_group.
-        bias: ``(E,)`` of x's type. It is added to the normalised scores for the choice, not for the weights.
-        input_ids, tid2eid: token ids ``(T,)`` and a table ``(V, k)`` of whole numbers, both or none: token t goes
-            to the experts ``tid2eid[input_ids[t]]``, in that order, whatever their scores; bias and groups do not
-            count (DeepSeek-V4's hash layers). renorm must be 0.
-        k_group, group_count: consecutive experts form group_count groups; a token chooses from k_group.
+        k: experts per token, 1 to E / group_count * k_group.
+        bias: ``(E,)`` in x's dtype, added to the normalized scores for the choice, not for the weights.
+        input_ids, tid2eid: token ids ``(T,)`` and a table ``(V, k)`` of integers, both or none: token t is routed to
+            the experts ``tid2eid[input_ids[t]]``, in that order, independent of scores, bias and groups
+            (DeepSeek-V4's hash layers). renorm must be 0.
+        k_group, group_count: consecutive experts form group_count groups; a token chooses from k_group of them.
         group_select_mode: a group's score is its largest score (0) or the sum of its two largest scores (1).
-        renorm: 1 divides softmax weights by their sum; 0 does not. Weights of the other types are always divided.
+        renorm: 1 divides softmax weights by their sum, 0 does not. Weights of the other types are always divided.
         norm_type: 0 softmax, 1 sigmoid, 2 the square root of softplus.
-        out_flag: return the normalised scores.
-        routed_scaling_factor: multiplies the weights.
-        eps: is added to the sum before the weights are divided by it.
+        out_flag: return the normalized scores.
+        routed_scaling_factor: factor of the weights.
+        eps: added to the sum before the weights are divided by it.
 
     Returns:
-        weights ``(T, k)`` of x's type, the expert with the highest score first; expert ids ``(T, k)`` int32;
-        normalised scores ``(T, E)`` float32. Without out_flag the scores are zeros here and undefined on the
+        weights ``(T, k)`` in x's dtype, highest score first; expert ids ``(T, k)`` int32;
+        normalized scores ``(T, E)`` float32. Without out_flag the scores are zeros here and undefined on the
         NPU. Weights are differentiable.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_gating_top_k``, which NPU tensors go to. There E is at most 2048, a group has
-    more than two experts, and the version decides about renorm=1.
+    Source: torch_npu ``npu_moe_gating_top_k``, which NPU tensors are passed to. There E is at most 2048, a group has
+    more than two experts, and renorm=1 depends on the version.
     """
     _check_logits(x, (2,))
     if bias is not None:
@@ -109,9 +109,9 @@ def gating_top_k(
     tid2eid: torch.Tensor | None = None,
     ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`npu_moe_gating_top_k` in plain torch, on any device; the bias may have another float type than x.
+    """Run `npu_moe_gating_top_k` in plain torch, on any device; the bias may have another float dtype than x.
 
-    ids: ``(T, k)``, the experts that are taken whatever their scores; see `ascend_moe.routers.replay`.
+    ids: ``(T, k)``, experts that replace the choice; see `ascend_moe.routers.replay`.
     """
     _check_logits(x, (2,))
     if bias is not None:
@@ -130,7 +130,7 @@ def gating_top_k(
         if input_ids is None and tid2eid is None:
             chosen = _choose(scores, bias, k, groups)
         else:
-            need(renorm == 0, "renorm", "is {}; it must be 0 where ids come from tid2eid", renorm)
+            need(renorm == 0, "renorm", "is {}; it must be 0 with tid2eid", renorm)
             chosen = _look_up(input_ids, tid2eid, x.shape[0], k, x.shape[1])
         weights = _weigh(scores, chosen, divide, routed_scaling_factor, eps)
     return weights.to(x.dtype), chosen.to(torch.int32), scores if out_flag else torch.zeros_like(scores)
@@ -140,13 +140,13 @@ def gating_top_k(
 def npu_moe_gating_top_k_softmax(
     x: torch.Tensor, finished: torch.Tensor | None = None, k: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Softmax over the experts, then the k largest.
+    """Apply softmax over the experts, then choose the k largest.
 
     Args:
         x: router logits ``(T, E)`` or ``(B, S, E)``, bf16, fp16 or fp32.
-        finished: bool ``x.shape[:-1]``: a True row gets expert id E, which is no expert. Its weights are
-            computed as for every other row.
-        k: experts a token, 0 to E.
+        finished: bool ``x.shape[:-1]``: True rows get expert id E, which is no expert. Their weights are
+            computed as for other rows.
+        k: experts per token, 0 to E.
 
     Returns:
         weights ``(..., k)`` of x's type, the largest first, not divided by their sum; expert ids
@@ -154,9 +154,9 @@ def npu_moe_gating_top_k_softmax(
         j * T + t. Weights are differentiable.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_gating_top_k_softmax``; NPU tensors go there.
+    Source: torch_npu ``npu_moe_gating_top_k_softmax``; NPU tensors are passed there.
     """
     _check_logits(x, (2, 3))
     experts, shape = x.shape[-1], (*x.shape[:-1], k)
@@ -183,7 +183,7 @@ def npu_moe_gating_top_k_softmax_v2(
     renorm: int | None = 0,
     output_softmax: bool | None = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Softmax over all experts, then the k largest; or the k largest first, then softmax over these k.
+    """Apply softmax over all experts, then choose the k largest; or choose first, then apply softmax over these k.
 
     Args:
         x, k, finished: as `npu_moe_gating_top_k_softmax`.
@@ -195,14 +195,14 @@ def npu_moe_gating_top_k_softmax_v2(
         x's shape, ``(0,)`` without output_softmax. Weights and softmax are differentiable.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_gating_top_k_softmax_v2``; NPU tensors go there.
+    Source: torch_npu ``npu_moe_gating_top_k_softmax_v2``; NPU tensors are passed there.
     """
     need(renorm in (None, 0, 1), "renorm", "is {}; it must be 0 or 1", renorm)
     weights, ids, _ = npu_moe_gating_top_k_softmax(x, finished, k)
     if renorm == 1:
-        # Softmax may round two different logits to one score, so the choice is made again by the logits.
+        # Softmax may round two different logits to one score, so the choice is repeated on the logits.
         chosen = best(x.detach().float().reshape(-1, x.shape[-1]), k).reshape(ids.shape)
         weights = torch.softmax(x.float().gather(-1, chosen), dim=-1).to(x.dtype)
         ids = torch.where(ids == x.shape[-1], ids, chosen.to(torch.int32))
@@ -219,14 +219,14 @@ def softmax_topk(
     *,
     ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The router of Mixtral (renormalize True) and of Qwen2/3-MoE (renormalize is its norm_topk_prob).
+    """Route as Mixtral (renormalize True) or Qwen2/3-MoE (renormalize is its norm_topk_prob).
 
     Args:
         logits: ``(T, E)`` float.
-        k: experts a token.
+        k: experts per token.
         renormalize: divide the k weights by their sum.
         bias: ``(E,)``, added to the softmax for the choice only (ERNIE-4.5).
-        ids: ``(T, k)``, the experts that are taken instead of the best; see `ascend_moe.routers.replay`.
+        ids: ``(T, k)``, experts that replace the choice; see `ascend_moe.routers.replay`.
 
     Returns:
         weights ``(T, k)`` float32, the largest (biased) score first, and expert ids ``(T, k)`` int32.
@@ -257,14 +257,14 @@ def deepseek_v2(
     *,
     ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """DeepSeek-V2's router: softmax; a group counts by its best expert; weights are not divided by their sum.
+    """Route as DeepSeek-V2: softmax; a group's score is its best expert's; weights are not divided by their sum.
 
     Args:
         logits: ``(T, E)`` float.
-        k: experts a token.
+        k: experts per token.
         n_group, topk_group: a token chooses from topk_group of n_group groups (1, 1: "greedy").
         scaling: routed_scaling_factor.
-        ids: ``(T, k)``, the experts that are taken instead of the best; see `ascend_moe.routers.replay`.
+        ids: ``(T, k)``, experts that replace the choice; see `ascend_moe.routers.replay`.
 
     Returns:
         weights ``(T, k)`` float32, the largest first, and expert ids ``(T, k)`` int32.
@@ -293,16 +293,16 @@ def deepseek_v3(
     *,
     ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """DeepSeek-V3's router: sigmoid; a bias for the choice; a group counts by its two best experts.
+    """Route as DeepSeek-V3: sigmoid; a bias for the choice; a group's score is the sum of its two best experts.
 
     Args:
         logits: ``(T, E)`` float.
         bias: e_score_correction_bias ``(E,)``; the weights are without it.
-        k: experts a token.
+        k: experts per token.
         n_group, topk_group: a token chooses from topk_group of n_group groups.
         renorm: norm_topk_prob: divide the k weights by their sum.
         scaling: routed_scaling_factor.
-        ids: ``(T, k)``, the experts that are taken instead of the best; see `ascend_moe.routers.replay`.
+        ids: ``(T, k)``, experts that replace the choice; see `ascend_moe.routers.replay`.
 
     Returns:
         weights ``(T, k)`` float32, the highest biased score first, and expert ids ``(T, k)`` int32.
@@ -327,7 +327,7 @@ def deepseek_v3(
         routed_scaling_factor=scaling,
     )
     if not renorm:
-        # The operator always divides sigmoid weights by their sum; its scores are not divided.
+        # The operator always divides sigmoid weights by their sum, so return undivided scores.
         weights = scores.gather(1, chosen.to(torch.int64)) * scaling
     return weights, chosen
 
@@ -343,15 +343,15 @@ def deepseek_v4(
     tid2eid: torch.Tensor | None = None,
     ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """DeepSeek-V4's routers: the square root of softplus; weights divided by their sum; ids by score or by a table.
+    """Route as DeepSeek-V4: the square root of softplus; weights divided by their sum; ids by score or from a table.
 
     Args:
         logits: ``(T, E)`` float.
-        k: experts a token.
+        k: experts per token.
         bias: e_score_correction_bias ``(E,)`` for the choice; the weights are without it.
         scaling: routed_scaling_factor.
-        input_ids, tid2eid: of a hash layer: token ids ``(T,)`` and the experts ``(V, k)`` of each id.
-        ids: ``(T, k)``, the experts that are taken instead of the best; see `ascend_moe.routers.replay`.
+        input_ids, tid2eid: in a hash layer: token ids ``(T,)`` and the experts ``(V, k)`` of each id.
+        ids: ``(T, k)``, experts that replace the choice; see `ascend_moe.routers.replay`.
 
     Returns:
         weights ``(T, k)`` float32 and expert ids ``(T, k)`` int32; a hash layer's in the table's order.
@@ -375,12 +375,12 @@ def deepseek_v4(
 def sigmoid_of_topk(
     logits: torch.Tensor, k: int, *, ids: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Llama-4's router: the k largest logits, and their sigmoids as weights, which are not divided by their sum.
+    """Route as Llama-4: the k largest logits, weighted by their sigmoids without normalization.
 
     Args:
         logits: ``(T, E)`` float.
-        k: experts a token.
-        ids: ``(T, k)``, the experts that are taken instead of the best; see `ascend_moe.routers.replay`.
+        k: experts per token.
+        ids: ``(T, k)``, experts that replace the choice; see `ascend_moe.routers.replay`.
 
     Returns:
         weights ``(T, k)`` float32, the largest first, and expert ids ``(T, k)`` int32.
@@ -406,21 +406,21 @@ def sparsemixer(
     ids: torch.Tensor | None = None,
     training: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Phi-3.5-MoE's router: chooses two experts, one after the other.
+    """Route as Phi-3.5-MoE: choose two experts, one after the other.
 
-    A weight is the softmax over the experts that are left and whose logit is near the largest of these: within
-    2 * jitter_eps of max(that one, the logit's absolute value). The second is chosen without the first.
+    A weight is the softmax over the remaining experts whose logit is within 2 * jitter_eps of max(the largest of them,
+    the logit's absolute value). The second expert is chosen without the first.
 
-    In training each is drawn by these softmaxes (Gumbel). A drawn one that is not the likeliest has, in three of four
-    tokens, a third of its weight, with the gradient of the whole: Heun's third-order estimate.
+    In training each is sampled from these softmaxes (Gumbel). In three of four tokens, a sampled expert that is not the
+    most likely one gets a third of its weight with the gradient of the whole: Heun's third-order estimate.
 
     Args:
         logits: ``(T, E)`` float.
         k: 2.
         jitter_eps: router_jitter_noise.
-        ids: ``(T, 2)``, the experts that are taken; see `ascend_moe.routers.replay`. "Near" is near the taken one's
-            logit then.
-        training: draws with torch's generator.
+        ids: ``(T, 2)``, experts that replace the choice; see `ascend_moe.routers.replay`. The distance is then measured
+            from their logits.
+        training: sample with torch's generator.
 
     Returns:
         weights ``(T, 2)`` float32, not divided by their sum, and expert ids ``(T, 2)`` int32.
@@ -431,7 +431,7 @@ def sparsemixer(
     Source: transformers ``phimoe``.
     """
     _check_logits(logits, (2,))
-    need(k == 2, "k", "is {}; the sparse mixer chooses 2 experts", k)
+    need(k == 2, "k", "is {}; the sparse mixer chooses 2 experts: pass 2", k)
     _check_choice(logits.shape[1], k, Groups())
     left = scores = logits.float()
     given = None if ids is None else given_ids(ids, logits.shape[0], k, logits.shape[1])
@@ -457,12 +457,12 @@ def sparsemixer(
     return torch.cat(weights, 1), torch.cat(taken_ids, 1).to(torch.int32)
 
 
-# Heun's third-order method, with the digits that the model's code has.
+# Heun's third-order method, with the digits in the model's code.
 _KEPT, _THIRD, _REST = 0.75, 0.3333, 0.6667
 
 
 def _estimated(weight: torch.Tensor, near: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """weight ``(T, 1)``, or a third of it, with the gradient of the whole."""
+    """Return weight ``(T, 1)``, or a third of it, with the gradient of the whole."""
     likeliest = near.max(-1, keepdim=True).indices
     whole = (chosen == likeliest) | (torch.rand_like(weight) > _KEPT)
     share = torch.add(_THIRD, whole.to(weight.dtype), alpha=_REST)
@@ -485,11 +485,11 @@ def _check_choice(experts: int, k: int, groups: Groups) -> None:
     need(fits, "group_count", rule, number, experts, smallest)
     need(1 <= kept <= number, "k_group", "is {}; it must be 1..{}, the number of groups", kept, number)
     limit = experts // number * kept
-    need(1 <= k <= limit, "k", "is {}; it must be 1..{}, the experts that take part", k, limit)
+    need(1 <= k <= limit, "k", "is {}; it must be 1..{}, the number of experts to choose from", k, limit)
 
 
 def normalise(x: torch.Tensor, norm_type: int) -> torch.Tensor:
-    """Scores of logits in float32: softmax, sigmoid or the square root of softplus."""
+    """Return the scores of logits in float32: softmax, sigmoid or the square root of softplus."""
     x = x.float()
     if norm_type == SQRT_SOFTPLUS:
         return torch.nn.functional.softplus(x).sqrt()
@@ -499,10 +499,10 @@ def normalise(x: torch.Tensor, norm_type: int) -> torch.Tensor:
 def _look_up(
     input_ids: torch.Tensor | None, table: torch.Tensor | None, tokens: int, k: int, experts: int
 ) -> torch.Tensor:
-    """The experts ``(T, k)`` int64 that the table has for the tokens' ids."""
+    """Return the experts ``(T, k)`` int64 in the table for the tokens' ids."""
     whole = (torch.int32, torch.int64)
-    need(input_ids is not None, "tid2eid", "is given without input_ids; give both or none")
-    need(table is not None, "input_ids", "is given without tid2eid; give both or none")
+    need(input_ids is not None, "tid2eid", "is given without input_ids; pass both or none")
+    need(table is not None, "input_ids", "is given without tid2eid; pass both or none")
     assert input_ids is not None and table is not None
     rule = "is {} {}; it must be {} int32 or int64"
     fits = tuple(input_ids.shape) == (tokens,) and input_ids.dtype in whole
@@ -513,15 +513,15 @@ def _look_up(
     checked = input_ids.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere nothing is read
     size = table.shape[0]
     outside = checked and bool(((input_ids < 0) | (input_ids >= size)).any())
-    need(not outside, "input_ids", "has an id outside 0..{}, the rows of tid2eid", size - 1)
+    need(not outside, "input_ids", "contains an id outside 0..{}, the rows of tid2eid", size - 1)
     ids = table[input_ids.long()].long()
     outside = checked and bool(((ids < 0) | (ids >= experts)).any())
-    need(not outside, "tid2eid", "has an expert outside 0..{}", experts - 1)
+    need(not outside, "tid2eid", "contains an expert outside 0..{}", experts - 1)
     return ids
 
 
 def _choose(scores: torch.Tensor, bias: torch.Tensor | None, k: int, groups: Groups) -> torch.Tensor:
-    """Ids ``(T, k)`` int64 of the k best experts by their (biased) scores, the best first."""
+    """Return ids ``(T, k)`` int64 of the k best experts by their (biased) scores, the best first."""
     choice = scores.detach() if bias is None else scores.detach() + bias.detach().float()
     if groups.kept < groups.number:
         members = choice.reshape(choice.shape[0], groups.number, choice.shape[1] // groups.number)
@@ -534,7 +534,7 @@ def _choose(scores: torch.Tensor, bias: torch.Tensor | None, k: int, groups: Gro
 
 
 def best(values: torch.Tensor, k: int) -> torch.Tensor:
-    """Ids ``(T, k)`` int64 of the k largest of ``(T, E)`` values, the largest first; of equal ones the lower id."""
+    """Return ids ``(T, k)`` int64 of the k largest of ``(T, E)`` values, in descending order; ties: lower id first."""
     # topk may order equal values in any way; a stable sort keeps them by index. Negated values put NaN last.
     return torch.sort(-values, dim=-1, stable=True).indices[:, :k]
 

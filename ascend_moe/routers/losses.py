@@ -1,7 +1,7 @@
-"""Losses that keep a router's experts evenly loaded, their way into the gradients, and the bias of DeepSeek-V3.
+"""Losses that balance the load of a router's experts, their gradients, and the bias update of DeepSeek-V3.
 
-A mask is True for active tokens everywhere. Megatron-LM's functions have a ``padding_mask``, which is True for
-padding in some of them and for valid tokens in another: here it means what it means in the function of that name.
+A mask is True for active tokens everywhere. Megatron-LM's ``padding_mask`` is True for padding in some functions and
+for valid tokens in another: here it means what it means in the function of that name.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ def switch_load_balancing_loss_func(
     *,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """``coeff * E / (k * n^2) * sum over experts (sum over tokens of probs) * tokens_per_expert``.
+    """Return ``coeff * E / (k * n^2) * sum over experts (sum over tokens of probs) * tokens_per_expert``.
 
     Args:
-        probs: ``(T, E)`` float, this rank's scores; for a loss of each sequence ``(S, B * E)``.
-        tokens_per_expert: ``(E,)``, counted over the ranks or steps that the loss is about.
-        total_num_tokens: n, tokens of the same ranks, a number or a tensor of one.
+        probs: ``(T, E)`` float, this rank's scores; for a loss per sequence ``(S, B * E)``.
+        tokens_per_expert: ``(E,)``, counted over the ranks or steps of the loss.
+        total_num_tokens: n, tokens of the same ranks, a number or a one-element tensor.
         topk: k. num_experts: E.
         moe_aux_loss_coeff: the coefficient.
         fused: ignored, there is one implementation.
-        mask: ``(T,)`` bool, True for tokens that count. padding_mask: the same, by Megatron-LM's name; not both.
+        mask: ``(T,)`` bool, True for active tokens. padding_mask: the same under Megatron-LM's name; not both.
 
     Returns:
         a scalar, float32 or float64; 0 without tokens.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: Megatron-LM ``switch_load_balancing_loss_func``.
     """
@@ -65,7 +65,7 @@ def switch_load_balancing_loss_func(
 def z_loss_func(
     logits: Tensor, z_loss_coeff: float, padding_mask: Tensor | None = None, *, mask: Tensor | None = None
 ) -> Tensor:
-    """``coeff`` times the mean over tokens of ``logsumexp(logits)^2``: it keeps logits small.
+    """Return ``coeff`` times the mean over tokens of ``logsumexp(logits)^2``, which keeps logits small.
 
     Args:
         logits: ``(T, E)`` float.
@@ -76,7 +76,7 @@ def z_loss_func(
         a scalar, float32 or float64; 0 without tokens.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: Megatron-LM ``z_loss_func``.
     """
@@ -98,7 +98,7 @@ def compute_routing_scores_for_aux_loss(
     *,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns what a balancing loss looks at: plain scores and their k best experts, without bias, groups and dropping.
+    """Return the inputs of a balancing loss: plain scores and their k best experts, without bias, groups and dropping.
 
     Args:
         logits: ``(T, E)`` float.
@@ -111,7 +111,7 @@ def compute_routing_scores_for_aux_loss(
         the map ``(T, E)`` bool and the scores ``(T, E)`` float32, both zero for tokens that do not count.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: Megatron-LM ``compute_routing_scores_for_aux_loss``.
     """
@@ -128,24 +128,24 @@ def compute_routing_scores_for_aux_loss(
 def get_tokens_per_expert_and_token_count(
     routing_map: Tensor, reduce_group: ProcessGroup | None, topk: int | None = None, with_padding_mask: bool = False
 ) -> tuple[Tensor, Tensor | int, Tensor | int]:
-    """Rows of each expert over a group, and the tokens of this rank and of the group.
+    """Return the rows of each expert over a group, and the tokens of this rank and of the group.
 
     Args:
-        routing_map: ``(T, E)`` bool; for a loss of each sequence ``(S, B * E)``.
-        reduce_group: the ranks to sum over; None: this rank alone.
+        routing_map: ``(T, E)`` bool; for a loss per sequence ``(S, B * E)``.
+        reduce_group: ranks to sum over; None: this rank only.
         topk: k, or B * k; with it tokens are rows / k, so that ranks may have different T.
-        with_padding_mask: T may have inactive tokens, which are not in the map; needs topk.
+        with_padding_mask: T may include inactive tokens, which are not in the map; needs topk.
 
     Returns:
         rows ``(E,)`` int64, the tokens of this rank, the tokens of the group.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
-    Source: Megatron-LM ``get_tokens_per_expert_and_token_count``, which takes equal T for granted.
+    Source: Megatron-LM ``get_tokens_per_expert_and_token_count``, which assumes equal T.
     """
     need_dims("routing_map", routing_map, 2)
-    rule = "is None; with_padding_mask needs it to tell tokens from rows"
+    rule = "is None; with_padding_mask needs it to derive tokens from rows"
     need(topk is not None or not with_padding_mask, "topk", rule)
     local = routing_map.sum(0)
     rows = local
@@ -166,20 +166,20 @@ def get_updated_expert_bias(
     expert_bias_update_rate: float,
     tp_dp_cp_group: ProcessGroup | None = None,
 ) -> Tensor:
-    """``bias + rate * sign(mean - rows)``: experts with few rows are chosen more often (no loss is needed).
+    """Return ``bias + rate * sign(mean - rows)``: experts with few rows are chosen more often (no loss is needed).
 
     Args:
-        tokens_per_expert: ``(..., E)``, rows of each expert on this rank in the whole step; is not changed.
-        expert_bias: ``(..., E)`` float32 or float64, also in models of half types, which would lose the step.
+        tokens_per_expert: ``(..., E)``, rows of each expert on this rank in the whole step; not modified.
+        expert_bias: ``(..., E)`` float32 or float64, also in bf16 and fp16 models, whose dtype would lose the step.
         expert_bias_update_rate: the rate.
-        tp_dp_cp_group: ranks to sum the rows over. None: the default process group, where there is one: right
+        tp_dp_cp_group: ranks to sum the rows over. None: the default process group, if there is one: correct
             without pipeline stages, which have other layers.
 
     Returns:
         the new bias, of expert_bias's type.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: Megatron-LM ``get_updated_expert_bias``, which sums into its argument.
     """
@@ -188,8 +188,8 @@ def get_updated_expert_bias(
     wide = (torch.float32, torch.float64)
     need(expert_bias.dtype in wide, "expert_bias", rule, expert_bias.dtype, expert_bias_update_rate)
     with torch.no_grad():
-        half = tokens_per_expert.dtype in (torch.bfloat16, torch.float16)  # in which sums of ranks would be rounded
-        rows = tokens_per_expert.float() if half else tokens_per_expert.clone()
+        narrow = tokens_per_expert.dtype in (torch.bfloat16, torch.float16)  # sums over ranks would be rounded
+        rows = tokens_per_expert.float() if narrow else tokens_per_expert.clone()
         if tp_dp_cp_group is not None or dist.is_initialized():
             dist.all_reduce(rows, group=tp_dp_cp_group)
         rows = rows.double()
@@ -199,10 +199,10 @@ def get_updated_expert_bias(
 
 @torch.library.custom_op("ascend_moe_routing::aux_loss_gradient", mutates_args=())
 def _aux_loss_gradient(aux_loss: Tensor, grad_output: Tensor) -> Tensor:
-    """The scale of `MoEAuxLossAutoScaler`, shaped and typed as aux_loss.
+    """Return the scale of `MoEAuxLossAutoScaler`, with the shape and dtype of aux_loss.
 
-    An operator, because a compiled backward must read the scale in each run, not once while it is traced. It takes
-    grad_output so that no compiler moves it into the forward, before the scale is set.
+    It is an operator because a compiled backward must read the scale in each run. It takes grad_output so that
+    compilers do not move it into the forward, before the scale is set.
     """
     scale = MoEAuxLossAutoScaler.main_loss_backward_scale
     gradient = torch.ones_like(aux_loss)
@@ -215,13 +215,13 @@ def _(aux_loss: Tensor, grad_output: Tensor) -> Tensor:
 
 
 class MoEAuxLossAutoScaler(torch.autograd.Function):
-    """``apply(output, aux_loss)`` is output; its backward gives aux_loss the gradient ``main_loss_backward_scale``.
+    """Returns its input; the backward gives the second argument the gradient ``main_loss_backward_scale``.
 
-    So a loss that nobody adds up takes part in the backward of the main loss.
+    A loss that is not added up thus takes part in the backward of the main loss.
     Source: Megatron-LM ``MoEAuxLossAutoScaler``.
     """
 
-    #: The scale that the main loss is multiplied by before its backward; None: 1.
+    #: The factor of the main loss before its backward; None: 1.
     main_loss_backward_scale: Tensor | None = None
 
     @staticmethod
@@ -237,9 +237,9 @@ class MoEAuxLossAutoScaler(torch.autograd.Function):
 
     @staticmethod
     def set_loss_scale(scale: Tensor) -> None:
-        """Sets the scale, a tensor ``()`` or ``(1,)``, for this process from the next backward on.
+        """Set the scale, a tensor ``()`` or ``(1,)``, for this process from the next backward on.
 
-        It stays in the same memory, which a graph may hold.
+        It is copied into the same memory each time, which a graph may have captured.
         """
         held = MoEAuxLossAutoScaler.main_loss_backward_scale
         if held is None or held.shape != scale.shape:
@@ -253,12 +253,12 @@ def _inverted(padding_mask: Tensor | None) -> Tensor | None:
 
 
 def _zeroed(values: Tensor, active: Tensor | None) -> Tensor:
-    """values (T, E), zeros for tokens that do not count: 0 times the NaN that they may hold would be in gradients."""
+    """Return values (T, E) with zeros for inactive tokens, whose NaN would otherwise reach the gradients."""
     return values if active is None else torch.where(active[:, None], values, 0)
 
 
 def _one_mask(mask: Tensor | None, other: Tensor | None, tokens: int) -> Tensor | None:
-    need(mask is None or other is None, "mask", "and padding_mask are given; give one of them")
+    need(mask is None or other is None, "mask", "and padding_mask are given; pass one of them")
     active = other if mask is None else mask
     if active is not None:
         need_shape("mask", active, (tokens,))

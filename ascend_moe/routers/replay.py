@@ -1,8 +1,8 @@
-"""Routing that is given from outside, and routing that is handed out.
+"""Replay and capture of routing.
 
-Ids that are given, ``(T, k)`` int16, int32 or int64, take the place of a router's choice; the weights are the router's
-own for these experts, with their gradients. -1 is no expert: its weight is 0 and it has no part in a sum. So two
-models of different dtypes, one that generates and one that trains, send each token to the same experts.
+Given ids, ``(T, k)`` int16, int32 or int64, replace a router's choice; the weights are the router's own for these
+experts, with their gradients. -1 is no expert: its weight is 0 and it is in no sum. So two models of different dtypes,
+one that generates and one that trains, route each token to the same experts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ID_DTYPES = (torch.int16, torch.int32, torch.int64)
 
 
 def given_ids(ids: Tensor, tokens: int, k: int, experts: int) -> Tensor:
-    """Returns ids ``(T, k)`` as int64; on the CPU their range is checked, on other devices nothing is read."""
+    """Return ids ``(T, k)`` as int64; their range is checked on the CPU only, other devices' are not read."""
     need_shape("ids", ids, (tokens, k), dtypes=ID_DTYPES)
     if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
         low, high = (int(end) for end in ids.aminmax())
@@ -30,26 +30,26 @@ def given_ids(ids: Tensor, tokens: int, k: int, experts: int) -> Tensor:
 
 
 def need_held(name: str, ids: Tensor, dtype: torch.dtype) -> None:
-    """Raises ArgumentError for an id that ``dtype`` does not hold; on other devices than the CPU nothing is read."""
+    """Raise ArgumentError for an id outside of ``dtype``'s range; checked on the CPU only."""
     most = torch.iinfo(dtype).max
     if torch.iinfo(ids.dtype).max > most and ids.device.type == "cpu" and not torch.compiler.is_compiling():
         highest = int(ids.max()) if ids.numel() else 0
-        need(highest <= most, name, "has id {}; {} holds ids to {}: take a wider dtype", highest, dtype, most)
+        need(highest <= most, name, "contains id {}; {} holds ids up to {}: use a wider dtype", highest, dtype, most)
 
 
 def taken(values: Tensor, ids: Tensor, absent: float = 0.0) -> Tensor:
-    """Returns the values ``(T, k)`` of ``(T, E)`` at given ids; ``absent`` where the id is -1."""
+    """Return the values ``(T, k)`` of ``(T, E)`` at given ids; ``absent`` where the id is -1."""
     return torch.where(ids >= 0, values.gather(1, ids.clamp(min=0)), absent)
 
 
 def divided(weights: Tensor, eps: float = 0.0) -> Tensor:
-    """Returns weights divided by their sum + eps; zeros where all are zeros, as those of ids of -1."""
+    """Return weights divided by their sum + eps; zeros if all are zeros, as with ids of -1."""
     total = weights.sum(-1, keepdim=True)
     return weights / (total + ((total == 0).to(total.dtype) + eps))
 
 
 class RouterReplayAction(Enum):
-    """Says what a `RouterReplay` does in the next forwards; without one it does nothing."""
+    """Mode of a `RouterReplay` in the next forwards; None: inactive."""
 
     RECORD = "record"
     REPLAY_FORWARD = "replay_forward"
@@ -58,13 +58,13 @@ class RouterReplayAction(Enum):
 
 @typed_methods
 class RouterReplay:
-    """Records what one router chooses, or gives it what to choose. The static methods do it for all at once.
+    """Records the choices of one router, or replaces them. The static methods apply to all objects.
 
-    REPLAY_FORWARD gives the ids that were set last. REPLAY_BACKWARD gives those that were set first and have not been
-    given so yet: for forwards that a backward computes anew, one for each `set_target_indices`, in their order.
+    REPLAY_FORWARD uses the ids that were set last. REPLAY_BACKWARD uses, in the order of `set_target_indices`, the ids
+    not yet used by it: for forwards that a backward recomputes, one for each call.
 
     Args:
-        register: the static methods reach it, in the order in which the objects were made. They keep it alive until
+        register: include it in the static methods, in order of creation; keeps it alive until
             `clear_global_router_replay_instances`.
 
     Attributes:
@@ -72,8 +72,7 @@ class RouterReplay:
         router_replay_action: a `RouterReplayAction`, or None.
 
     Raises (its methods):
-        ArgumentError: a replay without ids, ids of another shape than ``(T, k)``, or another number of tensors than of
-            objects.
+        ArgumentError: a replay without ids, ids with a shape other than ``(T, k)``, or the wrong number of tensors.
 
     Source: Megatron-LM ``RouterReplay``.
     """
@@ -91,13 +90,13 @@ class RouterReplay:
 
     @staticmethod
     def set_replay_data(all_layers_topk_indices: list[Tensor]) -> None:
-        """Sets the ids of every object, ``(T, k)`` each, in the order in which the objects were made.
+        """Set the ids of every object, ``(T, k)`` each, in order of creation.
 
         Raises:
-            ArgumentError: all_layers_topk_indices has more or fewer tensors than there are objects.
+            ArgumentError: the number of tensors differs from the number of objects.
         """
         there = RouterReplay.global_router_replay_instances
-        rule = "has {} tensors for {} routers; give one for each, in the order in which the routers were made"
+        rule = "has {} tensors for {} routers; pass one per router, in order of creation"
         need(len(all_layers_topk_indices) == len(there), "all_layers_topk_indices", rule,
              len(all_layers_topk_indices), len(there))  # fmt: skip
         for replay, ids in zip(there, all_layers_topk_indices, strict=True):
@@ -105,37 +104,37 @@ class RouterReplay:
 
     @staticmethod
     def get_recorded_data() -> list[Tensor | None]:
-        """Returns what every object has recorded, ``(T, k)`` or None."""
+        """Return the recorded ids of every object, ``(T, k)`` or None."""
         return [replay.recorded_topk_idx for replay in RouterReplay.global_router_replay_instances]
 
     @staticmethod
     def clear_global_indices() -> None:
-        """Calls `clear_indices` of every object."""
+        """Call `clear_indices` of every object."""
         for replay in RouterReplay.global_router_replay_instances:
             replay.clear_indices()
 
     @staticmethod
     def set_global_router_replay_action(router_replay_action: RouterReplayAction) -> None:
-        """Sets what every object does: ``router_replay_action``."""
+        """Set the action of every object to ``router_replay_action``."""
         for replay in RouterReplay.global_router_replay_instances:
             replay.set_router_replay_action(router_replay_action)
 
     @staticmethod
     def clear_global_router_replay_action() -> None:
-        """Makes every object do nothing."""
+        """Deactivate every object."""
         for replay in RouterReplay.global_router_replay_instances:
             replay.clear_router_replay_action()
 
     @staticmethod
     def clear_global_router_replay_instances() -> None:
-        """Forgets all objects: call it before another model is built."""
+        """Remove all objects: call it before another model is built."""
         RouterReplay.global_router_replay_instances.clear()
 
     @staticmethod
     def set_global_static_buffers(static_buffer: Tensor) -> None:
-        """Sets the memory of every object: its part of ``static_buffer`` ``(max tokens, objects, k)``.
+        """Set the buffer of every object to its part of ``static_buffer`` ``(max tokens, objects, k)``.
 
-        Raises ArgumentError where it has another shape.
+        Raises ArgumentError for another shape.
         """
         there = RouterReplay.global_router_replay_instances
         fits = static_buffer.dim() == 3 and static_buffer.shape[1] == len(there)
@@ -145,12 +144,12 @@ class RouterReplay:
 
     @staticmethod
     def clear_global_static_buffers() -> None:
-        """Takes the memory from every object."""
+        """Remove the buffers of all objects."""
         for replay in RouterReplay.global_router_replay_instances:
             replay.clear_static_buffer()
 
     def set_target_indices(self, topk_indices: Tensor) -> None:
-        """Sets the ids of the next forward, and of the forward that its backward computes anew.
+        """Set the ids of the next forward, and of its recomputation by a backward.
 
         Raises ArgumentError unless ``topk_indices`` are ``(T, k)`` int16, int32 or int64.
         """
@@ -159,25 +158,25 @@ class RouterReplay:
         self.replay_backward_list.append(topk_indices)
 
     def get_recorded_indices(self) -> Tensor | None:
-        """Returns the ids ``(T, k)`` of the last recorded forward, or None."""
+        """Return the ids ``(T, k)`` of the last recorded forward, or None."""
         return self.recorded_topk_idx
 
     def clear_indices(self) -> None:
-        """Forgets what was recorded and what was set."""
+        """Clear recorded and set ids."""
         self.recorded_topk_idx = self.target_topk_idx = None
         self.replay_backward_list = []
 
     def set_router_replay_action(self, router_replay_action: RouterReplayAction) -> None:
-        """Sets what this object does. Raises ArgumentError unless ``router_replay_action`` is a RouterReplayAction."""
+        """Set this object's action. Raises ArgumentError unless ``router_replay_action`` is a RouterReplayAction."""
         need_one_of("router_replay_action", router_replay_action, tuple(RouterReplayAction))
         self.router_replay_action = router_replay_action
 
     def clear_router_replay_action(self) -> None:
-        """Makes this object do nothing."""
+        """Deactivate this object."""
         self.router_replay_action = None
 
     def set_static_buffer(self, buffer: Tensor) -> None:
-        """Records into ``buffer`` from now on, which a captured graph may hold.
+        """Record into ``buffer`` from now on, which a captured graph may contain.
 
         Raises ArgumentError unless it is ``(max tokens, k)`` int16, int32 or int64.
         """
@@ -185,33 +184,33 @@ class RouterReplay:
         self.static_buffer = buffer
 
     def clear_static_buffer(self) -> None:
-        """Records tensors as they come again."""
+        """Record tensors without a buffer again."""
         self.static_buffer = None
 
     def next_ids(self) -> Tensor | None:
-        """Returns the ids that this forward takes, or None where the router chooses; REPLAY_BACKWARD uses them up.
+        """Return the ids for this forward, or None if the router chooses; REPLAY_BACKWARD consumes them.
 
-        Raises ArgumentError where ids are to be replayed and none are set.
+        Raises ArgumentError if ids are to be replayed and none are set.
         """
         if self.router_replay_action is RouterReplayAction.REPLAY_FORWARD:
             need(self.target_topk_idx is not None, "replay", "has no ids to replay; call set_target_indices")
             return self.target_topk_idx
         if self.router_replay_action is RouterReplayAction.REPLAY_BACKWARD:
-            rule = "has given the ids of every set_target_indices to a backward; set them for each forward"
+            rule = "has no ids left for a backward: call set_target_indices once per forward"
             need(len(self.replay_backward_list) > 0, "replay", rule)
             return self.replay_backward_list.pop(0)
         return None
 
     def chose(self, ids: Tensor) -> None:
-        """Takes note of a router's own choice ``ids`` ``(T, k)``, where the action is RECORD."""
+        """Record a router's choice ``ids`` ``(T, k)``, if the action is RECORD."""
         if self.router_replay_action is RouterReplayAction.RECORD and not runs_again():
             self.record_indices(ids)
 
     def record_indices(self, topk_indices: Tensor) -> None:
-        """Records ids ``(T, k)``: keeps ``topk_indices``, or copies it into the static buffer.
+        """Record ids ``(T, k)``: store ``topk_indices``, or copy it into the static buffer.
 
-        Raises ArgumentError where it has more tokens than the buffer, another k, or on the CPU an id that the buffer's
-        dtype does not hold. Rows of the buffer behind the tokens stay as they are.
+        Raises ArgumentError for more tokens than the buffer has, another k, or on the CPU an id outside of the buffer's
+        dtype. Rows of the buffer after the tokens are unchanged.
         """
         if self.static_buffer is None:
             self.recorded_topk_idx = topk_indices
@@ -230,17 +229,17 @@ class RouterReplay:
         group_topk: int | None = None,
         default_compute_topk: Callable[..., tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Returns scores and ids ``(T, k)`` of scores ``(T, E)``: those given, or default_compute_topk's.
+        """Return scores and ids ``(T, k)`` of scores ``(T, E)``: the replayed ids, or default_compute_topk's.
 
-        default_compute_topk gets scores, topk, num_groups and group_topk. Raises ArgumentError where it is None and no
-        ids are replayed, or given ids do not fit.
+        default_compute_topk receives scores, topk, num_groups and group_topk. Raises ArgumentError if it is None and no
+        ids are replayed, or if replayed ids do not fit.
         """
         ids = self.next_ids()
         if ids is not None:
             ids = given_ids(ids.to(scores.device), scores.shape[0], topk, scores.shape[1])
             return taken(scores, ids), ids
         if default_compute_topk is None:
-            text = "default_compute_topk is None; it chooses where no ids are replayed: give it"
+            text = "default_compute_topk is None, but no ids are replayed: pass it"
             raise ArgumentError(text, argument="default_compute_topk")
         values, ids = default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
         self.chose(ids)
@@ -248,27 +247,27 @@ class RouterReplay:
 
 
 class RouteCapture(FittedModule):
-    """Keeps the choices of the last steps of one router in a ring of device memory. Nothing is read on the host.
+    """Stores the choices of a router's last steps in a ring buffer on the device. Reads nothing on the host.
 
-    A step is one call, ``capture(ids)``, of a forward that no backward runs again. It is safe in torch.compile and in
-    a captured graph, since the place in the ring is counted on the device: each replay of a graph is a step. A layer
-    hands out logical ids, before any placement. vLLM's routers take it as it is: ``router.set_capture_fn(capture)``.
+    A step is one call, ``capture(ids)``, of a forward that is no recomputation. It works in torch.compile and captured
+    graphs, since the position in the ring is counted on the device: each replay of a graph is a step. Layers pass
+    logical ids, before any placement. It can be passed to vLLM's routers: ``router.set_capture_fn(capture)``.
 
     Args:
-        max_tokens: most tokens of a step.
+        max_tokens: most tokens per step.
         top_k: k.
-        steps: that are kept.
+        steps: number of stored steps.
         dtype: int16 (ids up to 32767) or int32.
-        device: of the ring.
+        device: device of the ring.
 
     Attributes:
-        ring: ``(steps, max_tokens, k)``, -1 behind a step's tokens.
+        ring: ``(steps, max_tokens, k)``, -1 after a step's tokens.
         tokens: ``(steps,)`` int32, tokens of each step.
         seen: ``(1,)`` int64, all steps so far; step n is at ``n % steps``.
 
     Raises:
         ArgumentError: a number below 1, another dtype; in a call: ids that are not ``(T <= max_tokens, k)`` integers,
-            or on the CPU an id that ``dtype`` does not hold.
+            or on the CPU an id outside of ``dtype``'s range.
     """
 
     ring: Tensor
@@ -299,10 +298,10 @@ class RouteCapture(FittedModule):
 
     @torch.no_grad()
     def forward(self, ids: Tensor) -> None:
-        """Keeps ids ``(T, k)`` as the newest step, in place of the oldest.
+        """Store ids ``(T, k)`` as the newest step, replacing the oldest.
 
-        Raises ArgumentError where they have more tokens than a step, another k, or on the CPU an id that the ring's
-        dtype does not hold.
+        Raises ArgumentError for more tokens than max_tokens, another k, or on the CPU an id outside of the ring's
+        dtype.
         """
         steps, most, top_k = self.ring.shape
         need_dims("ids", ids, 2, dtypes=ID_DTYPES)
@@ -319,30 +318,30 @@ class RouteCapture(FittedModule):
         self.seen.add_(1)
 
     def last(self, steps: int | None = None) -> list[Tensor]:
-        """Returns the ids ``(T, k)`` of the last steps, the newest last, as copies; reads on the host.
+        """Return the ids ``(T, k)`` of the last steps, oldest first, as copies; reads on the host.
 
-        steps: how many; None: all. Raises ArgumentError where the ring keeps fewer.
+        steps: how many; None: all. Raises ArgumentError if the ring stores fewer.
         """
         seen, kept = int(self.seen), self.ring.shape[0]
         wanted = min(seen, kept if steps is None else steps)
-        rule = "is {}; the ring keeps {}"
+        rule = "is {}; the ring stores {}"
         need(steps is None or 0 <= steps <= kept, "steps", rule, steps, kept)
         tokens = self.tokens.tolist()
         return [self.ring[n % kept, : tokens[n % kept]].clone() for n in range(seen - wanted, seen)]
 
     def clear(self) -> None:
-        """Forgets all steps, in the same memory."""
+        """Clear all steps, in the same memory."""
         self.ring.fill_(-1)
         self.tokens.zero_()
         self.seen.zero_()
 
     def extra_repr(self) -> str:
-        """Steps, tokens, k and dtype, for print(capture)."""
+        """Return steps, tokens, k and dtype, for print(capture)."""
         return f"{self.ring.shape[0]} steps of {self.ring.shape[1]} x {self.ring.shape[2]} {self.ring.dtype}"
 
 
 def replayed(replay: RouterReplay | None, route: Callable[[Tensor | None], tuple[Tensor, Tensor]]) -> Any:
-    """Returns ``route(ids)``: weights and ids, with the ids that replay gives; lets it record them."""
+    """Return ``route(ids)``, weights and ids, with the replayed ids; let ``replay`` record them."""
     if replay is None:
         return route(None)
     weights, ids = route(replay.next_ids())

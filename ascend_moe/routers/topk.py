@@ -1,4 +1,4 @@
-"""Megatron-LM's routers as functions: the choice of experts, by groups too, and what a capacity leaves of it."""
+"""Megatron-LM's routers as functions: the choice of experts, also by groups, and capacity limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ascend_moe.routers.replay import RouterReplay, divided, given_ids, taken
 
 SCORE_FUNCTIONS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "sqrtsoftplus": SQRT_SOFTPLUS}
 DROP_POLICIES = ("probs", "position")
-_MOST_ROUNDS = 1000  # of sinkhorn: few tokens and wide logits would never reach the tolerance in float32
+_MOST_ROUNDS = 1000  # of sinkhorn: few tokens and wide logits might not converge in float32
 _Find = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -33,23 +33,23 @@ def topk_routing_with_score_function(
     dense_output: bool = False,
     precomputed_indices: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Megatron-LM's router: probabilities and experts of every token. Scores are float32.
+    """Return probabilities and experts of every token by Megatron-LM's router. Scores are float32.
 
     Args:
         logits: ``(T, E)`` float, float64 too.
-        topk: k, experts a token.
-        use_pre_softmax: softmax: of all logits, the k largest are the weights. False: the k largest logits, softmax
-            of these.
-        num_groups, group_topk: `group_limited_topk`.
-        scaling_factor: multiplies the weights; None and 0: nothing does.
+        topk: k, experts per token.
+        use_pre_softmax: softmax over all logits; the k largest are the weights. False: the k largest logits, softmax
+            over these.
+        num_groups, group_topk: as in `group_limited_topk`.
+        scaling_factor: factor of the weights; None and 0: none.
         score_function: "softmax", "sigmoid" or "sqrtsoftplus" (the square root of softplus). Weights of the last two
             are divided by their sum + 1e-20 if k is more than 1.
-        expert_bias: ``(E,)``, added to the scores for the choice only; softmax ignores it.
+        expert_bias: ``(E,)``, added to the scores for the choice only; ignored with softmax.
         fused: ignored, there is one implementation.
-        router_replay: a `RouterReplay`, or what has its ``get_replay_topk(scores, topk, num_groups, group_topk,
+        router_replay: a `RouterReplay`, or an object with its ``get_replay_topk(scores, topk, num_groups, group_topk,
             compute)``, which chooses.
         dense_output: see Returns.
-        precomputed_indices: ``(T, k)`` int16, int32 or int64: these experts are taken; -1 is none
+        precomputed_indices: ``(T, k)`` int16, int32 or int64: experts that replace the choice; -1 is none
             (`ascend_moe.routers.replay`).
 
     Returns:
@@ -58,7 +58,7 @@ def topk_routing_with_score_function(
         chosen. Differentiable.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: Megatron-LM ``topk_routing_with_score_function``.
     """
@@ -85,7 +85,7 @@ def topk_routing_with_score_function(
     weights = weights.to(logits.dtype)
     if dense_output:
         return weights, ids
-    if given:  # ids of -1 go into a column of their own
+    if given:  # ids of -1 go into a separate column
         columns = torch.where(ids < 0, experts, ids)
         chosen = logits.new_zeros(tokens, experts + 1, dtype=torch.bool).scatter(1, columns, True)
         return logits.new_zeros(tokens, experts + 1).scatter(1, columns, weights)[:, :-1], chosen[:, :-1]
@@ -95,13 +95,13 @@ def topk_routing_with_score_function(
 
 @with_typed_errors
 def sinkhorn(cost: torch.Tensor, tol: float = 0.0001) -> torch.Tensor:
-    """Scores ``(T, E)`` of logits whose rows add up to 1 / T and columns to 1 / E, by turns, until that holds.
+    """Return scores ``(T, E)`` of logits, scaled alternately to row sums 1 / T and column sums 1 / E until convergence.
 
     Reads the error of each round on the host.
 
     Args:
         cost: ``(T, E)`` float logits.
-        tol: ends where the columns' factors change by no more, on average; at the latest after 1000 rounds.
+        tol: limit of the mean change of the columns' factors; at most 1000 rounds are run.
 
     Raises:
         ArgumentError: cost has other dimensions.
@@ -124,13 +124,13 @@ def sinkhorn(cost: torch.Tensor, tol: float = 0.0001) -> torch.Tensor:
 def sinkhorn_routing(
     logits: torch.Tensor, topk: int, balance: bool = True, mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses by `sinkhorn` of the logits in float32, and weighs by the logits: sigmoid with k 1, else softmax of all.
+    """Choose by `sinkhorn` of the logits in float32; weights are sigmoids of the logits with k 1, else their softmax.
 
     Args:
         logits: ``(T, E)`` float.
-        topk: k, experts a token.
-        balance: False: the best weights choose, as outside of training.
-        mask: ``(T,)`` bool, True for active tokens; the others have no part in the choice of these. None: all.
+        topk: k, experts per token.
+        balance: False: choose by the weights, as outside of training.
+        mask: ``(T,)`` bool, True for active tokens; the others do not affect the choice of these. None: all.
 
     Returns:
         probabilities ``(T, E)`` of the logits' type, 0 where not chosen, and the map ``(T, E)`` bool.
@@ -138,7 +138,7 @@ def sinkhorn_routing(
     Source: Megatron-LM ``TopKRouter.sinkhorn_load_balancing``.
     """
     check_logits(logits, topk, "softmax")
-    if mask is not None:  # 0 times the NaN that inactive tokens may hold would be in the gradients
+    if mask is not None:  # NaN of inactive tokens must not reach the gradients
         logits = torch.where(mask[:, None], logits, 0)
     weights = torch.sigmoid(logits) if topk == 1 else torch.softmax(logits, -1, dtype=torch.float32).to(logits.dtype)
     choice = weights.detach()
@@ -151,7 +151,7 @@ def sinkhorn_routing(
 
 
 def _weights_of(scores: torch.Tensor, ids: torch.Tensor, late: bool, divide: bool, given: bool) -> torch.Tensor:
-    """The weights ``(T, k)`` of chosen experts, or of given ones, among which are ids of -1."""
+    """Return the weights ``(T, k)`` of chosen experts, or of given ones, which may include ids of -1."""
     weights = taken(scores, ids, -torch.inf if late else 0.0) if given else scores.gather(1, ids)
     if late:
         nothing = (ids < 0).all(-1, keepdim=True) if given else None
@@ -185,7 +185,7 @@ def _limited_topk(
     scores: torch.Tensor, topk: int, num_groups: int | None = None, group_topk: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if group_topk:
-        need(num_groups is not None, "num_groups", "is None with group_topk {}; give both or none", group_topk)
+        need(num_groups is not None, "num_groups", "is None with group_topk {}; pass both or none", group_topk)
         return group_limited_topk(scores, topk, len(scores), scores.shape[1], int(num_groups or 0), group_topk)
     ids = best(scores, topk)
     return scores.gather(1, ids), ids
@@ -195,19 +195,19 @@ def _limited_topk(
 def group_limited_topk(
     scores: torch.Tensor, topk: int, num_tokens: int, num_experts: int, num_groups: int, group_topk: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k best experts from each token's best groups. A group's score is the sum of its k // group_topk best.
+    """Return the k best experts from each token's best groups; a group's score is the sum of its k // group_topk best.
 
     Args:
         scores: ``(T, E)`` float.
         topk: k. num_tokens: T. num_experts: E.
-        num_groups: consecutive experts form so many groups of equal size.
+        num_groups: consecutive experts form this many groups of equal size.
         group_topk: groups that a token chooses from.
 
     Returns:
         scores ``(T, k)`` and expert ids ``(T, k)`` int64, the best first. Of equal ones the lower id.
 
     Raises:
-        ArgumentError: a rule above is broken, or a group has fewer than k // group_topk experts.
+        ArgumentError: an argument breaks one of these rules, or a group has fewer than k // group_topk experts.
 
     Source: Megatron-LM ``group_limited_topk``.
     """
@@ -228,7 +228,7 @@ def group_limited_topk(
 
 
 def normalised_scores(logits: torch.Tensor, topk: int, score_function: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores ``(T, E)`` float32 that sum up to 1, and the ids ``(T, k)`` of the k best."""
+    """Return scores ``(T, E)`` float32 with sum 1 per token, and the ids ``(T, k)`` of the k best."""
     scores = normalise(logits, SCORE_FUNCTIONS[score_function])
     if score_function != "softmax":
         scores = scores / (scores.sum(-1, keepdim=True) + 1e-20)
@@ -237,13 +237,13 @@ def normalised_scores(logits: torch.Tensor, topk: int, score_function: str) -> t
 
 @with_typed_errors
 def get_capacity(num_tokens: int, num_experts: int, capacity_factor: float, min_capacity: int | None = None) -> int:
-    """Rows that an expert takes: ceil(num_tokens / num_experts * capacity_factor), at least min_capacity.
+    """Return the capacity of an expert: ceil(num_tokens / num_experts * capacity_factor), at least min_capacity.
 
     Args:
         num_tokens: rows of a rank: T * k.
         num_experts: E.
-        capacity_factor: rows an expert takes, of those that it would get if all got the same.
-        min_capacity: the least result; None: 0.
+        capacity_factor: factor of the rows per expert in a balanced distribution.
+        min_capacity: lower limit; None: 0.
 
     Raises:
         ArgumentError: num_experts is below 1, or capacity_factor below 0.
@@ -266,23 +266,22 @@ def apply_router_token_dropping(
     *,
     mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Limit every expert to its capacity C, that of `get_capacity` for T * k rows, inactive tokens included.
+    """Limit every expert to its capacity C, from `get_capacity` for T * k rows, inactive tokens included.
 
     Args:
         routing_probs: ``(T, E)`` float. routing_map: ``(T, E)`` bool.
         router_topk: k.
-        capacity_factor: of `get_capacity`.
-        drop_policy: an expert keeps the C tokens with the highest probabilities ("probs"), or the first C of its
-            tokens ("position").
-        pad_to_capacity: an expert with fewer rows gets rows of other active tokens, with probability 0, up to C.
-        mask: ``(T,)`` bool, True for active tokens. The others take no place: the result has none of them.
+        capacity_factor: as in `get_capacity`.
+        drop_policy: keep the C tokens with the highest probabilities ("probs"), or the first C tokens ("position").
+        pad_to_capacity: fill up experts with fewer rows with rows of other active tokens, with probability 0, up to C.
+        mask: ``(T,)`` bool, True for active tokens. The others are removed.
 
     Returns:
-        probabilities and map of what is kept. If C is more than T nothing is dropped, and with pad_to_capacity
-        every expert has T rows; with a mask it has as many as there are active tokens, where they are fewer than C.
+        probabilities and map of the remaining rows. If C is more than T nothing is dropped, and with pad_to_capacity
+        every expert has T rows; with a mask the number of active tokens, if it is less than C.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: Megatron-LM ``apply_router_token_dropping``, whose "position" may keep any C of the tokens.
     """
@@ -298,7 +297,7 @@ def apply_router_token_dropping(
         chosen = chosen & active
     kept = active
     if capacity <= tokens:
-        # Rows that the map has come first, then other active tokens.
+        # Rows in the map come first, then other active tokens.
         best_first = routing_probs.detach() if drop_policy == "probs" else torch.zeros_like(routing_probs)
         last = torch.full_like(best_first, torch.inf).masked_fill(active, torch.finfo(best_first.dtype).max)
         rank = torch.where(chosen, -best_first, last)

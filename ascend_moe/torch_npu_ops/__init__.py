@@ -1,7 +1,7 @@
-"""Registers torch_npu's other MoE operators as ``torch.ops.ascend_moe.*``: CPU, NPU, Meta and autograd.
+"""Registration of torch_npu's other MoE operators as ``torch.ops.ascend_moe.*``: CPU, NPU, Meta and autograd.
 
-`ascend_moe.ops` has the four of dispatch and combine. On the CPU an operator here is the public function of
-the same name. On an NPU it is ``torch.ops.npu``'s, except for the two that use the windows: those are ours.
+`ascend_moe.ops` registers dispatch and combine. On the CPU an operator here is the public function of the same name. On
+an NPU it is ``torch.ops.npu``'s, except for the two that use the windows, which are this package's.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ascend_moe.torch_npu_ops import alltoallv, collectives, init_routing, matmu
 class _Kind:
     """The functions of one operator.
 
-    ``differentiable``: torch's own gradients on the CPU, torch_npu's on an NPU. ``collective``: the operator
-    waits for the other ranks. ``windows``: it uses our windows on every device.
+    ``differentiable``: torch's gradients on the CPU, torch_npu's on an NPU. ``collective``: the operator waits for the
+    other ranks. ``windows``: it uses this package's windows on every device.
     """
 
     run: Callable[..., Any]
@@ -68,7 +68,7 @@ _OTHERS = (
 
 
 def _tensors(values: Any) -> list[tuple[str, torch.Tensor]]:
-    """The tensors among the arguments, also those in lists, with the argument's name."""
+    """Return the tensors among the arguments, also those in lists, with the argument's name."""
     return [
         (name, item)
         for name, value in values.items()
@@ -78,7 +78,7 @@ def _tensors(values: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _contiguous(outputs: Any) -> Any:
-    """Contiguous outputs, as on an NPU and on Meta, whatever strides the inputs have."""
+    """Return contiguous outputs, as on an NPU and on Meta, whatever strides the inputs have."""
     if isinstance(outputs, torch.Tensor):
         return outputs.contiguous()
     return type(outputs)(None if output is None else output.contiguous() for output in outputs)
@@ -110,7 +110,7 @@ class _VendorOp(registration.Operator):
         return _contiguous(self.kind.run(*args, **kwargs))
 
     def npu(self, *args: Any, **kwargs: Any) -> Any:
-        """torch_npu's own operator. torch_npu is imported by then: the tensors are on its device."""
+        """Run torch_npu's operator. torch_npu is already imported: the tensors are on its device."""
         if self.kind.windows or refused(self.name, kwargs):
             return self.kind.run(*args, **kwargs)
         theirs = getattr(getattr(torch.ops.npu, self.name, None), self.overload._overloadname, None)
@@ -122,7 +122,7 @@ class _VendorOp(registration.Operator):
 
     def fake(self, *args: Any, **kwargs: Any) -> Any:
         if self.kind.collective:
-            # Every compiler runs this, and has been imported by then.
+            # Called by every compiler after its import.
             registration.keep_order_in_inductor(self.overload)
         given = self.bind(args, kwargs)
         tensors = _tensors(given)
@@ -145,7 +145,7 @@ class _VendorOp(registration.Operator):
             return alltoallv.with_gradients(self.name, bound)
         if self.kind.run is experts.npu_grouped_matmul and grouped_matmul.has_products_for_gradients(bound):
             return grouped_matmul.multiply_with_gradient(self.overload, bound)
-        # What uses our windows is made of ops that have gradients on every device.
+        # Operators over the windows consist of ops with gradients on every device.
         npu = given[0].device.type == "npu" and not self.kind.windows
         if not self.kind.differentiable or (npu and not self._torch_npu_differentiates()):
             outputs = self.below_autograd(keys, args, kwargs)
@@ -157,7 +157,7 @@ class _VendorOp(registration.Operator):
         return self.npu(*args, **kwargs) if given[0].device.type == "npu" else self.cpu(*args, **kwargs)
 
     def _torch_npu_differentiates(self) -> bool:
-        # torch_npu does not differentiate all of ours: torch would only warn and leave the gradient out.
+        # torch_npu does not differentiate all of these; torch would only warn and omit the gradient.
         name, key = f"npu::{self.qualified}", "AutogradPrivateUse1"
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 

@@ -1,6 +1,6 @@
-"""The aclnn functions of MoE layers on the virtual NPU, computed by this package's own functions of the same names.
+"""The aclnn functions of MoE layers on the virtual NPU, computed by this package's functions of the same names.
 
-What an operator leaves unspecified on a device, rows or whole outputs, is left as it is.
+Rows or outputs that an operator leaves unspecified on a device are left unchanged.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from ascend_vnpu.operators.registry import DTYPES, effect, returns, write
 
 
 def _named(names: str, values: tuple[Any, ...]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """The arguments by name, and those behind them, which are the outputs."""
+    """Return the arguments by name, and the remaining values, which are the outputs."""
     words = names.split()
     return dict(zip(words, values, strict=False)), values[len(words) :]
 
 
 def _write_all(outputs: tuple[Any, ...], *results: Tensor | None) -> None:
-    """Writes the rows that there are; None: unspecified."""
+    """Copy the results into the outputs, as many rows as they have; None: unspecified."""
     for out, result in zip(outputs, results, strict=False):
         if out is not None and result is not None:
             write(out[: len(result)] if result.dim() else out, result)
@@ -82,7 +82,7 @@ def _gating_top_k_softmax_v2(*values: Any) -> None:
 def _init_routing_v2(*values: Any) -> None:
     names = "x expert_idx active_num expert_capacity expert_num drop_pad_mode counts_form before_capacity"
     given, outputs = _named(names, values)
-    # This older form numbers the kinds of counts otherwise: 0 none, 1 running sums, 2 counts.
+    # This older version numbers the kinds of counts differently: 0 none, 1 running sums, 2 counts.
     form, _ = given.pop("counts_form"), given.pop("before_capacity")
     rows, places, tokens, _ = npu_moe_init_routing_v2(
         **given, expert_tokens_num_type=0 if form == 1 else 1, expert_tokens_num_flag=form != 0
@@ -109,7 +109,7 @@ def _token_permute(tokens: Tensor, indices: Tensor, rows: int, padded_mode: int)
 
 @returns("aclnnMoeTokenUnpermute")
 def _token_unpermute(rows: Tensor, places: Tensor, probs: Tensor | None, padded_mode: int, _: Any) -> Tensor:
-    # torch_npu passes a restore_shape always; only padded_mode looks at it.
+    # torch_npu always passes a restore_shape; only padded_mode uses it.
     return permute.npu_moe_token_unpermute(rows, places, probs, bool(padded_mode))
 
 
@@ -244,7 +244,7 @@ def _dynamic_quant_v3(*values: Any) -> None:
     names = "input smooth_scales group_index dst_type symmetrical quant_mode"
     given, (y, scale, offset) = _named(names, values)
     if not given.pop("symmetrical") or offset is not None:
-        raise ArgumentError("asymmetric quantization is not on the virtual NPU", argument="offset")
+        raise ArgumentError("asymmetric quantization is not supported on the virtual NPU", argument="offset")
     given["dst_type"] = _dtype(given["dst_type"], "dst_type")
     _write_all((y, scale), *npu_dynamic_quant(**given))
 
@@ -256,7 +256,7 @@ def _dequant_swiglu_quant_v2(*values: Any) -> None:
     given, outputs = _named(names, values)
     mode, round_mode, groups = given["quant_mode"], given.pop("round_mode"), given["group_index"]
     if round_mode != "rint":
-        raise ArgumentError(f"round_mode is {round_mode}; the virtual NPU has rint", argument="round_mode")
+        raise ArgumentError(f"round_mode is {round_mode}; the virtual NPU supports rint", argument="round_mode")
     given["quant_mode"] = ("static", "dynamic").index(mode)
     given["dst_type"] = _dtype(given["dst_type"], "dst_type")
     codes, scales = npu_dequant_swiglu_quant(**given)
@@ -303,7 +303,7 @@ def _scaled_product(
         for x in (offset, x1_scale, bias, other.get("y_scale"), other.get("y_offset"), other.get("x1_offset"))
     )
     if x1.dtype != torch.int8 or x2.dtype != torch.int8 or any(x is not None for x in others):
-        raise ArgumentError("the virtual NPU multiplies int8 by int8, without y_scale and y_offset", argument="x1")
+        raise ArgumentError("the virtual NPU supports int8 by int8, without y_scale and y_offset", argument="x1")
     left, right = (x.mT if other[f"transpose_{name}"] else x for name, x in (("x1", x1), ("x2", x2)))
     sums = left.int() @ right.int()
     if bias is not None and bias.dtype == torch.int32:
@@ -318,12 +318,12 @@ def _scaled_product(
     write(out, sums if out.dtype == torch.int32 else to_int8(product) if out.dtype == torch.int8 else product)
 
 
-_SCALE_BITS = -0x2000  # the 19 bits of a float32 that the unit reads
+_SCALE_BITS = -0x2000  # the 19 bits of a float32 that the hardware reads
 _SIGNED, _OFFSET_AT = 1 << 46, 37
 
 
 def _scale_of(scale: Tensor) -> Tensor:
-    """As float32; eight bytes carry its bits."""
+    """Return a scale as float32, which may be stored as eight bytes."""
     return scale_of_bits(scale).float()
 
 
@@ -337,5 +337,5 @@ def _trans_quant_param(scale: Tensor, offset: Tensor | None, out: Tensor) -> Non
 
 def _dtype(number: int, argument: str) -> torch.dtype:
     if number not in DTYPES:
-        raise ArgumentError(f"{argument} is aclDataType {number}, not on the virtual NPU", argument=argument)
+        raise ArgumentError(f"{argument} is aclDataType {number}, not supported on the virtual NPU", argument=argument)
     return DTYPES[number]

@@ -1,8 +1,8 @@
 """torch_npu's all-to-all fused with a grouped matmul: ``npu_alltoallv_gmm`` and ``npu_gmm_alltoallv``.
 
-The first brings rows to their experts and multiplies them, the second multiplies and brings rows home: each is the
-other's backward. Off the NPU rows travel by the process group's all-to-all; between the threads of a LocalCluster
-by our dispatch.
+The first sends rows to their experts and multiplies them, the second multiplies and sends rows back: each is the
+other's backward. Off the NPU rows are sent by the process group's all-to-all; between the threads of a LocalCluster
+by this package's dispatch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LEAVES = ("gmm_x", "gmm_weight", "mm_x", "mm_weight")
 
 
 def read_counts(name: str, given: dict[str, Any]) -> list[int]:
-    """The counts of this name as a list; those of the tensor where it is given too."""
+    """Return the counts of this name as a list, from the tensor if it is passed too."""
     if given[f"{name}_tensor"] is not None:
         name = f"{name}_tensor"
     counts = given[name]
@@ -41,26 +41,26 @@ def read_counts(name: str, given: dict[str, Any]) -> list[int]:
         need_dims(name, counts, 1, 2, dtypes=(torch.int64, torch.int32))
         counts = counts.reshape(-1).tolist()
     whole = all(isinstance(count, (int, torch.SymInt)) and not isinstance(count, bool) for count in counts)
-    need(whole, name, "has counts that are no int; give whole numbers of rows")
+    need(whole, name, "contains counts that are not int; give whole numbers of rows")
     return list(counts)
 
 
 def _table(name: str, counts: list[int], world: int, experts: int) -> torch.Tensor:
     rule = "has {} counts; need {}: {} experts of each of {} ranks"
     need(len(counts) == world * experts, name, rule, len(counts), world * experts, experts, world)
-    need(min(counts) >= 0, name, "has {}; a count is at least 0", min(counts))
+    need(min(counts) >= 0, name, "contains {}; a count is at least 0", min(counts))
     return torch.tensor(counts, device="cpu").view(world, experts)
 
 
 def _check(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tables (W, L) of send_counts and of recv_counts."""
+    """Return the tables (W, L) of send_counts and of recv_counts."""
     need_unset(comm_mode=given["comm_mode"])
     x, weight, world = given["gmm_x"], given["gmm_weight"], given["ep_world_size"]
     need_dims("gmm_x", x, 2, dtypes=_FLOATS)
     need_dims("gmm_weight", weight, 3, dtypes=(x.dtype,))
     need(weight.shape[0] >= 1, "gmm_weight", "has no experts; need (L, H, N), L at least 1")
     size = weight.shape[2 if given["trans_gmm_weight"] else 1]
-    need(size == x.shape[1], "gmm_weight", "takes rows of {}, gmm_x has {}", size, x.shape[1])
+    need(size == x.shape[1], "gmm_weight", "multiplies rows of {}, gmm_x has {}", size, x.shape[1])
     comm.need_name("hcom", given["hcom"])
     place = comm.size_and_rank(given["hcom"])
     if place is None:
@@ -71,14 +71,14 @@ def _check(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     names = ("send_counts", "recv_counts")
     sent, came = (_table(name, read_counts(name, given), world, len(weight)) for name in names)
     rows = int(sent.sum())
-    need(len(x) == rows, "gmm_x", "has {} rows, send_counts are {} together", len(x), rows)
+    need(len(x) == rows, "gmm_x", "has {} rows, the sum of send_counts is {}", len(x), rows)
     return sent, came
 
 
 def _multiply_shared(given: dict[str, Any]) -> torch.Tensor | None:
-    """mm_x times mm_weight, which no other rank has to do with."""
+    """Return mm_x times mm_weight, which involves no other rank, or None."""
     x, weight = given["mm_x"], given["mm_weight"]
-    need((x is None) == (weight is None), "mm_weight", "and mm_x come together or not at all")
+    need((x is None) == (weight is None), "mm_weight", "and mm_x must be passed together")
     if x is None:
         return None
     need_dims("mm_x", x, 2, dtypes=_FLOATS)
@@ -97,7 +97,7 @@ def _exchange(rows: torch.Tensor, send: list[int], receive: list[int], hcom: str
 
 
 def _by_expert(table: torch.Tensor) -> torch.Tensor:
-    """Where the rows of (expert, rank) order stand in (rank, expert) order."""
+    """Return the positions of rows in (expert, rank) order within (rank, expert) order."""
     counts = table.reshape(-1)
     starts = (counts.cumsum(0) - counts).view_as(table).t().reshape(-1)
     sizes = table.t().reshape(-1)
@@ -116,13 +116,13 @@ def _multiply(x: torch.Tensor, given: dict[str, Any], table: torch.Tensor) -> to
 
 
 def wants_gradient(given: dict[str, Any]) -> bool:
-    """Whether autograd has to follow a call of these arguments."""
+    """Return whether autograd has to track a call with these arguments."""
     leaves = [given[name] for name in _LEAVES]
     return torch.is_grad_enabled() and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def with_gradients(name: str, given: dict[str, Any]) -> Any:
-    """The results of a call of the operator ``name`` that wants gradients."""
+    """Return the results of a call of the operator ``name`` that wants gradients."""
     return _Fused.apply(name, given, *(given[leaf] for leaf in _LEAVES))  # type: ignore[no-untyped-call]
 
 
@@ -136,7 +136,7 @@ class _Fused(torch.autograd.Function):
             ctx.given[counts] = read_counts(counts, given)
         more = {"permute_out_flag": True} if ctx.there else {}
         outputs = getattr(torch.ops.ascend_moe, name)(**given | more)
-        # The rows that the weights multiplied: those that came, or those that were given.
+        # The rows that were multiplied: received or passed.
         ctx.save_for_backward(*leaves, outputs[2] if ctx.there else leaves[0])
         for leaf in _LEAVES:
             del ctx.given[leaf]
@@ -152,7 +152,7 @@ class _Fused(torch.autograd.Function):
         x, weight, mm_x, mm_weight, rows = ctx.saved_tensors
         given, transposed = ctx.given, ctx.given["trans_gmm_weight"]
         send, receive = given["send_counts"], given["recv_counts"]
-        if gy is None:  # the other ranks wait all the same
+        if gy is None:  # the other ranks still wait for this one
             gy = x.new_zeros(sum(receive), weight.shape[1 if transposed else 2])
         back = {"send_counts": receive, "recv_counts": send, "trans_gmm_weight": not transposed}
         back |= {name: given[name] for name in ("hcom", "ep_world_size")}
@@ -160,11 +160,11 @@ class _Fused(torch.autograd.Function):
         made = getattr(torch.ops.ascend_moe, _BACK if ctx.there else _THERE)(gy, weight, **back)
         gw = None
         if ctx.needs_input_grad[3]:
-            # By the rows that the experts of this rank have, not by those that its tokens make.
+            # Decided by the rows of this rank's experts, not by its tokens'.
             counts, grads = (receive, gy) if ctx.there else (send, made[2])
             groups = torch.tensor(counts, device=gy.device).view(given["ep_world_size"], -1).sum(0)
             grouped: dict[str, Any] = {"group_type": 2, "group_list_type": 1, "split_item": 3}
-            # The operator: a compiler traces this, and the function would read the groups.
+            # The operator, since a compiler traces this and the function would read the groups.
             gw = torch.ops.ascend_moe.npu_grouped_matmul([rows.t()], [grads], group_list=groups, **grouped)[0]
             gw = gw.transpose(1, 2) if transposed else gw
         g_mm_x = g_mm_weight = None
@@ -177,7 +177,7 @@ class _Fused(torch.autograd.Function):
 
 
 def _differentiable(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, where a call that wants gradients goes by the operator of torch."""
+    """Decorator: calls that want gradients use the registered operator."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -185,12 +185,12 @@ def _differentiable(function: Callable[P, R]) -> Callable[P, R]:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
-            return function(*args, **kwargs)  # says what is wrong
+            return function(*args, **kwargs)  # raises the right error
         bound.apply_defaults()
         given = bound.arguments
         if not wants_gradient(given):
             return function(*args, **kwargs)
-        # Its schema has lists here; a tensor in their place is read, and one beside them is the operator's to read.
+        # The schema has lists here; a tensor instead is read, and a tensor in addition is read by the operator.
         lists = {name: read_counts(name, given | {f"{name}_tensor": None}) for name in ("send_counts", "recv_counts")}
         made: R = getattr(torch.ops.ascend_moe, function.__name__)(**given | lists)
         return made
@@ -220,20 +220,20 @@ def npu_alltoallv_gmm(
     permute_out_flag: bool = False,
     comm_mode: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Brings rows to the ranks of their experts, and multiplies each with its expert's weight.
+    """Send rows to the ranks of their experts, and multiply each by its expert's weight.
 
-    W = ep_world_size ranks, L experts a rank. Differentiable: the backward is `npu_gmm_alltoallv`, on all ranks.
+    W = ep_world_size ranks, L experts per rank. Differentiable: the backward is `npu_gmm_alltoallv`, on all ranks.
 
     Args:
         gmm_x: ``(sum(send_counts), H)`` bfloat16, float16 or float32, rows by rank of the expert, then by expert.
         gmm_weight: ``(L, H, N)``, gmm_x's dtype; ``(L, N, H)`` with trans_gmm_weight.
-        hcom: any group's name: ``ascend_moe.comm_name``, a c10d group name, a LocalCluster's.
+        hcom: name of a group: ``ascend_moe.comm_name``, a c10d group name, a LocalCluster's.
         ep_world_size: W.
         send_counts: W * L rows, for each rank for each of its experts; a list, or a tensor.
         recv_counts: W * L rows, from each rank for each expert of this one.
-        send_counts_tensor, recv_counts_tensor: the same as tensors; they are read instead where given.
+        send_counts_tensor, recv_counts_tensor: the same as tensors, which take precedence.
         mm_x, mm_weight: ``(T, H2)`` and ``(H2, N2)`` of a shared expert, ``(N2, H2)`` with trans_mm_weight.
-        permute_out_flag: whether the rows are returned as they came.
+        permute_out_flag: also return the rows before the product.
         comm_mode: must be None.
 
     Returns:
@@ -241,9 +241,9 @@ def npu_alltoallv_gmm(
         without; ``(sum(recv_counts), H)`` the rows before the product, None without permute_out_flag.
 
     Raises:
-        ArgumentError: a rule above is broken on this rank.
+        ArgumentError: an argument breaks one of these rules on this rank.
 
-    Source: torch_npu ``npu_alltoallv_gmm``. NPU tensors go there.
+    Source: torch_npu ``npu_alltoallv_gmm``. NPU tensors are passed there.
     """
     given = dict(locals())
     sent, came = _check(given)
@@ -270,9 +270,9 @@ def npu_gmm_alltoallv(
     trans_mm_weight: bool = False,
     comm_mode: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Multiplies rows with their experts' weights, and brings them home to the ranks of their tokens.
+    """Multiply rows by their experts' weights, and send them back to the ranks of their tokens.
 
-    As `npu_alltoallv_gmm`, the other way; differentiable by it.
+    The inverse of `npu_alltoallv_gmm`, which is its backward.
 
     Args:
         gmm_x: ``(sum(send_counts), H)``, rows by expert, rank they go to: as `npu_alltoallv_gmm` returns them.
@@ -285,13 +285,13 @@ def npu_gmm_alltoallv(
         ``(sum(recv_counts), N)`` rows by rank of the expert, then by expert; mm_x times mm_weight, None without.
 
     Raises:
-        ArgumentError: a rule above is broken on this rank.
+        ArgumentError: an argument breaks one of these rules on this rank.
 
-    Source: torch_npu ``npu_gmm_alltoallv``. NPU tensors go there.
+    Source: torch_npu ``npu_gmm_alltoallv``. NPU tensors are passed there.
     """
     given = dict(locals())
     sent, came = _check(given)
-    shared: Any = _multiply_shared(given)  # before the others wait: its rules are this rank's
+    shared: Any = _multiply_shared(given)  # first: its rules are local
     product = _multiply(gmm_x, given, sent)
     rows = torch.empty_like(product).index_copy_(0, _by_expert(sent), product)
     return _exchange(rows, sent.sum(1).tolist(), came.sum(1).tolist(), hcom), shared

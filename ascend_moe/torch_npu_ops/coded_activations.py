@@ -1,4 +1,4 @@
-"""Activations whose results are codes: SwiGLU and SiTU in MX's e4m3 or in int8, as vllm-ascend calls them."""
+"""Activations with quantized results: SwiGLU and SiTU in MX's e4m3 or in int8, as called by vllm-ascend."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SCALES_OF_A_PAIR = 2
 
 
 def _even(x: torch.Tensor) -> torch.Tensor:
-    """float32 x, which has gate and up."""
+    """Return x as float32; raise ArgumentError unless it consists of gate and up."""
     need(x.dim() >= 1 and x.shape[-1] % 2 == 0, "x", "is {}; its last dimension must be even", x.shape)
     return x.float()
 
 
 def mx_shapes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Empty codes and scales of the activation of x."""
+    """Return empty codes and scales of the activation of x."""
     width = x.shape[-1] // 2
     pairs = -(-width // (_BLOCK * _SCALES_OF_A_PAIR))
     codes = x.new_empty((*x.shape[:-1], width), dtype=FP8)
@@ -34,10 +34,10 @@ def mx_shapes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _mx_quantize(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """MX's e4m3 codes and e8m0 scales of float32 values, as npu_dynamic_mx_quant with scale_alg 0.
+    """Return MX's e4m3 codes and e8m0 scales of float32 values, as npu_dynamic_mx_quant with scale_alg 0.
 
-    The exponent of 32 values is that of the largest less 8; codes past 448 become 448. The second exponent of the last
-    pair, where there is no block for it, is that of zeros.
+    The exponent of 32 values is that of the largest minus 8; codes above 448 are clamped. If the last pair of exponents
+    has one block only, its second exponent is that of zeros.
     """
     width = values.shape[-1]
     room = -width % (_BLOCK * _SCALES_OF_A_PAIR)
@@ -63,11 +63,11 @@ def swiglu_group_quant(
     group_list_type: int = 0,
     clamp_value: float = 0.0,
 ) -> Triple:
-    """``npu_swiglu_group_quant`` with quant_mode 2: ``silu(left) * right`` in MX's e4m3, a scale for 32 values.
+    """Return ``npu_swiglu_group_quant`` with quant_mode 2: ``silu(left) * right`` in MX's e4m3.
 
-    vllm-ascend calls only this mode, with dst_type float8_e4m3fn and defaults. clamp_value above 0: the gate (left) is
-    cut at it, up at both sides. The activation is float32 up to its code: assumed. The third result is empty:
-    vllm-ascend drops it. Other modes and arguments have no documented meaning, and are refused.
+    vllm-ascend calls only this mode, with dst_type float8_e4m3fn and defaults. clamp_value above 0: clamp the gate
+    (left) at it, up at both sides. The activation is assumed to be float32 up to its code. The third result is empty,
+    since vllm-ascend ignores it. Other modes and arguments have no documentation and are refused.
     """
     need_dtype("x", x, torch.bfloat16, torch.float16)
     for name, tensor in (("topk_weight", topk_weight), ("group_index", group_index)):
@@ -97,7 +97,7 @@ def situ_mx_quant(
     x: torch.Tensor, beta: float = 1.0, linear_beta: float = 0.0, activate_left: bool = False,
     dst_type: int = _E4M3_CODE,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """SiTU of x ``(..., 2F)``, gate left, in MX's e4m3 as `swiglu_group_quant`."""
+    """Return SiTU of x ``(..., 2F)``, gate left, in MX's e4m3 as `swiglu_group_quant`."""
     need_dtype("x", x, torch.bfloat16, torch.float16)
     _need_gate_left(activate_left)
     need(dst_type == _E4M3_CODE, "dst_type", "is {}; it must be {}, e4m3", dst_type, _E4M3_CODE)
@@ -118,10 +118,10 @@ def dequant_situ_quant(
     activate_left: bool = True,
     quant_mode: str = "dynamic",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """SiTU of x ``(rows, 2F)``, gate left, in int8 with a scale a row.
+    """Return SiTU of x ``(rows, 2F)``, gate left, in int8 with one scale per row.
 
     x is bf16 or fp16, or int32: times weight_scale ``(2F,)`` and activation_scale ``(rows,)``. The other tensors are
-    None in vllm-ascend, and else refused.
+    None in vllm-ascend; other values are refused.
     """
     need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float16, torch.int32))
     refused = {"bias": bias, "quant_scale": quant_scale, "quant_offset": quant_offset, "group_index": group_index}

@@ -1,10 +1,10 @@
-"""torch_npu's operators that wait for all ranks, built on our dispatch and combine.
+"""torch_npu's operators that wait for all ranks, built on this package's dispatch and combine.
 
 * ``npu_moe_distribute_combine_add_rms_norm``: combine, add the residual, RMS norm of the sum.
-* ``_npu_distribute_barrier``: a dispatch of no tokens.
+* ``_npu_distribute_barrier``: a dispatch without tokens.
 
-Both run on our kernels on an NPU too, never on CANN's operators: those would write CANN's layout into the
-windows of the group.
+On an NPU both also run on this package's kernels, never on CANN's operators, which would write CANN's layout into the
+group's windows.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from ascend_moe.ops import callbacks
 
 _COMBINE_NORM = "npu_moe_distribute_combine_add_rms_norm"
 _COMBINE = "npu_moe_distribute_combine_v2"
-# combine_v2's name for expand_idx.
+# expand_idx by combine_v2's name.
 _INDEX = "assist_info_for_combine"
-# Of copy and const experts.
+# Tensors of copy and const experts.
 _SPECIAL = ("ori_x", "const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
-# Arguments that combine_v2 does not have.
+# Arguments that combine_v2 lacks.
 _OWN = (
     "residual_x", "gamma", "norm_eps", "activation_scale", "weight_scale", "group_list", "group_list_type",
     "out_dtype",
@@ -83,13 +83,13 @@ def npu_moe_distribute_combine_add_rms_norm(
     copy_expert_num: int = 0,
     const_expert_num: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Combine the experts' rows, add the residual, normalise by the root of the mean square.
+    """Combine the experts' rows, add the residual, normalize by the root mean square.
 
     ``acc`` is combine's fp32 sum, not rounded, plus the residual:
     ``x = acc``, ``rstd = 1 / sqrt(sum(acc * acc * (1 / H)) + norm_eps)`` and
-    ``y = rounded(acc * rstd) * gamma``, fp32 inside, each result rounded once. The rows travel as fp32, so
-    that the sum arrives as it is: windows twice as large as for `npu_moe_distribute_combine_v2`. With
-    comm_quant_mode 2 they are rounded before as that op's int8 rows are, and travel as fp32 all the same.
+    ``y = rounded(acc * rstd) * gamma``, fp32 inside, each result rounded once. The rows are sent as fp32 to keep the
+    sum exact, so windows must be twice as large as for `npu_moe_distribute_combine_v2`. With comm_quant_mode 2 they
+    are first rounded like that op's int8 rows, but still sent as fp32.
 
     Args:
         expand_x: ``(>= rows, H)`` bfloat16, float16 or float32, in the row order of
@@ -108,14 +108,14 @@ def npu_moe_distribute_combine_add_rms_norm(
 
     Returns:
         y ``(BS, 1, H)`` of expand_x's dtype; rstd ``(BS, 1, 1)`` fp32; x ``(BS, 1, H)``, the sum that was
-        normalised. An inactive token's x is its residual (CANN leaves those rows as they are).
+        normalized. An inactive token's x is its residual (CANN leaves those rows unchanged).
 
     Collective; order, compilers and gradients as for `npu_moe_distribute_combine_v2`.
 
     Raises:
         As for `npu_moe_distribute_combine_v2`; ArgumentError also for residual_x, gamma and norm_eps.
 
-    Source: torch_npu ``npu_moe_distribute_combine_add_rms_norm``. NPU tensors go through our combine too.
+    Source: torch_npu ``npu_moe_distribute_combine_add_rms_norm``. NPU tensors use this package's combine too.
     """
     given = dict(locals())
     for name in ("expand_x", "residual_x", "gamma", "expert_ids", "expand_idx", "ep_send_counts", "expert_scales"):
@@ -136,7 +136,7 @@ def npu_moe_distribute_combine_add_rms_norm(
     if comm_quant_mode == 2:
         _need_codes(expand_x, expert_scales)
         given["comm_quant_mode"] = 0
-        rows = _as_codes(expand_x) if hidden % _CODES_OF_SCALE == 0 else expand_x  # which combine refuses
+        rows = _as_codes(expand_x) if hidden % _CODES_OF_SCALE == 0 else expand_x  # combine raises the error
     acc = _combined(**given | wide | {"expand_x": rows.float()}).unsqueeze(1) + residual_x.float()
     followed = torch.is_grad_enabled() and (acc.requires_grad or gamma.requires_grad)
     if x_active_mask is None or not followed:
@@ -150,16 +150,16 @@ _PER_CODE = 0.007874015718698502  # 1 / 127 in fp32
 
 
 def _need_codes(expand_x: torch.Tensor, expert_scales: torch.Tensor) -> None:
-    """The rules of comm_quant_mode 2 for a combine that gets its rows as fp32."""
+    """Check the rules of comm_quant_mode 2 for a combine that receives its rows as fp32."""
     rule = "is 2 and expand_x is float32, it must be bfloat16 or float16; use comm_quant_mode 0"
     need(expand_x.dtype != torch.float32, "comm_quant_mode", rule)
     wanted = torch.is_grad_enabled() and (expand_x.requires_grad or expert_scales.requires_grad)
-    rule = "is 2, whose rounded rows have no gradient, nor their weights: use 0, or torch.no_grad()"
+    rule = "is 2, whose rounded rows and weights have no gradient: use 0, or torch.no_grad()"
     need(not wanted, "comm_quant_mode", rule)
 
 
 def _as_codes(rows: torch.Tensor) -> torch.Tensor:
-    """The rows as they come out of int8 codes, a scale for each block of 8, as combine's kernels make both."""
+    """Round rows to int8 codes with a scale per block of 8, exactly as combine's kernels do."""
     blocks = rows.detach().float().reshape(rows.shape[0], rows.shape[1] // _CODES_OF_SCALE, _CODES_OF_SCALE)
     largest = blocks.abs().nan_to_num(nan=-1.0, posinf=float("inf")).amax(-1, keepdim=True)
     scale = torch.where(largest < 0, float("nan"), largest * _PER_CODE)  # below 0: nothing but NaN
@@ -174,7 +174,7 @@ def _combined(**given: Any) -> torch.Tensor:
     try:
         result: torch.Tensor = getattr(torch.ops.ascend_moe, _COMBINE)(**arguments)
     except ArgumentError as error:
-        # combine_v2 raised: say it with the names of the operator that the caller called.
+        # combine_v2 raised: use the names of the called operator in the message.
         message = str(error).replace(_COMBINE, _COMBINE_NORM).replace(_INDEX, "expand_idx")
         argument = "expand_idx" if error.argument == _INDEX else error.argument
         raise type(error)(message, **{**error.details, "argument": argument}) from None
@@ -192,7 +192,7 @@ def _normalised(
 def _normalised_active(
     acc: torch.Tensor, gamma: torch.Tensor, eps: float, dtype: torch.dtype, active: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`_normalised`, without a gradient of inactive tokens: 0 times the NaN of their residual would be in gamma's."""
+    """Run `_normalised` without gradients of inactive tokens, whose NaN would reach gamma's gradient."""
     active = active[:, None, None]
     followed = _normalised(torch.where(active, acc, 1.0), gamma, eps, dtype)
     fixed = _normalised(acc.detach(), gamma.detach(), eps, dtype)
@@ -201,7 +201,7 @@ def _normalised_active(
 
 
 _DISPATCH = "npu_moe_distribute_dispatch_v2"
-# H and K of a dispatch without tokens: any values within the rules, the same on all ranks.
+# H and K of a dispatch without tokens: any valid values, equal on all ranks.
 _HIDDEN, _TOPK = 16, 1
 
 
@@ -232,7 +232,7 @@ def _npu_distribute_barrier(
     next op or ``ascend_moe.check`` raises.
 
     Raises:
-        ArgumentError: an argument of this rank breaks a rule above.
+        ArgumentError: an argument of this rank breaks one of these rules.
         CommTimeout, PeerLost: a rank did not call in time, or its process ended; close the communicator.
 
     Source: torch_npu ``_npu_distribute_barrier``.
@@ -248,11 +248,11 @@ def _npu_distribute_barrier(
     if rank is None:
         text = f"group of {group!r} is a LocalCluster's: call it in the thread of a rank"
         raise ArgumentError(text, argument="group")
-    need(time_out is None or not on_npu(x_ref), "time_out", "is kept on the CPU only: set ASCEND_MOE_TIMEOUT_S")
+    need(time_out is None or not on_npu(x_ref), "time_out", "is supported on the CPU only: set ASCEND_MOE_TIMEOUT_S")
     rows = x_ref.new_empty((0, _HIDDEN), dtype=torch.bfloat16)
     ids = x_ref.new_empty((0, _TOPK), dtype=torch.int32)
-    meeting = contextlib.nullcontext() if time_out is None else callbacks.deadline(_microseconds(time_out))
-    with meeting:
+    limit = contextlib.nullcontext() if time_out is None else callbacks.deadline(_microseconds(time_out))
+    with limit:
         getattr(torch.ops.ascend_moe, _DISPATCH)(rows, ids, group, world, rank, world)
     return x_ref.clone(memory_format=torch.contiguous_format)
 

@@ -1,6 +1,6 @@
-"""Expands tokens by expert: npu_moe_init_routing, its v2, and npu_moe_compute_expert_tokens.
+"""Expansion of tokens by expert: npu_moe_init_routing, its v2, and npu_moe_compute_expert_tokens.
 
-The (token, k) pairs are sorted by expert, stably, and every pair gets a copy of its token's row. Before that
+The routed tokens (token, k) are sorted by expert, stably, and each gets a copy of its token's row. Before that
 npu_moe_update_expert replaces logical experts by their physical copies, and drops weak choices.
 """
 
@@ -31,19 +31,19 @@ def npu_moe_init_routing(
 
     Args:
         x: ``(T, H)``, any dtype.
-        row_idx: ``(T, K)`` int32, distinct numbers 0..T*K-1: what each pair is called, so that its token is
-            ``row_idx % T``: j * T + t, as ``npu_moe_gating_top_k_softmax`` returns it.
+        row_idx: ``(T, K)`` int32, distinct numbers 0..T*K-1 that name the routed tokens; the token is ``row_idx % T``:
+            j * T + t, as returned by ``npu_moe_gating_top_k_softmax``.
         expert_idx: ``(T, K)`` int32; equal experts keep their (token, k) order.
-        active_num: tokens that are expanded at most, at least 0.
+        active_num: maximum number of expanded tokens, at least 0.
 
     Returns:
-        rows ``(min(T, active_num) * K, H)`` of x's dtype; for each row_idx the place of its row ``(T*K,)``
+        rows ``(min(T, active_num) * K, H)`` of x's dtype; for each row_idx the index of its row ``(T*K,)``
         int32; the experts, sorted, ``(T*K,)`` int32.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_init_routing``; NPU tensors go there.
+    Source: torch_npu ``npu_moe_init_routing``; NPU tensors are passed there.
     """
     need_dims("x", x, 2)
     need_dims("expert_idx", expert_idx, 2)
@@ -56,7 +56,7 @@ def npu_moe_init_routing(
     names = row_idx.reshape(-1).to(torch.int64)
     within = bool(((names >= 0) & (names < pairs)).all())
     once = within and bool((torch.bincount(names, minlength=pairs) == 1).all())
-    need(once, "row_idx", "must hold every number in 0..{} (T*K) once", pairs - 1)
+    need(once, "row_idx", "must contain every number in 0..{} (T*K) once", pairs - 1)
     experts, order = torch.sort(expert_idx.reshape(-1), stable=True)
     names = names[order]
     places = torch.empty_like(names, dtype=torch.int32)
@@ -67,32 +67,31 @@ def npu_moe_init_routing(
 
 @npu_operator
 def npu_moe_compute_expert_tokens(sorted_expert_for_source_row: torch.Tensor, num_expert: int) -> torch.Tensor:
-    """Running sums of rows by expert: where each expert's rows end.
+    """Return running sums of rows by expert, the end of each expert's rows.
 
     Args:
-        sorted_expert_for_source_row: ``(rows,)`` int32, not falling; ids of num_expert and above count for
-            nobody.
+        sorted_expert_for_source_row: ``(rows,)`` int32, non-decreasing; ids of num_expert and above are ignored.
         num_expert: experts, 1..10240.
 
     Returns:
         ``(num_expert,)`` int32: entry e is the number of rows of the experts 0..e.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_compute_expert_tokens``; NPU tensors go there.
+    Source: torch_npu ``npu_moe_compute_expert_tokens``; NPU tensors are passed there.
     """
     experts = sorted_expert_for_source_row
     name = "sorted_expert_for_source_row"
     need_dims(name, experts, 1, dtypes=(torch.int32,))
-    need(bool((experts[1:] >= experts[:-1]).all()), name, "must not fall: sort it first")
+    need(bool((experts[1:] >= experts[:-1]).all()), name, "must not decrease: sort it first")
     need(1 <= num_expert <= _MAX_EXPERTS, "num_expert", "is {}; it must be in 1..{}", num_expert, _MAX_EXPERTS)
     ids = torch.arange(num_expert, dtype=torch.int32, device=experts.device)
     return torch.searchsorted(experts.contiguous(), ids, right=True).to(torch.int32)
 
 
 class _Placed(NamedTuple):
-    """Active pairs in expert order: flat (token, k) index, expert, and row of expanded_x (-1: dropped)."""
+    """Active routed tokens in expert order: flat (token, k) index, expert, and row of expanded_x (-1: dropped)."""
 
     pair: torch.Tensor
     expert: torch.Tensor
@@ -123,34 +122,34 @@ def npu_moe_init_routing_v2(
     Args:
         x: ``(T, H)`` bf16, fp16, fp32, or int8 without quantization.
         expert_idx: ``(T, K)`` int32; ids outside of the active range get no row.
-        scale: unquantized ``(T,)`` fp32, taken along with the rows; static ``(1,)``; dynamic: None,
-            ``(1, H)`` or one smoothing row for each active expert, ``(stop - start, H)`` fp32.
+        scale: unquantized ``(T,)`` fp32, copied along with the rows; static ``(1,)``; dynamic: None,
+            ``(1, H)`` or one smoothing row per active expert, ``(stop - start, H)`` fp32.
         offset: static: None or ``(1,)``.
-        active_num: rows of expanded_x at most; 0 or below: T*K.
-        expert_capacity: drop_pad_mode 1: rows an expert, at least 1.
-        expert_num: experts, at most 10240; needed with no active_expert_range, pairs or drop_pad_mode 1.
-        drop_pad_mode: 0: rows one after the other. 1: expert_capacity rows an expert, later pairs of a
-            full expert dropped, missing rows zero; takes all experts, row_idx_type 0, no tokens or counts.
+        active_num: maximum rows of expanded_x; 0 or below: T*K.
+        expert_capacity: drop_pad_mode 1: rows per expert, at least 1.
+        expert_num: experts, at most 10240; required without active_expert_range, with pairs or drop_pad_mode 1.
+        drop_pad_mode: 0: contiguous rows. 1: expert_capacity rows per expert, further ones dropped, missing rows zero;
+            needs all experts and row_idx_type 0, and returns no tokens or counts.
         expert_tokens_num_type: 0 running sums, 1 counts, 2 pairs (expert, count) of experts with rows.
         expert_tokens_num_flag: whether to return those.
-        quant_mode: -1 none. 0 static: ``rint(x * scale + offset)`` in float16. 1 dynamic: a scale a row,
+        quant_mode: -1 none. 0 static: ``rint(x * scale + offset)`` in float16. 1 dynamic: a scale per row,
             formulas in `ascend_moe.experts.quant`.
         active_expert_range: ``[start, stop]``; empty: all experts.
-        row_idx_type: 0: for each pair the row it went to. 1: for each row the pair it came from.
+        row_idx_type: 0: for each (token, k) its row. 1: for each row its (token, k).
         x_dtype: None, or x's own dtype.
 
     Returns:
         expanded_x ``(rows, H)``, rows T*K or ``min(active_num, T*K)``, or ``(expert_num, expert_capacity,
         H)``; x's dtype or int8;
-        expanded_row_idx ``(T*K,)`` int32, -1 where there is none (also behind active_num: not cut);
+        expanded_row_idx ``(T*K,)`` int32, -1 for none (also beyond active_num: not cut);
         expert tokens int64 ``(stop - start,)``, pairs ``(expert_num, 2)``;
         expanded_scale fp32, one for each row.
-        Rows behind the last active row, and outputs not asked for, are zero here, undefined on the NPU.
+        Rows after the last active row, and outputs not requested, are zero here, undefined on the NPU.
 
     Raises:
-        ArgumentError: a rule above is broken; int4, fp8 and the modes of the 950 series exist on NPUs only.
+        ArgumentError: an argument breaks one of these rules; int4, fp8 and modes of the 950 series exist on NPUs only.
 
-    Source: torch_npu ``npu_moe_init_routing_v2``; NPU tensors go there.
+    Source: torch_npu ``npu_moe_init_routing_v2``; NPU tensors are passed there.
     """
     given = dict(locals())
     read_as = resolve_dtype(x_dtype, "x_dtype")
@@ -189,7 +188,7 @@ def _active_range(given: Sequence[int], expert_num: int, drop: bool) -> tuple[in
     rule = "is {}; it must be [start, stop], 0 <= start < stop <= {}"
     need(len(given) == 2 and 0 <= given[0] < given[1] <= last, name, rule, list(given), last)
     whole = not drop or list(given) == [0, expert_num]
-    need(whole, name, "is {}; drop_pad_mode 1 takes all experts, [0, {}]", list(given), expert_num)
+    need(whole, name, "is {}; drop_pad_mode 1 needs all experts, [0, {}]", list(given), expert_num)
     return given[0], given[1]
 
 
@@ -213,7 +212,7 @@ def _check(call: Any) -> None:
         need(counted, "expert_tokens_num_type", rule, call.expert_tokens_num_type)
     if call.expert_tokens_num_type == PAIRS:
         enough = call.expert_num >= call.stop - call.first
-        need(enough, "expert_num", "is {}; pairs need one row an active expert", call.expert_num)
+        need(enough, "expert_num", "is {}; pairs need one row per active expert", call.expert_num)
     _check_scale(call)
 
 
@@ -261,7 +260,7 @@ def _tokens(call: Any, counts: torch.Tensor) -> torch.Tensor:
 
 
 def _expand(call: Any, placed: _Placed) -> tuple[torch.Tensor, torch.Tensor]:
-    """expanded_x ``(rows, H)`` and expanded_scale."""
+    """Return expanded_x ``(rows, H)`` and expanded_scale."""
     kept = (placed.row >= 0) & (placed.row < placed.rows)
     row, expert = placed.row[kept], placed.expert[kept]
     token = placed.pair[kept] // max(call.expert_idx.shape[1], 1)
@@ -299,31 +298,31 @@ def npu_moe_update_expert(
     world_size: int = -1,
     balance_mode: int = BY_RANK,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Spread the tokens of experts that have several copies over the copies; drop pairs of small weight.
+    """Distribute the tokens of experts with several copies over the copies; drop choices of small weight.
 
     Args:
         expert_ids: ``(BS, K)`` int32 or int64 logical experts 0..E-1; -1 (not routed) stays -1.
         eplb_table: ``(E, F)`` int32: row e is the number of copies of e, 1..F-1, then their physical ids.
-        expert_scales: ``(BS, K)`` float routing weights; goes with pruning_threshold.
-        pruning_threshold: ``(K,)`` or ``(1, K)`` fp32: pair (t, k) stays if its weight is at least
+        expert_scales: ``(BS, K)`` float routing weights; requires pruning_threshold.
+        pruning_threshold: ``(K,)`` or ``(1, K)`` fp32: (t, k) is kept if its weight is at least
             ``pruning_threshold[k]`` times the sum of token t's weights (fp32, k ascending).
-        active_mask: ``(BS,)`` bool, needs both: tokens of False lose all pairs.
+        active_mask: ``(BS,)`` bool, requires both: False tokens are dropped.
         local_rank_id, world_size: this rank in 0..world_size-1; needed with balance_mode 0.
         balance_mode: 0 by rank, copy ``local_rank_id // ceil(world_size / copies)``; 1 by token, copy
             ``t % copies``.
 
     Returns:
-        physical experts, shaped and typed as expert_ids; bool ``(BS, K)``: the pairs that stay, all True
+        physical experts, with the shape and dtype of expert_ids; bool ``(BS, K)``: the remaining choices, all True
         without pruning_threshold (not written then on the NPU).
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_update_expert``; NPU tensors go there.
+    Source: torch_npu ``npu_moe_update_expert``; NPU tensors are passed there.
     """
     need_dims("expert_ids", expert_ids, 2, dtypes=(torch.int32, torch.int64))
     need_dims("eplb_table", eplb_table, 2, dtypes=(torch.int32,))
-    need(eplb_table.shape[1] >= 2, "eplb_table", "is {}; a row is count and copies", eplb_table.shape)
+    need(eplb_table.shape[1] >= 2, "eplb_table", "is {}; a row consists of count and copies", eplb_table.shape)
     need_only("balance_mode", balance_mode, BY_RANK, BY_TOKEN)
     if balance_mode == BY_RANK:
         need(world_size >= 1, "world_size", "is {}; with balance_mode 0 it must be at least 1", world_size)
@@ -356,9 +355,9 @@ def _kept(
 ) -> torch.Tensor:
     batch, topk = expert_ids.shape
     if scales is None or threshold is None:
-        need(scales is None, "expert_scales", "needs pruning_threshold beside it")
-        need(threshold is None, "pruning_threshold", "needs expert_scales beside it")
-        need(active_mask is None, "active_mask", "needs expert_scales and pruning_threshold beside it")
+        need(scales is None, "expert_scales", "requires pruning_threshold")
+        need(threshold is None, "pruning_threshold", "requires expert_scales")
+        need(active_mask is None, "active_mask", "requires expert_scales and pruning_threshold")
         return expert_ids.new_ones((batch, topk), dtype=torch.bool)
     need_shape("expert_scales", scales, (batch, topk), dtypes=(torch.float32, torch.float16, torch.bfloat16))
     need_shape("pruning_threshold", threshold, (topk,), (1, topk), dtypes=(torch.float32,))

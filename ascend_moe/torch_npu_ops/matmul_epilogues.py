@@ -1,6 +1,6 @@
 """Grouped matmul fused with the next step: SwiGLU and quantization, or summing rows into their tokens.
 
-Each gives the same bits as the chain of `ascend_moe.experts` operators that it stands for.
+Results equal those of the corresponding chain of `ascend_moe.experts` operators bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def npu_grouped_matmul_swiglu_quant(
     bias: torch.Tensor | None = None,
     offset: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """W8A8 or W4A8 gate/up product, dequantization, ``silu(left) * right`` and int8 quantization of each row.
+    """Run W8A8 or W4A8 gate/up product, dequantization, ``silu(left) * right`` and int8 quantization per row.
 
     Args:
         x: ``(M, K)`` int8.
@@ -38,17 +38,17 @@ def npu_grouped_matmul_swiglu_quant(
         group_list: ``(E,)`` int64 running sums, up to M.
         weight_scale: ``(E, N)`` float; int4: as scale of `ascend_moe.experts.npu_grouped_matmul`. x_scale: ``(M,)``
             fp32.
-        bias: int4 weights need it: ``(E, N)`` fp32, ``8 * sum(weight * scale)`` over K; else None.
+        bias: required for int4 weights: ``(E, N)`` fp32, ``8 * sum(weight * scale)`` over K; else None.
         offset: must be None.
 
     Returns:
         int8 ``(M, N/2)``; fp32 scales ``(M,)``, formulas in `ascend_moe.experts.quant`; an fp32 scalar
-        without meaning. Rows behind the last group are zero here, undefined on the NPU.
+        without meaning. Rows after the last group are zero here, undefined on the NPU.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_grouped_matmul_swiglu_quant``; NPU tensors go there.
+    Source: torch_npu ``npu_grouped_matmul_swiglu_quant``; NPU tensors are passed there.
     """
     need_unset(offset=offset)
     codes, scale = grouped_matmul_swiglu_quant(
@@ -79,15 +79,15 @@ def npu_grouped_matmul_swiglu_quant_v2(
     weight_scale_dtype: int | None = None,
     x_scale_dtype: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`npu_grouped_matmul_swiglu_quant` with lists of one weight, smoothing, and counts as group list.
+    """Run `npu_grouped_matmul_swiglu_quant` with lists of one weight, smoothing, and counts as group list.
 
     Args:
         x, x_scale, group_list: as there.
         weight, weight_scale: ``[(E, K, N)]`` int8 and ``[(E, N)]`` float; int4 as there, in lists of one too.
         weight_assist_matrix: ``[(E, N)]`` fp32, with int4 weights: bias there.
-        smooth_scale: ``(E, N/2)`` or ``(E,)`` fp32, multiplied in before the quantization.
+        smooth_scale: ``(E, N/2)`` or ``(E,)`` fp32, a factor before the quantization.
         group_list_type: 0 running sums, 1 counts.
-        dequant_mode, quant_mode: 0: a scale a row of x, a column of weight, and a row of the result.
+        dequant_mode, quant_mode: 0: one scale per row of x, per column of weight, and per row of the result.
         dequant_dtype, quant_dtype: float32 (6) and int8 (1).
         tuning_config: a hint for the NPU, ignored here.
         bias, x_dtype, weight_dtype, weight_scale_dtype, x_scale_dtype: must be None.
@@ -96,9 +96,9 @@ def npu_grouped_matmul_swiglu_quant_v2(
         int8 ``(M, N/2)`` and fp32 scales ``(M,)``, as there.
 
     Raises:
-        ArgumentError: a rule above is broken; int4 rows, fp8, fp4 and MX modes exist on NPUs only.
+        ArgumentError: an argument breaks one of these rules; int4 rows, fp8, fp4 and MX modes exist on NPUs only.
 
-    Source: torch_npu ``npu_grouped_matmul_swiglu_quant_v2``; NPU tensors go there.
+    Source: torch_npu ``npu_grouped_matmul_swiglu_quant_v2``; NPU tensors are passed there.
     """
     need_unset(
         bias=bias, x_dtype=x_dtype, weight_dtype=weight_dtype, weight_scale_dtype=weight_scale_dtype,
@@ -118,9 +118,9 @@ def npu_grouped_matmul_swiglu_quant_v2(
 def need_rows_in_int8(
     dequant_mode: int | None, quant_mode: int | None, dequant_dtype: int | None, quant_dtype: int | None
 ) -> None:
-    """Raise unless the modes are those of W8A8: float32 between the two, int8 rows with a scale each; None: so."""
+    """Raise ArgumentError unless the modes are W8A8's: float32 in between, int8 rows with one scale each, or None."""
     for name, mode in (("dequant_mode", dequant_mode), ("quant_mode", quant_mode)):
-        need(not mode, name, "is {}; it must be 0: a scale a row of x, a column of weight, a row of the result", mode)
+        need(not mode, name, "is {}; it must be 0: scales per row of x, column of weight, row of the result", mode)
     kinds = (("dequant_dtype", dequant_dtype, torch.float32), ("quant_dtype", quant_dtype, torch.int8))
     for name, value, only in kinds:
         dtype = resolve_dtype(value, name)
@@ -140,25 +140,25 @@ def grouped_matmul_swiglu_quant(
     assist: Sequence[torch.Tensor] | None = None,
     assist_name: str = "weight_assist_matrix",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`npu_grouped_matmul_swiglu_quant` and its v2 as one composition, for a weight of each expert and a limit too.
+    """Run `npu_grouped_matmul_swiglu_quant` or its v2, also with one weight per expert and a limit.
 
     Args:
         x, x_scale, group_list, group_list_type, smooth_scale: as there.
         weight, weight_scale: ``[(E, K, N)]`` int8 and ``[(E, N)]`` float, or E tensors ``(K, N)`` and ``(N,)``; int4:
             int32 ``(…, K, N / 8)``, and scale as `npu_grouped_matmul`'s.
-        swiglu_limit: above 0: before the activation the left half is cut at it, the right half at both sides. 0:
+        swiglu_limit: above 0: clamp the left half at it before the activation, the right half at both sides. 0:
             no limit.
-        assist: with int4 weights, and then needed: `npu_grouped_matmul`'s bias.
-        assist_name: what errors call it.
+        assist: `npu_grouped_matmul`'s bias, required for int4 weights and only allowed there.
+        assist_name: its name in errors.
 
     Returns:
         int8 ``(M, N/2)`` and fp32 scales ``(M,)``, as there.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
     """
     for name, tensors in (("weight", weight), ("weight_scale", weight_scale)):
-        need(len(tensors) > 0, name, "has no tensors; it must have one for all experts, or one for each")
+        need(len(tensors) > 0, name, "has no tensors; it must have one for all experts, or one per expert")
     need(swiglu_limit >= 0, "swiglu_limit", "is {}; it must be at least 0 (0: no limit)", swiglu_limit)
     need_shape("x_scale", x_scale, (x.shape[0],), (x.shape[0], 1))
     form: dict[str, Any] = {"group_list": group_list, "group_list_type": group_list_type, "group_type": 0}
@@ -176,7 +176,7 @@ def grouped_matmul_swiglu_quant(
     if smooth_scale is not None:
         need_shape("smooth_scale", smooth_scale, (experts, width // 2), (experts,))
         smooth_scale = smooth_scale.reshape(experts, -1).expand(experts, width // 2)
-    # Variant 2 with these two numbers is silu(left) * right behind the limit.
+    # Variant 2 with these two numbers is silu(left) * right with clamped inputs.
     limited: dict[str, Any] = {"swiglu_mode": 2, "clamp_limit": swiglu_limit, "glu_alpha": 1.0, "glu_bias": 0.0}
     return npu_dequant_swiglu_quant(
         rows, quant_scale=smooth_scale, group_index=as_counts(group_list, group_list_type), activate_left=True,
@@ -192,7 +192,7 @@ def _int4_rows(
     named: tuple[str, Sequence[torch.Tensor] | None],
     form: dict[str, Any],
 ) -> tuple[int, int, torch.Tensor]:
-    """How many experts, N, and the fp32 rows ``(M, N)`` of the product with int4 weights."""
+    """Return the number of experts, N, and the fp32 rows ``(M, N)`` of the product with int4 weights."""
     name, assist = named
     need_dims("x", x, 2, dtypes=(torch.int8,))
     need(bool(assist), name, "is missing; int4 weights need 8 * sum(weight * scale) over K")
@@ -208,7 +208,7 @@ def _int4_rows(
 def _scales_of_int8(
     x: torch.Tensor, weight: Sequence[torch.Tensor], weight_scale: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """The scales ``(E, N)`` of int8 weights, in one tensor or one an expert; checks both."""
+    """Check int8 weights and their scales, in one tensor or one per expert; return the scales ``(E, N)``."""
     if len(weight) > 1 or weight[0].dim() != 3:
         return _stacked_scales(x, weight, weight_scale)
     need(len(weight_scale) == 1, "weight_scale", "has {} tensors for one weight of all experts", len(weight_scale))
@@ -219,7 +219,7 @@ def _scales_of_int8(
 def _stacked_scales(
     x: torch.Tensor, weight: Sequence[torch.Tensor], weight_scale: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """The scales ``(E, N)`` of one weight an expert."""
+    """Return the scales ``(E, N)`` of one weight per expert."""
     need_dims("x", x, 2, dtypes=(torch.int8,))
     shape = (x.shape[1], *weight[0].shape[1:])
     for matrix in weight:
@@ -228,7 +228,7 @@ def _stacked_scales(
         need_shape("weight", matrix, shape)
     if len(weight_scale) == 1 and weight_scale[0].dim() == 2:
         weight_scale = weight_scale[0].unbind(0)
-    rule = "has {} tensors for {} weights; it must have one for each"
+    rule = "has {} tensors for {} weights; it must have one per weight"
     need(len(weight_scale) == len(weight), "weight_scale", rule, len(weight_scale), len(weight))
     for scale in weight_scale:
         need_shape("weight_scale", scale, (shape[1],), (1, shape[1]))
@@ -237,9 +237,9 @@ def _stacked_scales(
 
 
 def need_int8_weight(name: str, weight: torch.Tensor) -> None:
-    """Raise unless the weight is int8; other types that carry int4 weights are named."""
+    """Raise ArgumentError unless the weight is int8; the message names int4 if the dtype can contain it."""
     if weight.dtype in (torch.int32, torch.uint8, torch.quint4x2):
-        rule = f"is {weight.dtype}, which carries int4: this call takes int8 weights (W8A8)"
+        rule = f"is {weight.dtype}, which may contain int4: this call supports int8 weights (W8A8)"
         raise ArgumentError(f"{name} {rule}", argument=name)
     need_dtype(name, weight, torch.int8)
 
@@ -281,9 +281,9 @@ def npu_grouped_matmul_finalize_routing(
     scale_dtype: int | None = None,
     pertoken_scale_dtype: int | None = None,
 ) -> torch.Tensor:
-    """W8A8 down product, each row weighted by logit and added to the row of its token.
+    """Run the W8A8 down product, add each row, weighted by logit, to the row of its token.
 
-    Row i of the result starts as ``shared_input_weight * shared_input``; then come the products in row
+    Row i of the result starts as ``shared_input_weight * shared_input``; then the products are added in row
     order (on the NPU in any order), fp32: ``(x @ w) * scale * pertoken_scale * logit``.
 
     Args:
@@ -301,9 +301,9 @@ def npu_grouped_matmul_finalize_routing(
         ``(output_bs, N)`` fp32.
 
     Raises:
-        ArgumentError: a rule above is broken; int4, fp8 and MX modes exist on NPUs only.
+        ArgumentError: an argument breaks one of these rules; int4, fp8 and MX modes exist on NPUs only.
 
-    Source: torch_npu ``npu_grouped_matmul_finalize_routing``; NPU tensors go there.
+    Source: torch_npu ``npu_grouped_matmul_finalize_routing``; NPU tensors are passed there.
     """
     need_unset(
         bias=bias, offset=offset, x_dtype=x_dtype, w_dtype=w_dtype, scale_dtype=scale_dtype,
@@ -335,7 +335,7 @@ def npu_grouped_matmul_finalize_routing(
     need_shape("row_index", row_index, (rows,), dtypes=(torch.int32, torch.int64))
     index = row_index[:used].to(torch.int64)
     inside = bool(((index >= 0) & (index < len(total))).all())
-    need(inside, "row_index", "must hold rows 0..{} of the result (output_bs)", len(total) - 1)
+    need(inside, "row_index", "must contain rows 0..{} of the result (output_bs)", len(total) - 1)
     return total.index_add_(0, index, sums[:used])
 
 

@@ -1,8 +1,8 @@
 """Outputs of torch_npu's other MoE operators on Meta and Fake tensors: shapes and dtypes, no values.
 
-Shapes and dtypes are as torch_npu's C++ allocates them for Ascend 910. ``call`` has the operator's arguments
-as attributes. A function is named as its operator. Of the rules those are looked at that sizes and dtypes
-depend on; all others when the operator runs.
+Shapes and dtypes are those allocated by torch_npu's C++ for Ascend 910. ``call`` has the operator's arguments as
+attributes. A function has the name of its operator. Only the rules that sizes and dtypes depend on are checked; all
+others when the operator runs.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _INT4_CODES = 13  # quant_mode of npu_moe_init_routing_v2
 
 
 def _need_dims(call: Any, **dims: int) -> None:
-    """Raise unless the tensors of these names have so many dimensions, where they are given."""
+    """Raise ArgumentError unless the tensors of these names, if passed, have this many dimensions."""
     for name, count in dims.items():
         if getattr(call, name) is not None:
             need_dims(name, getattr(call, name), count)
 
 
 def _min(first: Any, second: Any) -> Any:
-    # min() would ask which of two symbolic sizes is smaller, and pin a graph to the answer.
+    # min() would compare two symbolic sizes and specialize a graph on the result.
     return torch.sym_min(first, second)  # type: ignore[no-untyped-call]
 
 
 def npu_moe_gating_top_k(call: Any) -> Tensors:
-    """Weights ``(T, k)``, int32 ids ``(T, k)``, float32 scores ``(T, E)``."""
+    """Return weights ``(T, k)``, int32 ids ``(T, k)``, float32 scores ``(T, E)``."""
     _need_dims(call, x=2)
     x, size = call.x, (call.x.shape[0], call.k)
     return x.new_empty(size), x.new_empty(size, dtype=I32), x.new_empty(x.shape, dtype=F32)
 
 
 def npu_moe_gating_top_k_softmax(call: Any) -> Tensors:
-    """Weights, int32 ids and int32 row indices, all ``(..., k)``."""
+    """Return weights, int32 ids and int32 row indices, all ``(..., k)``."""
     x = call.x
     need_dims("x", x, 2, 3)
     size = (*x.shape[:-1], call.k)
@@ -49,14 +49,14 @@ def npu_moe_gating_top_k_softmax(call: Any) -> Tensors:
 
 
 def npu_moe_gating_top_k_softmax_v2(call: Any) -> Tensors:
-    """Weights and int32 ids ``(..., k)``; float32 softmax of x's shape, or ``(0,)``."""
+    """Return weights and int32 ids ``(..., k)``; float32 softmax of x's shape, or ``(0,)``."""
     weights, ids, _ = npu_moe_gating_top_k_softmax(call)
     size = call.x.shape if call.output_softmax and not call.renorm else (0,)
     return weights, ids, call.x.new_empty(size, dtype=F32)
 
 
 def npu_moe_init_routing(call: Any) -> Tensors:
-    """Rows ``(min(T, active_num) * K, H)``, and two int32 ``(T*K,)``."""
+    """Return rows ``(min(T, active_num) * K, H)``, and two int32 ``(T*K,)``."""
     _need_dims(call, x=2, row_idx=2)
     need(call.active_num >= 0, "active_num", "is {}; it must be at least 0", call.active_num)
     tokens, topk = call.x.shape[0], call.row_idx.shape[1]
@@ -66,7 +66,7 @@ def npu_moe_init_routing(call: Any) -> Tensors:
 
 
 def npu_moe_init_routing_v2(call: Any) -> Tensors:
-    """expanded_x, expanded_row_idx ``(T*K,)``, expert tokens, expanded_scale."""
+    """Return expanded_x, expanded_row_idx ``(T*K,)``, expert tokens, expanded_scale."""
     x, ids = call.x, call.expert_idx
     _need_dims(call, x=2, expert_idx=2)
     modes = (-1, 0, 1, _INT4_CODES)
@@ -101,12 +101,12 @@ def _token_counts(call: Any) -> tuple[int, ...]:
 
 
 def npu_moe_compute_expert_tokens(call: Any) -> Any:
-    """int32 ``(num_expert,)``."""
+    """Return int32 ``(num_expert,)``."""
     return call.sorted_expert_for_source_row.new_empty((call.num_expert,), dtype=I32)
 
 
 def npu_moe_token_permute(call: Any) -> Tensors:
-    """Rows ``(num_out, H)`` and int32 ``(T*K,)``."""
+    """Return rows ``(num_out, H)`` and int32 ``(T*K,)``."""
     tokens, pairs, wanted = call.tokens, call.indices.numel(), call.num_out_tokens or 0
     need_dims("tokens", tokens, 2)
     need_dims("indices", call.indices, 1, 2)
@@ -115,14 +115,14 @@ def npu_moe_token_permute(call: Any) -> Tensors:
 
 
 def npu_moe_token_unpermute(call: Any) -> Any:
-    """``(T, H)`` of the rows' dtype."""
+    """Return ``(T, H)`` of the rows' dtype."""
     _need_dims(call, permuted_tokens=2, sorted_indices=1, probs=2)
     rows, topk = call.permuted_tokens, 1 if call.probs is None else call.probs.shape[1]
     return rows.new_empty((call.sorted_indices.shape[0] // topk, rows.shape[1]))
 
 
 def npu_moe_finalize_routing(call: Any) -> Any:
-    """``(T, H)`` of the rows' dtype."""
+    """Return ``(T, H)`` of the rows' dtype."""
     rows, tokens = call.expanded_permuted_rows, call.expanded_src_to_dst_row.shape[0]
     need_dims("expanded_permuted_rows", rows, 3 if call.drop_pad_mode in (1, 3) else 2)
     if call.scales is not None:
@@ -133,7 +133,7 @@ def npu_moe_finalize_routing(call: Any) -> Any:
 
 
 def npu_moe_re_routing(call: Any) -> Tensors:
-    """Rows and scales like those given, int32 ``(A,)``, and counts ``(E,)`` of their dtype."""
+    """Return rows and scales like those given, int32 ``(A,)``, and counts ``(E,)`` of their dtype."""
     tokens, counts, scales = call.tokens, call.expert_token_num_per_rank, call.per_token_scales
     need_dims("expert_token_num_per_rank", counts, 2)
     dtype = resolve_dtype(call.tokens_dtype, "tokens_dtype") or tokens.dtype
@@ -147,19 +147,19 @@ def npu_moe_re_routing(call: Any) -> Tensors:
 
 
 def npu_moe_update_expert(call: Any) -> Tensors:
-    """``(BS, K)`` of the ids' dtype, and bool."""
+    """Return ``(BS, K)`` of the ids' dtype, and bool."""
     ids = call.expert_ids
     need_dims("expert_ids", ids, 2)
     return ids.new_empty(ids.shape), ids.new_empty(ids.shape, dtype=torch.bool)
 
 
 def _npu_distribute_barrier(call: Any) -> Any:
-    """Shape and dtype of x_ref."""
+    """Return shape and dtype of x_ref."""
     return call.x_ref.new_empty(call.x_ref.shape)
 
 
 def npu_moe_distribute_combine_add_rms_norm(call: Any) -> Tensors:
-    """``(BS, 1, H)``, float32 ``(BS, 1, 1)``, ``(BS, 1, H)``."""
+    """Return ``(BS, 1, H)``, float32 ``(BS, 1, 1)``, ``(BS, 1, H)``."""
     _need_dims(call, expand_x=2, expert_ids=2)
     batch, hidden = call.expert_ids.shape[0], call.expand_x.shape[1]
     rows = call.expand_x.new_empty((batch, 1, hidden))
@@ -174,7 +174,7 @@ _K_GROUPED = 2
 
 
 def npu_gmm_alltoallv(call: Any) -> Any:
-    """``(sum(recv_counts), N)`` in gmm_x's dtype, and the product of the shared expert or None."""
+    """Return ``(sum(recv_counts), N)`` in gmm_x's dtype, and the product of the shared expert or None."""
     _need_dims(call, gmm_x=2, gmm_weight=3, mm_x=2, mm_weight=2)
     width = call.gmm_weight.shape[1 if call.trans_gmm_weight else 2]
     shared = None
@@ -184,7 +184,7 @@ def npu_gmm_alltoallv(call: Any) -> Any:
 
 
 def npu_alltoallv_gmm(call: Any) -> Any:
-    """Returns the outputs of npu_gmm_alltoallv, and the rows that came, or None."""
+    """Return the outputs of npu_gmm_alltoallv, and the received rows, or None."""
     rows = call.gmm_x.new_empty(sum(call.recv_counts), call.gmm_x.shape[1]) if call.permute_out_flag else None
     return *npu_gmm_alltoallv(call), rows
 
@@ -195,19 +195,19 @@ def _need_dtype(call: Any, name: str, only: torch.dtype) -> None:
 
 
 def _columns(weight: torch.Tensor) -> Any:
-    """Logical N of a weight whose int4 elements may be packed by eight."""
+    """Return logical N of a weight whose int4 elements may be packed by eight."""
     return weight.shape[-1] * (_INT4_IN_INT32 if weight.dtype == I32 else 1)
 
 
 def _merged_columns(weight: torch.Tensor, rows: torch.Tensor) -> Any:
-    # With one output tensor, float32 may carry int4 too, and a transposed weight is packed along K, not N.
+    # With one output tensor, float32 may contain int4 too, and a transposed weight is packed along K, not N.
     carrier = weight.dtype == I32 or (weight.dtype == F32 and rows.dtype != F32)
     transposed = weight.stride()[-2] == 1 and weight.stride()[-1] == weight.shape[-2]
     return weight.shape[-1] * (_INT4_IN_INT32 if carrier and not transposed else 1)
 
 
 def npu_grouped_matmul(call: Any) -> list[torch.Tensor]:
-    """One tensor (split_item 2 and 3); else one for each group or each x."""
+    """Return one tensor (split_item 2 and 3), else one per group or per x."""
     x, weight, groups = call.x, call.weight, call.group_list
     need(len(x) > 0, "x", "has no tensors")
     need(len(weight) > 0, "weight", "has no tensors")
@@ -239,12 +239,12 @@ def npu_grouped_matmul(call: Any) -> list[torch.Tensor]:
 
 
 def npu_swiglu(call: Any) -> Any:
-    """input with ``dim`` halved."""
+    """Return input with ``dim`` halved."""
     return _halved(call, call.input)
 
 
 def npu_clipped_swiglu(call: Any) -> Any:
-    """x with ``dim`` halved."""
+    """Return x with ``dim`` halved."""
     return _halved(call, call.x)
 
 
@@ -257,7 +257,7 @@ def _halved(call: Any, source: torch.Tensor) -> torch.Tensor:
 
 
 def npu_dequant_swiglu_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 x with its last dimension halved, whatever activate_dim is, and float32 without it."""
+    """Return int8 x with its last dimension halved, whatever activate_dim is, and float32 without it."""
     x = call.x
     _need_dtype(call, "dst_type", I8)
     size = (*x.shape[:-1], x.shape[-1] // 2)
@@ -265,13 +265,13 @@ def npu_dequant_swiglu_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def npu_grouped_matmul_swiglu_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """int8 ``(M, N/2)``, float32 ``(M,)``, and a float32 scalar; N as in weight_scale."""
+    """Return int8 ``(M, N/2)``, float32 ``(M,)``, and a float32 scalar; N as in weight_scale."""
     codes, scale = _quantized_rows(call.x, call.weight_scale)
     return codes, scale, scale.new_empty(())
 
 
 def npu_grouped_matmul_swiglu_quant_v2(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 ``(M, N/2)`` and float32 ``(M,)``."""
+    """Return int8 ``(M, N/2)`` and float32 ``(M,)``."""
     count = len(call.weight_scale)
     need(count == 1, "weight_scale", "has {} tensors; it must have one for all experts", count)
     _need_dtype(call, "quant_dtype", I8)
@@ -284,14 +284,14 @@ def _quantized_rows(x: torch.Tensor, weight_scale: torch.Tensor) -> tuple[torch.
 
 
 def npu_grouped_matmul_finalize_routing(call: Any) -> Any:
-    """float32 ``(output_bs or M, N)``."""
+    """Return float32 ``(output_bs or M, N)``."""
     _need_dims(call, x=2, w=3)
     _need_dtype(call, "dtype", F32)
     return call.x.new_empty((call.output_bs or call.x.shape[0], _columns(call.w)), dtype=F32)
 
 
 def npu_dynamic_quant(call: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 of input's shape (int4: eight to an int32), and float32 scales by row, by column, or one scale."""
+    """Return int8 of input's shape (int4: packed by eight), and float32 scales by row, by column, or one scale."""
     source = call.input
     need(source.dim() >= 2, "input", "is {}; it must be at least 2-D", source.shape)
     modes = ("pertoken", "pertensor", "perchannel")

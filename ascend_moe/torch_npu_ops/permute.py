@@ -1,4 +1,4 @@
-"""Moves rows to their experts and back: npu_moe_token_permute and _unpermute, npu_moe_finalize_routing,
+"""Movement of rows to their experts and back: npu_moe_token_permute and _unpermute, npu_moe_finalize_routing,
 npu_moe_re_routing."""
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ def npu_moe_token_permute(
     Args:
         tokens: ``(T, H)``, any dtype.
         indices: ``(T, K)`` or ``(T,)`` int32 or int64: experts of each token.
-        num_out_tokens: rows to keep; None or 0: all; negative: all but so many.
+        num_out_tokens: rows to keep; None or 0: all; negative: all but that many.
         padded_mode: must be False.
 
     Returns:
-        rows ``(num_out, H)``, differentiable; for each (token, k) pair the place of its row, also where it
-        was cut off, ``(T*K,)`` int32.
+        rows ``(num_out, H)``, differentiable; for each (token, k) the index of its row, also if it was cut off,
+        ``(T*K,)`` int32.
 
-    DTensors, all of one mesh, give DTensors: tokens that are sharded or partial are made sharded along H first, indices
-    are made whole.
+    DTensors, all of one mesh, give DTensors: sharded or partial tokens are first resharded along H, indices are
+    replicated.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_token_permute``; NPU tensors go there.
+    Source: torch_npu ``npu_moe_token_permute``; NPU tensors are passed there.
     """
     need_dims("tokens", tokens, 2)
     need_dims("indices", indices, 1, 2, dtypes=_INDEX_DTYPES)
@@ -64,26 +64,26 @@ def npu_moe_token_unpermute(
     padded_mode: bool = False,
     restore_shape: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Bring rows back to their tokens and sum them, weighted by probs.
+    """Sum rows per token, weighted by probs.
 
     float32 inside, k ascending, multiply then add, one rounding. An inf or NaN with weight 0 adds nothing.
 
     Args:
         permuted_tokens: ``(rows, H)`` float.
-        sorted_indices: ``(T*K,)`` int32 or int64, as ``npu_moe_token_permute`` returns them; a place outside
-            of the rows (cut off, or -1) counts nothing.
+        sorted_indices: ``(T*K,)`` int32 or int64, as returned by ``npu_moe_token_permute``; indices out of range (cut
+            off, or -1) add nothing.
         probs: ``(T, K)`` float; None: K is 1 and the weight 1.
-        padded_mode: must be False. restore_shape: used in padded mode only, so of no effect.
+        padded_mode: must be False. restore_shape: used in padded mode only, no effect.
 
     Returns:
         ``(T, H)`` of permuted_tokens' dtype, differentiable.
 
-    DTensors: as of ``npu_moe_token_permute``.
+    DTensors: as in ``npu_moe_token_permute``.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_token_unpermute``; NPU tensors go there.
+    Source: torch_npu ``npu_moe_token_unpermute``; NPU tensors are passed there.
     """
     need_dims("permuted_tokens", permuted_tokens, 2)
     need(permuted_tokens.is_floating_point(), "permuted_tokens", "is {}, not float", permuted_tokens.dtype)
@@ -110,7 +110,7 @@ def npu_moe_finalize_routing(
     drop_pad_mode: int | None = 0,
     k: int | None = 1,
 ) -> torch.Tensor:
-    """``skip1 + skip2 + sum over j of scales[t, j] * (row(t, j) + bias[expert(t, j)])``.
+    """Return ``skip1 + skip2 + sum over j of scales[t, j] * (row(t, j) + bias[expert(t, j)])``.
 
     float32 inside, in that order, j ascending, one rounding.
 
@@ -119,18 +119,18 @@ def npu_moe_finalize_routing(
         skip1, skip2: ``(T, H)`` or None; skip2 needs skip1.
         bias: ``(E, H)`` or None; needs export_for_source_row.
         scales: ``(T, K)``, or None: weight 1, and K is ``k``.
-        expanded_src_to_dst_row: ``(T*K,)`` int32: row of pair (t, j) at ``j*T + t`` with drop_pad_mode 0
+        expanded_src_to_dst_row: ``(T*K,)`` int32: row of (t, j) at ``j*T + t`` with drop_pad_mode 0
             and 1, at ``t*K + j`` with 2 and 3; -1: no row.
-        export_for_source_row: ``(T, K)`` int32, the pair's expert; looked at for bias only.
+        export_for_source_row: ``(T, K)`` int32, the expert of each (t, j); used for bias only.
         drop_pad_mode: 0 to 3, see above.
 
     Returns:
         ``(T, H)`` of the rows' dtype.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_finalize_routing``; NPU tensors go there.
+    Source: torch_npu ``npu_moe_finalize_routing``; NPU tensors are passed there.
     """
     mode = drop_pad_mode or 0
     need_only("drop_pad_mode", mode, 0, 1, 2, 3)
@@ -142,7 +142,7 @@ def npu_moe_finalize_routing(
     tokens, topk = places.shape
     dtype = compute_dtype(rows.dtype)
     total = rows.new_zeros(tokens, rows.shape[1], dtype=dtype)
-    need(skip1 is not None or skip2 is None, "skip2", "needs skip1 beside it")
+    need(skip1 is not None or skip2 is None, "skip2", "requires skip1")
     for name, skip in (("skip1", skip1), ("skip2", skip2)):
         if skip is not None:
             need_shape(name, skip, (tokens, rows.shape[1]))
@@ -159,7 +159,7 @@ def npu_moe_finalize_routing(
 def _places(
     flat: torch.Tensor, scales: torch.Tensor | None, k: int | None, column_first: bool, rows: int
 ) -> torch.Tensor:
-    """The row of every pair, ``(T, K)`` int64."""
+    """Return the row of every (t, j), ``(T, K)`` int64."""
     name = "expanded_src_to_dst_row"
     need_dims(name, flat, 1, dtypes=_INDEX_DTYPES)
     if scales is not None:
@@ -173,7 +173,7 @@ def _places(
         need(whole, "k", "is {}; it must divide the {} entries of {}", topk, flat.numel(), name)
         tokens = flat.numel() // topk
     inside = bool(((flat >= -1) & (flat < rows)).all())
-    need(inside, name, "must hold rows in 0..{}, or -1 for none", rows - 1)
+    need(inside, name, "must contain rows in 0..{}, or -1 for none", rows - 1)
     places = flat.to(torch.int64)
     return places.reshape(topk, tokens).t() if column_first else places.reshape(tokens, topk)
 
@@ -186,7 +186,7 @@ def _experts(bias: torch.Tensor, experts: torch.Tensor | None, shape: tuple[int,
         raise ArgumentError(f"{name} is missing: bias needs it", argument=name)
     need_shape(name, experts, shape)
     inside = bool(((experts >= 0) & (experts < bias.shape[0])).all())
-    need(inside, name, "must hold experts 0..{}, the rows of bias", bias.shape[0] - 1)
+    need(inside, name, "must contain experts 0..{}, the rows of bias", bias.shape[0] - 1)
     return experts.to(torch.int64)
 
 
@@ -200,7 +200,7 @@ def npu_moe_re_routing(
     idx_type: int = 0,
     tokens_dtype: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """From (source rank, expert) order to (expert, source rank) order.
+    """Reorder rows from (source rank, expert) to (expert, source rank) order.
 
     Args:
         tokens: ``(A, H)``, any dtype: all rows of rank 0, then of rank 1, each by expert.
@@ -209,14 +209,14 @@ def npu_moe_re_routing(
         expert_token_num_type: must be 1 (counts). idx_type: must be 0 (gather). tokens_dtype: must be None.
 
     Returns:
-        tokens ``(A, H)``; their scales (without per_token_scales ``(A,)`` fp32 zeros); for each row returned
-        the row it was, ``(A,)`` int32; rows by expert, ``(E,)`` of the counts' dtype.
-        Behind the sum of the counts all are zero here, undefined on the NPU.
+        tokens ``(A, H)``; their scales (without per_token_scales ``(A,)`` fp32 zeros); for each returned row its
+        original index, ``(A,)`` int32; rows by expert, ``(E,)`` in the counts' dtype.
+        Beyond the sum of the counts all are zero here, undefined on the NPU.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_re_routing``; NPU tensors go there.
+    Source: torch_npu ``npu_moe_re_routing``; NPU tensors are passed there.
     """
     name = "expert_token_num_per_rank"
     need_dims("tokens", tokens, 2)
@@ -244,7 +244,7 @@ def npu_moe_re_routing(
 
 
 def _moved(rows: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """``rows[source]``, with zeros behind up to the size of ``rows``."""
+    """Return ``rows[source]``, padded with zeros to the size of ``rows``."""
     moved = torch.zeros_like(rows)
     moved[: len(source)] = rows[source]
     return moved

@@ -1,6 +1,6 @@
-"""Rows that are DTensors: whole on every rank of a mesh, or sharded along H, of which each rank computes its part.
+"""Operators on rows that are DTensors: replicated, or sharded along H, where each rank computes its part.
 
-These are torch_npu 2.14's rules for ``npu_moe_token_permute`` and ``npu_moe_token_unpermute``, with gradients.
+The rules are torch_npu 2.14's for ``npu_moe_token_permute`` and ``npu_moe_token_unpermute``, with gradients.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Bind = Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]
 
 
 def over_shards(call: Callable[..., Any], bind: Bind) -> Callable[..., Any]:
-    """``call``, which takes DTensors too: its first argument is ``(rows, H)``, the other tensors know nothing of H.
+    """Decorator: support DTensors in ``call``. Its first argument is ``(rows, H)``; other tensors do not depend on H.
 
     Args:
-        call: computes each column of its ``(rows, H)`` results from that column alone; its other results know
-            nothing of H.
-        bind: a call's arguments by their names, in order.
+        call: computes each column of its ``(rows, H)`` results from that column alone; its other results do not depend
+            on H.
+        bind: returns a call's arguments by name, in order.
     """
 
     @functools.wraps(call)
@@ -42,7 +42,7 @@ def over_shards(call: Callable[..., Any], bind: Bind) -> Callable[..., Any]:
 
 
 def takes_shards(function: Callable[P, R]) -> Callable[P, R]:
-    """`over_shards` of a function."""
+    """Decorator: `over_shards` with the function's signature."""
     signature = inspect.signature(function)
 
     def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -57,12 +57,12 @@ def _on_parts(call: Callable[..., Any], given: dict[str, Any], dtensors: Any) ->
     for name, value in given.items():
         if isinstance(value, torch.Tensor):
             fits = isinstance(value, dtensors.DTensor) and isinstance(rows, dtensors.DTensor)
-            rule = "must be a DTensor, of the mesh of the other tensors: distribute_tensor makes one"
+            rule = "must be a DTensor on the mesh of the other tensors: use distribute_tensor"
             need(fits and value.device_mesh == rows.device_mesh, name, rule)  # type: ignore[attr-defined]
     need_dims(first, rows, 2)
     whole = [dtensors.Replicate()] * rows.device_mesh.ndim
     columns = [each if each.is_replicate() else dtensors.Shard(1) for each in rows.placements]
-    # Of what is whole each rank has the part of the gradient that its columns make.
+    # For replicated tensors each rank computes the part of the gradient from its columns.
     partial = [each if each.is_replicate() else dtensors.Partial() for each in columns]
 
     def part_of(name: str, value: Any) -> Any:

@@ -195,7 +195,7 @@ def test_biases_of_both_products() -> None:
     for row, e in enumerate(OWNERS):
         hidden = by_hand(act, (x[row] @ gate_up[e] + first[e])[None])[0]
         torch.testing.assert_close(y[row], hidden @ down[e] + second[e], rtol=1e-12, atol=1e-12)
-    with pytest.raises(ArgumentError, match="gate_up_bias is given; W8A8 rows take no bias"):
+    with pytest.raises(ArgumentError, match="gate_up_bias is given; W8A8 does not support a bias"):
         grouped_mlp(**int8_given(act), expert_token_nums=counts, gate_up_bias=first)
 
 

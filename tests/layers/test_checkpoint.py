@@ -177,7 +177,7 @@ def test_wrong_arguments_and_indices_are_refused(tmp_path: Path) -> None:
         load_layer(tmp_path, LAYER)
     for outside in ("../other.safetensors", "/etc/passwd"):
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": outside}}))
-        with pytest.raises(ArgumentError, match=f"names '{outside}', which is no file inside of it"):
+        with pytest.raises(ArgumentError, match=f"names '{outside}', which is not a file in it"):
             load_layer(tmp_path, LAYER)
     index = tmp_path / "model.safetensors.index.json"
     for text, message in (

@@ -243,9 +243,7 @@ def test_ranks_that_differ_get_an_error_and_go_on(
     assert (zero.field, zero.rank, zero.ours, zero.theirs) == (field, 1, ours, theirs)
     assert (one.field, one.rank, one.ours, one.theirs) == (field, 0, theirs, ours)
     assert field in str(zero) and str(ours) in str(zero) and str(theirs) in str(zero)
-    assert field != "maxBS" or f"global_bs = ep_world_size * the largest batch, here {2 * max(ours, theirs)}" in str(
-        zero
-    )
+    assert field != "maxBS" or f"the largest batch on every rank, here {2 * max(ours, theirs)}" in str(zero)
     assert rows0 + rows1 == 8
 
 
@@ -458,7 +456,7 @@ def test_the_call_that_has_only_sent_is_received_once_by_whoever_comes_first() -
     second = way.sent(lambda: finish("second"))
     assert second() == "second" and received == ["first", "second"]
     lost = way.sent(lambda: finish("lost"))
-    for again in (way.settle, lost):
+    for again in (way.wait, lost):
         with pytest.raises(ValueError, match="lost"):
             again()
     way.wait()

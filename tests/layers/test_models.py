@@ -139,9 +139,9 @@ def test_hash_layers_take_their_experts_from_the_tokens_ids() -> None:
             "shared_down": shared.down_proj.weight.t(),
         })  # fmt: skip
         torch.testing.assert_close(layer(x, input_ids=ids), block(x, ids), rtol=1e-5, atol=1e-5)
-    with pytest.raises(ArgumentError, match="input_ids is None; router 'hash' chooses experts by the tokens' ids"):
+    with pytest.raises(ArgumentError, match="input_ids is None; router 'hash' chooses experts by token id"):
         layer(x)
-    with pytest.raises(ArgumentError, match=r"input_ids has an id outside 0\.\.63"):
+    with pytest.raises(ArgumentError, match=r"input_ids contains an id outside 0\.\.63"):
         layer(x, input_ids=ids + 60)
 
 
@@ -184,7 +184,7 @@ def test_wrappers_are_read_by_their_text_config(kind: str) -> None:
 def test_an_unknown_type_is_refused_with_the_list_and_what_it_says_of_its_layers() -> None:
     values = {"model_type": "new_moe", "hidden_size": 8, "n_experts": 64, "router_kind": "cosine"}
     rule = r"has model_type 'new_moe'; need one of mixtral, .*longcat_flash, qwen3_vl_moe \(its text_config\), .*"
-    rule += r"or pass config=; of its layers it says n_experts 64, router_kind 'cosine'"
+    rule += r"or pass config=; its MoE keys: n_experts 64, router_kind 'cosine'"
     with pytest.raises(ArgumentError, match=rule):
         moe_config(values)
 

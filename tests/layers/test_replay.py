@@ -89,12 +89,12 @@ def test_wrong_ids_and_numbers_are_refused() -> None:
             topk_routing_with_score_function(logits, 2, router_replay=replay)
     replay.clear_indices()
     replay.set_router_replay_action(BACKWARD)
-    with pytest.raises(ArgumentError, match="has given the ids of every set_target_indices"):
+    with pytest.raises(ArgumentError, match="has no ids left for a backward"):
         topk_routing_with_score_function(logits, 2, router_replay=replay)
     capture = RouteCapture(4, 2)
     with pytest.raises(ArgumentError, match=r"ids are \(5, 2\); the capture takes up to 4 tokens of 2"):
         capture(torch.zeros(5, 2, dtype=torch.int32))
-    with pytest.raises(ArgumentError, match="steps is 2; the ring keeps 1"):
+    with pytest.raises(ArgumentError, match="steps is 2; the ring stores 1"):
         capture.last(2)
     with pytest.raises(ArgumentError, match=r"dtype is torch\.int64; need torch\.int16 or"):
         RouteCapture(4, 2, dtype=torch.int64)
@@ -149,7 +149,7 @@ def test_captures_and_static_buffers_keep_every_id_or_refuse_it(dtype: torch.dty
     for wrong in (most + 1, 2**40):
         for ask, name in ((capture, "ids"), (routers[1].record_indices, "topk_indices")):
             with pytest.raises(
-                ArgumentError, match=f"{name} has id {wrong}; {dtype} holds ids to {most}: take a wider"
+                ArgumentError, match=f"{name} contains id {wrong}; {dtype} holds ids up to {most}: use a wider"
             ):
                 ask(torch.tensor([[0, 1], [wrong, 2]]))
     with pytest.raises(ArgumentError, match=rf"topk_indices is \(2, 1\).*must be \(2, {K}\)"):

@@ -153,7 +153,7 @@ def test_another_tensor_in_the_place_of_codes_is_refused_before_anything_is_sent
         made.init_weights(2)
     made.w_gate_up = floats.w_gate_up
     made.dispatcher.dispatch = None  # type: ignore[assignment]
-    with pytest.raises(ArgumentError, match=r"w_gate_up is torch.bfloat16, and w_gate_up_scale belongs to codes"):
+    with pytest.raises(ArgumentError, match=r"w_gate_up is torch.bfloat16, but w_gate_up_scale belongs to codes"):
         made(torch.ones(3, 32, dtype=BF16))
 
 
@@ -280,7 +280,7 @@ def test_scales_and_corrections_that_were_written_alone_are_refused(kind: str, p
     expected, kept = output(make(1)), made.state_dict()[scale].clone()
     SCALES[way](made, scale)
     for _ in range(2):
-        with pytest.raises(ArgumentError, match=rf"{scale} was written without {name}: codes and scales go together"):
+        with pytest.raises(ArgumentError, match=rf"{scale} was written without {name}: load codes and scales together"):
             output(made)
     made.state_dict()[scale].copy_(kept)  # the same values again, as DDP writes them
     assert torch.equal(output(made), expected)

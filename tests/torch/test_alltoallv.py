@@ -188,9 +188,9 @@ def test_opcheck(name: str, sound: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "argument", "words"),
     [
-        ({"gmm_x": torch.zeros(4, HIDDEN)}, "gmm_x", "has 4 rows, send_counts are 5 together"),
+        ({"gmm_x": torch.zeros(4, HIDDEN)}, "gmm_x", "has 4 rows, the sum of send_counts is 5"),
         ({"gmm_x": torch.zeros(5, HIDDEN).int()}, "gmm_x", "it must be bfloat16 or float16 or float32"),
-        ({"gmm_weight": torch.zeros(LOCAL, 5, WIDTH)}, "gmm_weight", "takes rows of 5, gmm_x has 6"),
+        ({"gmm_weight": torch.zeros(LOCAL, 5, WIDTH)}, "gmm_weight", "multiplies rows of 5, gmm_x has 6"),
         ({"send_counts": [5, 0]}, "send_counts", "has 2 counts; need 3: 3 experts of each of 1 ranks"),
         ({"recv_counts": [-1, 0, 6]}, "recv_counts", "has -1; a count is at least 0"),
         *(
@@ -201,7 +201,7 @@ def test_opcheck(name: str, sound: dict[str, Any]) -> None:
         ({"send_counts": WIDE, "recv_counts": WIDE}, "gmm_x", f"are {2**32 + 5} together"),
         ({"hcom": "nobody"}, "hcom", "'nobody' names no live group"),
         ({"ep_world_size": 2}, "ep_world_size", "is 2 but group '0' has 1 ranks"),
-        ({"mm_x": torch.zeros(2, 2)}, "mm_weight", "and mm_x come together or not at all"),
+        ({"mm_x": torch.zeros(2, 2)}, "mm_weight", "and mm_x must be passed together"),
         ({"mm_x": torch.zeros(2, 2), "mm_weight": torch.zeros(3, 2)}, "mm_weight", r"is \(3, 2\)"),
         ({"comm_mode": "ai_cpu"}, "comm_mode", "is not supported off the NPU"),
     ],

@@ -74,9 +74,7 @@ def refusals() -> None:
     x, ids, probs = (each.detach() for each in tensors())
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for permute, unpermute in WAYS.values():
-        with pytest.raises(
-            ArgumentError, match=r"^indices must be a DTensor, of the mesh of the other tensors"
-        ) as told:
+        with pytest.raises(ArgumentError, match=r"^indices must be a DTensor on the mesh of the other tensors") as told:
             permute(distribute_tensor(x, mesh, [Replicate()]), ids)
         assert told.value.argument == "indices"
         with pytest.raises(ArgumentError, match=r"^permuted_tokens must be a DTensor"):

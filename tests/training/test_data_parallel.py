@@ -239,7 +239,7 @@ CASES = [(kind, wrapper) for kind in MODELS for wrapper in WRAPPERS if taken_by_
 def test_experts_that_differ_by_rank_are_refused_by_name(ranks: Ranks) -> None:
     for found in called(ranks, refused, CASES):
         for case, text in found.items():
-            said = "comes without its layer" if "replicate" in case else "must not be shared by"
+            said = "is wrapped without its layer" if "replicate" in case else "must not be shared by"
             assert said in text and "changed" not in text and "\n" not in text, f"{case}: {text}"
 
 
@@ -256,7 +256,7 @@ def sharded_and_quantized(model: nn.Module) -> None:
 
 #: And what is said.
 WRONG: dict[Callable[[nn.Module], None], str] = {
-    reduced_late: "moe.w_gate_up is in delay_all_reduce_named_params, but differs by rank: leave it out of them",
+    reduced_late: "moe.w_gate_up is in delay_all_reduce_named_params, but differs by rank: remove it from there",
     sharded_and_quantized: "w_down is sharded by fully_shard: call quantize_() before fully_shard",
 }
 

@@ -466,7 +466,7 @@ class AscendBuffer(BufferBase):
             fuse_mode: 1 or 2. profile_enable: ignored.
 
         Raises:
-            ArgumentError: a rule above is broken.
+            ArgumentError: an argument breaks one of these rules.
         """
         need(fuse_mode in (1, 2), "fuse_mode", "is {}; it must be 1 or 2", fuse_mode)
         whole = fuse_mode == FuseMode.FUSED_DEEP_MOE

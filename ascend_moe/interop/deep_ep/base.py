@@ -164,7 +164,7 @@ def get_low_latency_rdma_size_hint(
 ) -> int:
     """Return the bytes of window per rank that low-latency dispatch and combine need.
 
-    That is for as many experts a token as the ops take. Whole MiB: windows are as large as HCCL_BUFFSIZE says.
+    That is for as many experts per token as the ops take. Whole MiB: windows are as large as HCCL_BUFFSIZE says.
 
     Args:
         num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts: the largest T of a rank, H, W and E.

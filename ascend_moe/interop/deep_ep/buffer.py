@@ -123,7 +123,7 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
             expert ``(E,)`` int32; whether a token goes to a rank ``(T, W)`` bool; the event.
 
         Raises:
-            ArgumentError: a rule above is broken.
+            ArgumentError: an argument breaks one of these rules.
         """
         events.begin(previous_event)
         found = base.dispatch_layout(self._place, topk_idx, num_experts)
@@ -168,7 +168,7 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
             four are None.
 
         Collective. Raises:
-            ArgumentError: a rule above is broken.
+            ArgumentError: an argument breaks one of these rules.
             InvalidExpertId: on every rank; an id of topk_idx is none. Not looked at with num_worst_tokens.
             Others: as the ops.
         """
@@ -239,7 +239,7 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
             None; the event.
 
         Collective. Raises:
-            ArgumentError: a rule above is broken. Others: as the ops.
+            ArgumentError: an argument breaks one of these rules. Others: as the ops.
         """
         events.begin(previous_event)
         self._pending.wait()

@@ -214,7 +214,7 @@ class _LowLatencyMode(BufferBase):
             the event; the hook. At most two results may be alive: not combined, and not dropped.
 
         Collective. Raises:
-            ArgumentError: a rule above is broken, or two results are alive.
+            ArgumentError: an argument breaks one of these rules, or two results are alive.
             InvalidExpertId: on every rank; an id is none. Others: as the ops.
         """
         format, tokens = Format(use_fp8, round_scale, use_ue8m0), num_max_dispatch_tokens_per_rank
@@ -294,7 +294,7 @@ class _LowLatencyMode(BufferBase):
             ``(T, H)`` bf16: fp32 sums, k ascending, one rounding; the event; the hook.
 
         Collective. Raises:
-            ArgumentError: a rule above is broken. Others: as the ops.
+            ArgumentError: an argument breaks one of these rules. Others: as the ops.
         """
         rule = "is True; combine's kernel adds up bf16 rows and decodes no LogFMT, so it would save nothing: pass False"
         need(not use_logfmt, "use_logfmt", rule)

@@ -174,7 +174,7 @@ class NormalEPCommStrategy(EPCommStrategy):
             the row's own k; rows of each local expert as a list; the handle; the event.
 
         Collective. Raises:
-            ArgumentError: a rule above is broken. InvalidExpertId: on every rank; an id is none. Others: as the ops.
+            ArgumentError: invalid arguments. InvalidExpertId: invalid ids, on every rank. Others: as the ops.
         """
 
     @abstractmethod
@@ -230,7 +230,7 @@ class LowLatencyEPCommStrategy(EPCommStrategy):
             handle; the event; a hook that does nothing.
 
         Collective. Raises:
-            ArgumentError: a rule above is broken. InvalidExpertId: on every rank; an id is none. Others: as the ops.
+            ArgumentError: invalid arguments. InvalidExpertId: invalid ids, on every rank. Others: as the ops.
         """
 
     @abstractmethod

@@ -94,7 +94,7 @@ class TokenDispatcher:
         group: the ETP x EP ranks, rank ``ep_rank * etp_size + etp_rank`` (Megatron-LM's tp_ep group); None: the
             default group. Or a name, of `ascend_moe.comm_name` or a LocalCluster.
         num_experts: E, a multiple of the EP size; rank ep_rank has L = E / ep experts.
-        router_topk: k, experts a token at most.
+        router_topk: k, experts per token at most.
         etp_size: ranks that share an expert. The ops then see E * etp experts and k * etp slots.
         world_size, rank: with a name.
         max_tokens: the largest T of any rank; 0: T is equal on all ranks.
@@ -107,7 +107,7 @@ class TokenDispatcher:
         comm_alg: of the V2 ops.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: Megatron-LM ``MoEAlltoAllTokenDispatcher``, ``MoEAllGatherTokenDispatcher``, ``MoEFlexTokenDispatcher``.
     """
@@ -178,7 +178,7 @@ class TokenDispatcher:
             ``(E * etp * C, H)`` and their probabilities, one slot each.
 
         Raises:
-            ArgumentError: a rule above is broken.
+            ArgumentError: an argument breaks one of these rules.
         """
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
         check_routing(tokens, routing_map, probs, self.num_experts)

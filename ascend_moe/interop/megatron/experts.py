@@ -32,7 +32,7 @@ class GroupedMLP(RankExperts, FittedModule):
         dtype, device: of the weights.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: Megatron-LM ``GroupedMLP``.
     """

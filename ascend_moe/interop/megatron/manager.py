@@ -40,7 +40,7 @@ class MC2Manager:
         token_indices: ``(T, K)`` int32, after setup_metadata; -1: not sent.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: Megatron-LM ``_DispatchManager``.
     """

@@ -98,7 +98,7 @@ class SharedExpertMLP(FittedModule):
         dtype, device: of the weights.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: Megatron-LM ``SharedExpertMLP``.
     """

@@ -36,7 +36,7 @@ class MoETokenDispatcher:
         handle: `Handle` of the open call, or None.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: Megatron-LM ``MoETokenDispatcher``.
     """

@@ -56,7 +56,7 @@ class GroupedGemmRunner(nn.Module):
             c.
 
         Raises:
-            ArgumentError: a rule above is broken.
+            ArgumentError: an argument breaks one of these rules.
         """
         need(weight_column_major, "weight_column_major", "is False; weights are (E, N, K)")
         need(block_shape is None, "block_shape", "is {}; weights have one scale an expert, pass None", block_shape)

@@ -53,7 +53,7 @@ class EPMoE(ExpertWeights):
         tp_rank: this rank; None: that of group.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: SGLang ``EPMoE``.
     """
@@ -129,7 +129,7 @@ class EPMoE(ExpertWeights):
             ``(T, H)`` in params_dtype.
 
         Raises:
-            ArgumentError: a rule above is broken, or fp8 weights are not processed. With "mc2" also what the ops
+            ArgumentError: invalid arguments, or fp8 weights are not processed. With "mc2" also what the ops
                 raise.
         """
         need_dims("hidden_states", hidden_states, 2, dtypes=(self.params_dtype,))

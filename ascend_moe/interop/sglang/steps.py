@@ -41,7 +41,7 @@ def select_experts(
         weights ``(T, K)`` float32, ids ``(T, K)`` int32, the best first.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: SGLang ``select_experts``.
     """
@@ -73,7 +73,7 @@ def run_moe_ep_preproess(topk_ids: Tensor, num_experts: int) -> tuple[Tensor, Te
         ``seg_indptr[0]`` is the number of negative ids (SGLang has 0 there, which gives their rows to expert 0).
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: SGLang ``run_moe_ep_preproess``.
     """
@@ -121,7 +121,7 @@ def pre_reorder(
         topk: K. hidden_size: H.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: SGLang ``pre_reorder_triton_kernel``.
     """
@@ -159,7 +159,7 @@ def silu_and_mul(
         activation: "silu", or another gated one of `ascend_moe.experts.activations`.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: SGLang ``silu_and_mul_triton_kernel``, ``gelu_and_mul_triton_kernel``.
     """
@@ -195,7 +195,7 @@ def post_reorder(
         topk_weights: ``(T, K)`` float.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: SGLang ``post_reorder_triton_kernel``.
     """

@@ -44,7 +44,7 @@ class Fp8Config:
                 "e4m3" and weight_block_size None, or absent.
 
         Raises:
-            ArgumentError: a rule above is broken.
+            ArgumentError: an argument breaks one of these rules.
         """
 
         def read(name: str) -> Any:

@@ -148,7 +148,7 @@ class All2AllManager(FaultTolerance):
                 default, up to 4096, of the first two kinds.
 
         Raises:
-            ArgumentError: a rule above is broken.
+            ArgumentError: an argument breaks one of these rules.
 
         Source: vLLM ``All2AllManagerBase.get_handle``.
         """

@@ -147,7 +147,7 @@ class Experts:
             a2_scale: None.
 
         Raises:
-            ArgumentError: a rule above is broken.
+            ArgumentError: an argument breaks one of these rules.
         """
         self.activation = activation_of(name_of(activation), self.quant_config, self.moe_config)
         self._check(hidden_states, w1, w2, a1q_scale, a2_scale)

@@ -244,7 +244,7 @@ class PrepareAndFinalize:
             weight_and_reduce_impl: any of standard rows; Delegate of batched ones. combine weights and sums.
 
         Raises:
-            ArgumentError: a rule above is broken, or no open call has these ids.
+            ArgumentError: an argument breaks one of these rules, or no open call has these ids.
         """
         key, call = self._open_call(topk_ids)
         rows = self._rows_of(call, fused_expert_output, topk_weights, topk_ids, weight_and_reduce_impl)

@@ -62,7 +62,7 @@ def make_prepare_finalize(
         manager: whose handle it takes, so that layers share one; None: one of its own.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: vLLM ``FusedMoEPrepareAndFinalize``, ``FusedMoEPrepareAndFinalizeModular``.
     """
@@ -109,7 +109,7 @@ def make_experts(
             (limit, alpha, beta) of the activation that a call names.
 
     Raises:
-        ArgumentError: a rule above is broken.
+        ArgumentError: an argument breaks one of these rules.
 
     Source: vLLM ``FusedMoEPermuteExpertsUnpermute``, ``FusedMoEExpertsModular``.
     """

@@ -121,7 +121,7 @@ def test_wrong_calls_of_dispatchers_are_refused(clusters: Any) -> None:
             ("mc2", alone | {"pad_to_capacity": True}, "needs a capacity_factor"),
             ("mc2", alone | {"pad_to_capacity": True, "capacity_factor": 1.0, "max_tokens": 4}, "have the same T then"),
             ("flex", alone, "kind is 'flex'"),
-            ("alltoall", alone | {"comm_alg": "direct"}, "comm_alg is 'direct', which kind 'alltoall' does not take"),
+            ("alltoall", alone | {"comm_alg": "direct"}, "comm_alg is 'direct', not supported by kind 'alltoall'"),
             ("mc2", {}, "is a name: give world_size and rank too"),
         ):
             with pytest.raises(ValueError, match=message):

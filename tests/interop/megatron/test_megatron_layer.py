@@ -98,7 +98,7 @@ def test_a_rank_generator_gives_the_groups_of_drawn_layouts() -> None:
     assert known.get_ranks("pp")[:2] == [[0, 8], [1, 9]] and known.get_ranks("dp-tp")[1] == list(range(8, 16))
     for wrong, message in (
         ({"ep": 2, "cp": 2}, "ep is 2 and cp 2; one of them must be 1"),
-        ({"pp": 2, "order": "tp-dp"}, "order is 'tp-dp', without pp of 2 ranks"),
+        ({"pp": 2, "order": "tp-dp"}, "order is 'tp-dp' without pp, which has 2 ranks"),
     ):
         with pytest.raises(ValueError, match=message):
             RankGenerator(**{"tp": 1, "ep": 1, "dp": 1, "pp": 1, "cp": 1, "order": "tp-cp-ep-dp-pp"} | wrong)
@@ -120,7 +120,7 @@ def test_folded_groups_give_experts_axes_of_their_own() -> None:
         folded_groups("tp-cp-ep-pp-dp", 16, tp=2, ep=4, pp=2)
     with pytest.raises(ValueError, match=r"world is 8; it must be a multiple of etp \* ep \* pp = 3"):
         folded_groups(order, 8, ep=3)
-    with pytest.raises(ValueError, match="is no axis"):
+    with pytest.raises(ValueError, match="is not an axis"):
         rank_groups(order, {"etp": 2})
 
 
