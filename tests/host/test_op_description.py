@@ -97,24 +97,3 @@ def test_the_probes_operator_has_the_descriptions_attributes() -> None:
     given = [f"{row.name}_text" if row.kind == "TEXT" else row.name for row in PROBE.attributes]
     call = re.search(r"EXEC_NPU_CMD_EXT\((.*?)\);", function[2], re.DOTALL)
     assert call and re.split(r",\s+", call[1]) == ["aclnnAscendMoeProbe", *given, PROBE.outputs[0].name]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        (
-            "#define ASCEND_MOE_COMBINE_OUTPUTS",
-            "#define ASCEND_MOE_COMBINE_RESULTS",
-            "has no ASCEND_MOE_COMBINE_OUTPUTS",
-        ),
-        (
-            "    INPUT(scales, kTypeFp32, kOptional, kBoth)",
-            "    scales",
-            "this line of ASCEND_MOE_DISPATCH_INPUTS is no row",
-        ),
-    ],
-)
-def test_a_description_that_cannot_be_read_is_refused(old: str, new: str, said: str) -> None:
-    assert TEXT.count(old) == 1
-    with pytest.raises(ValueError, match=said):
-        op_description.operators(TEXT.replace(old, new))

@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 
 import finders
 import pytest
-import switched
-from builds import MutantBuilds, Sources, apply, compile_errors
+from builds import MutantBuilds, apply, compile_errors
 from finders import LIMIT, MOST_SCHEDULES, PARTS, SEARCHES, SEEDS, first_failure, first_failure_of_suite
 from table import DRAWN, FAULTS, LARGE, LONG_LISTS, MUTANTS, SERVERS, SHARED_ROWS, WINDOW, Mutant
 
@@ -93,33 +90,6 @@ def test_every_mutant_compiles(tmp_path: Path) -> None:
     if text := compile_errors(ROWS, tmp_path / "all"):
         alone = {mutant.name: compile_errors([mutant], tmp_path / str(at)) for at, mutant in enumerate(ROWS)}
         pytest.fail(next((f"{name}: {error}" for name, error in alone.items() if error), text))
-
-
-def test_most_mutants_are_in_one_library() -> None:
-    """A build of its own takes as long as that of all others together."""
-    assert len(Sources(ROWS).alone) <= 5
-
-
-def test_a_number_chooses_the_mutant(tmp_path: Path) -> None:
-    """Bodies that overlap, declare and return; what is outside of a body cannot be chosen."""
-    text = """
-    namespace n { struct Pair { int a; };  // } "
-    inline constexpr int F(int x) { for (;;) { const int y = x; return y + 1; } }
-    enum Kind { kOne }; constexpr int kTable[] = {1, 2};
-    template <typename T> class C { public: void G(int* x) { if (*x > 0) { *x = 2; } *x += kTable[1]; } }; }
-    """
-    add = switched.Switched({"n.h": text})
-    assert add.add(1, {"n.h": text.replace("y + 1", "y + 2")})
-    assert add.add(2, {"n.h": text.replace("const int y = x; return y + 1;", "int y = 3; return y * x;")})
-    assert add.add(3, {"n.h": text.replace("*x = 2", "return").replace("y + 1", "y + 9")})
-    assert not add.add(4, {"n.h": text.replace("{1, 2}", "{1, 3}")})
-    assert not add.add(5, {"n.h": text.replace("int a", "long a")})
-    main = "static_assert(n::F(1) == 2);\nint main() { int x = 1; n::C<int>().G(&x); return n::F(1) * 10 + x; }"
-    (tmp_path / "main.cpp").write_text(switched.HEADER.replace("#pragma once", "") + add.texts()["n.h"] + main)
-    subprocess.run([os.environ.get("CXX", "g++"), "-std=c++17", "-o", "main", "main.cpp"], cwd=tmp_path, check=True)
-    for number, code in ((0, 24), (1, 34), (2, 34), (3, 101), (4, 24)):
-        environment = {**os.environ, switched.VARIABLE: str(number)}
-        assert subprocess.run([str(tmp_path / "main")], env=environment).returncode == code, number
 
 
 def test_there_are_enough_and_they_are_no_strawmen() -> None:

@@ -33,14 +33,3 @@ def test_every_control_still_changes_a_kernel() -> None:
     for control in check.CONTROLS:
         text = (check.ROOT / "op_kernel" / control.file).read_text()
         assert text.count(control.old) == 1 and control.new != control.old, control.name
-
-
-def test_entries_are_declared_as_their_sources_have_them() -> None:
-    for op, file in check.ENTRIES.items():
-        declared = check.declaration(file)
-        assert (
-            declared.startswith('extern "C"')
-            and declared.endswith(");\n")
-            and f"ascend_moe_distribute_{op}(" in declared
-        )
-        assert declared.count("GM_ADDR") <= check.ARGUMENTS

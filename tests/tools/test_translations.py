@@ -72,17 +72,10 @@ def test_an_older_page_is_reported_until_it_is_updated(drawn: Path, capsys: pyte
     assert translations.report(drawn) == 0
 
 
-@pytest.mark.parametrize(
-    ("ours", "other", "said"),
-    [
-        ("f(1)\n", "f(2)\n", "block: "),
-        ("| 1 | `g` |\n", "| 1 | `g` |\n| 2 | `g` |\n", "rows of its tables: [4], its source has [3]"),
-        ("../other.md", "../page.md", "link: - 'docs/other.md'"),
-    ],
-)
-def test_other_code_than_the_source_is_reported(drawn: Path, ours: str, other: str, said: str) -> None:
+def test_other_code_than_the_source_is_reported(drawn: Path) -> None:
     path = drawn / "docs" / "zh" / "page.md"
-    path.write_text(path.read_text().replace(ours, other))
+    for ours, other in (("f(1)\n", "f(2)\n"), ("`g` |\n", "`g` |\n| 2 | `g` |\n"), ("../other.md", "../page.md")):
+        path.write_text(path.read_text().replace(ours, other))
     found = translations.differences(translations.read(drawn, "docs/zh/page.md"))
-    assert found and all(line.startswith(said.partition(" ")[0]) for line in found)
-    assert any(line.startswith(said) for line in found)
+    for said in ("block: ", "rows of its tables: [4], its source has [3]", "link: - 'docs/other.md'"):
+        assert any(line.startswith(said) for line in found), found
