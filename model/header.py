@@ -11,25 +11,25 @@ ROOT = Path(__file__).resolve().parent.parent
 INCLUDES = (ROOT / "op_kernel", ROOT / "twin" / "include")
 BLOCK = 32
 SOURCE = r"""
-#include "common/verdict.h"
+#include "common/core_barrier.h"
 extern "C" {
 uint32_t header_blocks() { return moe::kHeaderBlocks; }
 uint32_t count_blocks(uint32_t experts) { return moe::CountBlocks(experts); }
-uint32_t rounds() { return moe::kVerdictRounds; }
+uint32_t rounds() { return moe::kCoreBarrierRounds; }
 uint32_t code(uint32_t which) {
     const uint32_t codes[] = {moe::kOk, moe::kConfigMismatch, moe::kInvalidExpertId, moe::kCommTimeout};
     return codes[which];
 }
-uint32_t severity(uint32_t code) { moe::Verdict v; v.code = code; return moe::Severity(v); }
+uint32_t severity(uint32_t code) { moe::OpStatus v; v.code = code; return moe::Severity(v); }
 uint32_t part_begin(uint32_t w, uint32_t c, uint32_t cores) { return moe::PartBegin(w, c, cores); }
 uint32_t is_stale(uint32_t seen, uint32_t e) { return moe::IsStale(seen, e); }
 uint64_t control_offset() { return moe::kControlOffset; }
 uint64_t abort_offset(uint32_t s) { return moe::AbortOffset(s); }
 uint64_t status_offset(uint32_t w, uint32_t p, uint32_t s) { return moe::StatusOffset(w, p, s); }
-uint64_t verdict_offset(uint32_t w, uint32_t round) { return moe::VerdictOffset(w, round); }
+uint64_t core_barrier_offset(uint32_t w, uint32_t round) { return moe::CoreBarrierOffset(w, round); }
 uint64_t status_stride(uint32_t w) { return moe::StatusStride(w); }
 uint64_t run_bytes(uint32_t l) { return moe::StatusMessageBytes(l); }
-uint64_t half_offset(uint64_t d, uint32_t p) { return moe::HalfOffset(d, p); }
+uint64_t ping_pong_offset(uint64_t d, uint32_t p) { return moe::PingPongOffset(d, p); }
 uint64_t region_offset(uint64_t d, uint32_t w, uint32_t p, uint32_t s) {
     return moe::RegionOffset(d, w, p, s);
 }
@@ -76,7 +76,7 @@ class Header:
         function = getattr(self._library, name)
         wide = name.endswith(("offset", "bytes", "stride"))
         function.restype = ctypes.c_uint64 if wide else ctypes.c_uint32
-        first = ctypes.c_uint64 if name in ("half_offset", "region_offset") else ctypes.c_uint32
+        first = ctypes.c_uint64 if name in ("ping_pong_offset", "region_offset") else ctypes.c_uint32
         return int(function(*(first(n) if i == 0 else ctypes.c_uint32(n) for i, n in enumerate(numbers))))
 
 
@@ -84,7 +84,7 @@ class Header:
 class Place:
     """Holds what lies at an offset of the state area."""
 
-    what: str  # "control", "abort", "status", "verdict" (block: of the meeting) or "other"
+    what: str  # "control", "abort", "status", "core barrier" (block: its round) or "other"
     source: int = 0
     parity: int = 0
     block: int = 0
@@ -100,7 +100,7 @@ class Layout:
         self._status = header("status_offset", world, 0, 0)
         self._abort = header("abort_offset", 0)
         self._control = header("control_offset")
-        self._verdicts = [header("verdict_offset", world, round_) for round_ in range(header("rounds") + 1)]
+        self._core_barriers = [header("core_barrier_offset", world, round_) for round_ in range(header("rounds") + 1)]
 
     def place(self, offset: int) -> Place:
         """Return the place of one block of the state area."""
@@ -108,8 +108,8 @@ class Layout:
             return Place("control")
         if self._abort <= offset < self._abort + self.world * BLOCK:
             return Place("abort", source=(offset - self._abort) // BLOCK)
-        if self._verdicts[0] <= offset < self._verdicts[-1]:
-            return Place("verdict", block=sum(begin <= offset for begin in self._verdicts) - 1)
+        if self._core_barriers[0] <= offset < self._core_barriers[-1]:
+            return Place("core barrier", block=sum(begin <= offset for begin in self._core_barriers) - 1)
         slot, rest = divmod(offset - self._status, self._stride)
         if 0 <= slot < 2 * self.world and rest // BLOCK < self.blocks:
             return Place("status", source=slot % self.world, parity=slot // self.world, block=rest // BLOCK)
@@ -120,4 +120,4 @@ class Layout:
 
     def half_of(self, offset: int) -> int:
         """Parity of the half that an offset of the data area lies in."""
-        return int(offset >= self.header("half_offset", self.data_bytes, 1))
+        return int(offset >= self.header("ping_pong_offset", self.data_bytes, 1))

@@ -154,7 +154,7 @@ class Translation:
             self._add("BEGIN", number, line, text=str(line.op))
         elif line.event == "end":
             self._add("END", number, line)
-        elif self._is(line, "verdict", "store", "land", "load"):
+        elif self._is(line, "core barrier", "store", "land", "load"):
             self._meeting(number, line)
         elif line.area == "state":
             offset, words = line.offset, words_of(line)

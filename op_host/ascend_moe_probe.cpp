@@ -3,7 +3,7 @@
 
 namespace {
 
-// Of an integer attribute, by its name in the definition; the default where the caller gives none.
+// An integer attribute by its name in the definition, or its default.
 int64_t IntegerOf(const moe::OpInterface& op, const gert::RuntimeAttrs& attributes, const char* name) {
     for (size_t i = 0; i < op.attributes.size; ++i) {
         if (strcmp(op.attributes[i].name, name) != 0) continue;
@@ -24,7 +24,7 @@ bool InRange(const char* op, const Range& range, int64_t value) {
                             static_cast<long long>(range.first), static_cast<long long>(range.last));
 }
 
-// The probe's own attributes; all but the window, the deadline and the head.
+// The probe's own attributes, except the window, the deadline and the head.
 bool Fill(const moe::OpInterface& op, const gert::RuntimeAttrs& attributes, moe::MoeProbeTiling& tiling) {
     const int64_t world = IntegerOf(op, attributes, "ep_world_size");
     constexpr int64_t kWord = UINT32_MAX;
@@ -63,12 +63,12 @@ bool PlanProbe(gert::TilingContext& context) {
     if (!moe::DescribeMachine(op.type, soc, given, call)) return false;
     platform_ascendc::PlatformAscendC platform(infos);
     const int64_t cores = platform.GetCoreNumAiv();
-    // Writer, reader and whom it tells are different cores.
+    // Writer, reader and the core that it notifies are different cores.
     if (!InRange(op.type, {"the number of vector cores", 3, moe::kMaxCores}, cores)) return false;
     tiling.cores = static_cast<uint32_t>(cores);
     tiling.contextKind = static_cast<uint32_t>(call.context_kind);
-    tiling.nearRanks = static_cast<uint32_t>(call.ranks_per_server);
-    tiling.dataBytes = static_cast<uint64_t>(call.window_mib + call.lent_mib) * moe::kMiB;
+    tiling.intraNodeRanks = static_cast<uint32_t>(call.ranks_per_server);
+    tiling.dataBytes = static_cast<uint64_t>(call.window_mib + call.registered_mib) * moe::kMiB;
     if (tiling.deadlineCycles == 0)
         tiling.deadlineCycles = static_cast<uint64_t>(call.deadline_micros) * moe::kCyclesPerMicro;
     const moe::Mc2Task& task = soc.IsA2() ? moe::kMc2TaskA2 : moe::kMc2TaskA3;
@@ -84,7 +84,7 @@ ge::graphStatus TileProbe(gert::TilingContext* context) {
     return context != nullptr && PlanProbe(*context) ? ge::GRAPH_SUCCESS : ge::GRAPH_FAILED;
 }
 
-// A block a core, as many as a launch may have.
+// One block per core that a launch may have.
 ge::graphStatus InferShapeProbe(gert::InferShapeContext* context) {
     gert::Shape* shape = context == nullptr ? nullptr : context->GetOutputShape(0);
     if (shape == nullptr) return ge::GRAPH_FAILED;

@@ -2,7 +2,7 @@
 #include "kernel_operator.h"
 
 #include "window/combine.h"
-#include "window/slots.h"
+#include "window/combine_indexed.h"
 #include "direct/combine.h"
 #include "hierarchy/combine.h"
 
@@ -24,27 +24,27 @@ extern "C" __global__ __aicore__ void ascend_moe_distribute_combine(
     constexpr bool kCodes = !AscendC::IsSameType<DTYPE_X, float>::value;  // rows of fp32 travel as they are
     AscendC::TPipe pipe;
     if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE)) {
-        moe::PackedCombine<DTYPE_X, false> op;
+        moe::WindowCombineCompacted<DTYPE_X, false> op;
         op.Init(arguments, tiling);
         op.Process(pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_QUANT)) {
-        moe::PackedCombine<DTYPE_X, kCodes> op;
+        moe::WindowCombineCompacted<DTYPE_X, kCodes> op;
         op.Init(arguments, tiling);
         op.Process(pipe);
-    } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_SLOTS)) {
-        moe::SlotCombine<DTYPE_X, false> op;
+    } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_INDEXED)) {
+        moe::WindowCombineIndexed<DTYPE_X, false> op;
         op.Init(arguments, tiling);
         op.Process(pipe);
-    } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_SLOTS_QUANT)) {
-        moe::SlotCombine<DTYPE_X, kCodes> op;
+    } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_INDEXED_QUANT)) {
+        moe::WindowCombineIndexed<DTYPE_X, kCodes> op;
         op.Init(arguments, tiling);
         op.Process(pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_DIRECT)) {
-        moe::MoeDistributeDirectCombine<DTYPE_X, false> op;
+        moe::DirectCombine<DTYPE_X, false> op;
         op.Init(arguments, tiling);
         op.Process(pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_DIRECT_QUANT)) {
-        moe::MoeDistributeDirectCombine<DTYPE_X, kCodes> op;
+        moe::DirectCombine<DTYPE_X, kCodes> op;
         op.Init(arguments, tiling);
         op.Process(pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE_HIERARCHY)) {

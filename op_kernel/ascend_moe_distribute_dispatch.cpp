@@ -31,17 +31,17 @@ extern "C" __global__ __aicore__ void ascend_moe_distribute_dispatch(
                                               tilingGM};
     AscendC::TPipe pipe;
     if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH)) {
-        moe::Run<moe::MoeDistributeDispatch<DTYPE_X, false, false>, moe::kPlain>(arguments, tiling, pipe);
+        moe::Run<moe::WindowDispatch<DTYPE_X, false, false>, moe::kPlain>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_QUANT)) {
-        moe::Run<moe::MoeDistributeDispatch<DTYPE_X, true, false>, moe::kQuantized>(arguments, tiling, pipe);
+        moe::Run<moe::WindowDispatch<DTYPE_X, true, false>, moe::kQuantized>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH)) {
-        moe::Run<moe::MoeDistributeDispatch<DTYPE_X, true, true>, moe::kQuantized>(arguments, tiling, pipe);
+        moe::Run<moe::WindowDispatch<DTYPE_X, true, true>, moe::kQuantized>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT)) {
-        moe::Run<moe::MoeDistributeDirectDispatch<DTYPE_X, false, false>, moe::kPlain>(arguments, tiling, pipe);
+        moe::Run<moe::DirectDispatch<DTYPE_X, false, false>, moe::kPlain>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT)) {
-        moe::Run<moe::MoeDistributeDirectDispatch<DTYPE_X, true, false>, moe::kQuantized>(arguments, tiling, pipe);
+        moe::Run<moe::DirectDispatch<DTYPE_X, true, false>, moe::kQuantized>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT_SMOOTH)) {
-        moe::Run<moe::MoeDistributeDirectDispatch<DTYPE_X, true, true>, moe::kQuantized>(arguments, tiling, pipe);
+        moe::Run<moe::DirectDispatch<DTYPE_X, true, true>, moe::kQuantized>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_HIERARCHY)) {
         moe::Run<moe::HierarchyDispatch<DTYPE_X, false>, moe::kPlain>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_HIERARCHY_QUANT)) {

@@ -41,7 +41,7 @@ MODES = {
     "performance_info": "info.measures != 0",
     "hierarchy": "info.algorithm == moe::kAlgorithmHierarchy",
     "flags": "info.rdmaFlags != 0",
-    "registered rows": "info.lentGeneration != 0",
+    "registered rows": "info.registeredGeneration != 0",
     "begin and finish": "info.part != moe::kPartWhole",
     "many ranks": "info.world > moe::kWholeWorld",
     "layer-ops": "false",  # all of a run of this name

@@ -245,7 +245,7 @@ class Communicator(GroupCommunicator):
         with self._handle_lock:
             handle = self.handle
             if self._registered is None:
-                area = library.lib().am_comm_lent(handle) if self.registered_bytes else None
+                area = library.lib().am_comm_registered(handle) if self.registered_bytes else None
                 if not area:
                     raise no_room(size, 0, 0, size)
                 self._registered = RegisteredMemory(area)

@@ -27,7 +27,7 @@ class RegisteredMemory:
     """
 
     def __init__(self, handle: int) -> None:
-        """``handle``: from am_comm_lent or am_lent_open; owned from here on."""
+        """``handle``: from am_comm_registered or am_registered_open; owned from here on."""
         self.handle = handle
         self._unmap: Callable[[], None] = lambda: None
 
@@ -42,20 +42,20 @@ class RegisteredMemory:
     def grant(self, size: int, registered_bytes: int) -> tuple[int, int]:
         """Return address and generation of a block of ``size`` bytes; it is released by its generation."""
         out = (ctypes.c_uint64 * 4)()
-        if library.lib().am_lent_take(self.handle, min(size, 1 << 62), out):
+        if library.lib().am_registered_take(self.handle, min(size, 1 << 62), out):
             raise no_room(size, registered_bytes, held=out[2], needed=out[3])
         return out[0], out[1]
 
     def _give(self, generation: int, owner: int) -> None:
         if os.getpid() != owner:  # a forked child: its parent's blocks are not its own
             return
-        if library.lib().am_lent_release(self.handle, generation):
+        if library.lib().am_registered_release(self.handle, generation):
             self._unmap()
 
     def retire(self, unmap: Callable[[], None]) -> None:
         """Call ``unmap`` once no tensor is alive, now or later; the communicator is destroyed."""
         self._unmap = unmap
-        if library.lib().am_lent_close(self.handle):
+        if library.lib().am_registered_close(self.handle):
             unmap()
 
 

@@ -317,7 +317,7 @@ class _Levels:
         return before != (len(self._sent[rank]), len(self._passed[rank]), self.made[rank])
 
     def _missing(self, rank: int) -> tuple[int, set[int]]:
-        """Return the wait at which the rank's call stops, and the missing ranks (Awaited in common/wait.h)."""
+        """Return the wait at which the rank's call stops, and the missing ranks (Awaited in common/status_wait.h)."""
         call, share = self._calls[rank][self.made[rank]], self._share
         near = set(range(rank // share * share, rank // share * share + share))
         lane = set(range(rank % share, len(self._calls), share))

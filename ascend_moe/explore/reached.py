@@ -90,7 +90,7 @@ class _Reach:
         yield "quantized pieces", bool(case.quant_mode) and case.hidden > tiling["quant_piece"]
         if window:
             yield "send ring", routed > tiling["send_ring"]
-            yield "trailer ring", 0 < tiling["tail_ring"] < routed
+            yield "trailer ring", 0 < tiling["trailer_ring"] < routed
             yield "window copies", max(self._chunks(tiling["copy_rows"])) > tiling["copy_ring"]
             return
         yield "roles", bool(tiling["list_cores"])

@@ -54,7 +54,7 @@ class Settings(ctypes.Structure):
 
 
 class _EndFacts(ctypes.Structure):
-    """AmTorchEnd of csrc/torch/api.h."""
+    """AmTorchHandle of csrc/torch/api.h."""
 
     _fields_ = [
         ("number", c_uint64),
@@ -87,16 +87,16 @@ _SIGNATURES: native_library.Signatures = {
     "am_torch_register": (c_int, (c_char_p, c_char_p, c_char_p, c_uint64)),
     "am_torch_use_engine": (c_int, (c_char_p, c_char_p, c_uint64)),
     "am_torch_use_adapter": (c_int, (c_char_p, c_char_p, c_uint64)),
-    "am_torch_end_create": (c_void_p, (POINTER(_EndFacts),)),
-    "am_torch_end_destroy": (None, (c_void_p,)),
-    "am_torch_end_acquire": (None, (c_void_p, c_int, POINTER(c_int))),
-    "am_torch_end_release": (None, (c_void_p,)),
-    "am_torch_end_shut": (None, (c_void_p,)),
-    "am_torch_end_algorithm": (c_uint32, (c_void_p,)),
-    "am_torch_end_lend": (None, (c_void_p, c_void_p)),
+    "am_torch_handle_create": (c_void_p, (POINTER(_EndFacts),)),
+    "am_torch_handle_destroy": (None, (c_void_p,)),
+    "am_torch_handle_acquire": (None, (c_void_p, c_int, POINTER(c_int))),
+    "am_torch_handle_release": (None, (c_void_p,)),
+    "am_torch_handle_shut": (None, (c_void_p,)),
+    "am_torch_handle_algorithm": (c_uint32, (c_void_p,)),
+    "am_torch_handle_register": (None, (c_void_p, c_void_p)),
     "am_torch_last_call": (c_uint64, (POINTER(c_int64), c_void_p, c_uint64)),
-    "am_torch_end_failed": (None, (c_void_p, c_uint64, c_int64, c_uint64, c_char_p)),
-    "am_torch_end_calls": (c_uint64, (c_void_p, c_void_p, c_uint64)),
+    "am_torch_handle_failed": (None, (c_void_p, c_uint64, c_int64, c_uint64, c_char_p)),
+    "am_torch_handle_calls": (c_uint64, (c_void_p, c_void_p, c_uint64)),
     "am_torch_forget": (None, ()),
     "am_torch_set_place": (None, (c_uint64,)),
     "am_torch_prepare_always": (None, (c_int,)),
@@ -104,7 +104,7 @@ _SIGNATURES: native_library.Signatures = {
     "am_torch_take_open": (c_void_p, ()),
     "am_torch_drop_open": (None, (c_void_p,)),
     "am_torch_counts": (None, (POINTER(c_uint64),)),
-    "am_torch_marks": (None, (POINTER(c_int64),)),
+    "am_torch_call_times": (None, (POINTER(c_int64),)),
 }
 
 
@@ -218,14 +218,14 @@ class CommHandle:
     """
 
     def __init__(self, **facts: int | None) -> None:
-        """``facts``: the fields of AmTorchEnd; omitted fields are 0."""
+        """``facts``: the fields of AmTorchHandle; omitted fields are 0."""
         self._library = library()
-        self.handle: int = self._library.am_torch_end_create(ctypes.byref(_EndFacts(**facts)))
+        self.handle: int = self._library.am_torch_handle_create(ctypes.byref(_EndFacts(**facts)))
 
     @property
     def algorithm(self) -> int:
         """NPU: code of the algorithm of the last op; 0 before the first."""
-        return int(self._library.am_torch_end_algorithm(self.handle))
+        return int(self._library.am_torch_handle_algorithm(self.handle))
 
     def take_record(self, record: torch.Tensor, host: torch.Tensor) -> None:
         """NPU: set the error record on the device and the pinned memory it is copied to."""
@@ -233,16 +233,16 @@ class CommHandle:
 
     def register_area(self, area: int) -> None:
         """NPU, within the lock: set the registered memory that combines send from; 0: none."""
-        self._library.am_torch_end_lend(self.handle, area)
+        self._library.am_torch_handle_register(self.handle, area)
 
     def call_failed(self, call: RecordedCall, epoch: int, outcome: str) -> None:
         """Record what a call raised, and at which epoch."""
-        self._library.am_torch_end_failed(self.handle, call.number, call.took, epoch, outcome.encode())
+        self._library.am_torch_handle_failed(self.handle, call.number, call.took, epoch, outcome.encode())
 
     def last_calls(self) -> list[tuple[float, RecordedCall, str, int]]:
         """Return the recorded calls, oldest first: start time in seconds, call, outcome, epoch."""
         calls = []
-        for line in _text_of(functools.partial(self._library.am_torch_end_calls, self.handle)).split("\x1e")[:-1]:
+        for line in _text_of(functools.partial(self._library.am_torch_handle_calls, self.handle)).split("\x1e")[:-1]:
             number, began, took, epoch, outcome, *fields = line.split("\x1f")
             call = RecordedCall(0, 0, int(number), 0, int(took), *fields)
             outcome = outcome or ("returned" if call.took >= 0 else "did not return")
@@ -253,9 +253,9 @@ class CommHandle:
         """Take the lock within ``timeout`` seconds and return whether it succeeded; negative: wait until Ctrl-C."""
         held, until = c_int(0), time.monotonic() + timeout
         try:
-            self._library.am_torch_end_acquire(self.handle, 0, ctypes.byref(held))
+            self._library.am_torch_handle_acquire(self.handle, 0, ctypes.byref(held))
             while not held.value and (timeout < 0 or time.monotonic() < until):
-                self._library.am_torch_end_acquire(self.handle, _SLICE_MS, ctypes.byref(held))
+                self._library.am_torch_handle_acquire(self.handle, _SLICE_MS, ctypes.byref(held))
         except BaseException:  # a signal handler may raise right after the lock was taken
             if held.value:
                 self.release()
@@ -263,11 +263,11 @@ class CommHandle:
         return bool(held.value)
 
     def release(self) -> None:
-        self._library.am_torch_end_release(self.handle)
+        self._library.am_torch_handle_release(self.handle)
 
     def shut(self) -> None:
         """Mark it as closed or failed: no call uses it again."""
-        self._library.am_torch_end_shut(self.handle)
+        self._library.am_torch_handle_shut(self.handle)
 
     def __enter__(self) -> CommHandle:
         self.acquire()
@@ -278,7 +278,7 @@ class CommHandle:
 
     def __del__(self) -> None:
         if hasattr(self, "handle"):
-            self._library.am_torch_end_destroy(self.handle)
+            self._library.am_torch_handle_destroy(self.handle)
 
 
 # ---- calls in two launches
@@ -355,5 +355,5 @@ def marks() -> tuple[int, int, int, int]:
     the launch), and left the op.
     """
     words = (c_int64 * 4)()
-    library().am_torch_marks(words)
+    library().am_torch_call_times(words)
     return words[0], words[1], words[2], words[3]

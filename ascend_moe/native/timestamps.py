@@ -27,13 +27,13 @@ class Timestamp:
 
 def words_of_core() -> int:
     """Return the number of words per core and op in the window."""
-    return int(library.lib().am_stamp_words())
+    return int(library.lib().am_timestamp_words())
 
 
 def of_communicator(handle: int, op: str, native: Any = None) -> list[Timestamp]:
     """Return the timestamps of this rank's last ``op``, core by core; ``native``: another engine's library."""
     words = (ctypes.c_uint32 * (MAX_CORES * words_of_core()))()
-    (native or library.lib()).am_comm_stamps(handle, OPS[op], words)
+    (native or library.lib()).am_comm_timestamps(handle, OPS[op], words)
     return of_words([*words])
 
 
@@ -41,8 +41,8 @@ def of_words(words: Sequence[int]) -> list[Timestamp]:
     """Return the timestamps in the words of all cores, in core order; empty if none were recorded."""
     given = (ctypes.c_uint32 * (MAX_CORES * words_of_core()))(*words)
     lib = library.lib()
-    text = ctypes.create_string_buffer(lib.am_stamps_text(given, None, 0))
-    lib.am_stamps_text(given, text, len(text))
+    text = ctypes.create_string_buffer(lib.am_timestamps_text(given, None, 0))
+    lib.am_timestamps_text(given, text, len(text))
     lines = [line.split("\t") for line in text.value.decode().splitlines()]
     return [Timestamp(int(core), phase, int(cycles)) for core, phase, cycles in lines]
 

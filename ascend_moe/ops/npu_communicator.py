@@ -182,12 +182,14 @@ class NpuCommunicator(GroupCommunicator):
             if self.registered_bytes == 0:
                 raise no_room(size, 0, 0, size)
             base = self._data_address() + self.data_bytes
-            self._registered = RegisteredMemory(library.lib().am_lent_open(self.rank, base, self.registered_bytes))
+            self._registered = RegisteredMemory(
+                library.lib().am_registered_open(self.rank, base, self.registered_bytes)
+            )
             self.ops_handle.register_area(self._registered.handle)
         address, generation = self._registered.grant(size, self.registered_bytes)
-        release = ctypes.cast(library.lib().am_lent_release, ctypes.c_void_p).value
+        release = ctypes.cast(library.lib().am_registered_release, ctypes.c_void_p).value
         given = (address, sizes, dtype, self.device, self._registered.handle, generation, release)
-        made: torch.Tensor = torch.ops.ascend_moe_npu.lent_tensor(*given)
+        made: torch.Tensor = torch.ops.ascend_moe_npu.registered_tensor(*given)
         return made
 
     def clear_state(self) -> None:

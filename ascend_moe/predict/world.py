@@ -55,10 +55,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "am_plan_destroy": (None, (c_void_p,)),
     "am_error_message": (None, (c_void_p, c_char_p, c_uint64)),
     "am_timed_create": (c_void_p, (c_int, c_uint64, c_uint64)),
-    "am_timed_lent": (c_void_p, (c_void_p, c_int)),
+    "am_timed_registered": (c_void_p, (c_void_p, c_int)),
     "am_timed_destroy": (None, (c_void_p,)),
     "am_timed_communicator": (c_void_p, (c_void_p, c_int)),
-    "am_comm_stamps": (None, (c_void_p, c_int, c_void_p)),
+    "am_comm_timestamps": (None, (c_void_p, c_int, c_void_p)),
     "am_timed_servers": (c_int, (c_void_p, c_int)),
     "am_timed_cost_names": (c_char_p, ()),
     "am_timed_run": (None, (c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_void_p)),
@@ -273,7 +273,7 @@ class TimedWorld:
             inputs[index[name]] = tensor.data_ptr() or None
         if self._lent and op == "combine":
             # the rows in the rank's registered buffer
-            address, lent = int(self._library.am_timed_lent(self._handle, rank)), given["expand_x"]
+            address, lent = int(self._library.am_timed_registered(self._handle, rank)), given["expand_x"]
             if self.payload:
                 ctypes.memmove(address, lent.data_ptr(), lent.numel() * lent.element_size())
             inputs[index["expand_x"]] = address

@@ -5,53 +5,51 @@
 
 #define AM_API extern "C" __attribute__((visibility("default")))
 
-// Windows: one allocation a rank: a page of the twin's own, the state area, the data area, the lent area.
-AM_API uint64_t am_window_total_bytes(uint64_t data_bytes, uint64_t lent_bytes);
+// Windows: one allocation per rank: a page of the emulator's, the state area, the data area, the registered area.
+AM_API uint64_t am_window_total_bytes(uint64_t data_bytes, uint64_t registered_bytes);
 AM_API void* am_window_alloc(uint64_t total_bytes);
 AM_API void* am_window_map(int fd, uint64_t total_bytes);
 AM_API void am_window_unmap(void* base, uint64_t total_bytes);
-// Words of a window by which its group agrees on its survivors, 0 in a fresh window: puts `desired` in the place of
-// `expected` in one step that all ranks see alike. Returns what was there before; 0 beyond the last word.
+// Words of a window by which a group agrees on its survivors, 0 in a new window: atomically replaces `expected` by
+// `desired`. Returns the previous value; 0 beyond the last word.
 AM_API uint32_t am_window_ballot(void* base, uint32_t word, uint32_t expected, uint32_t desired);
 
-// One rank's end of a communicator. `live_fds`, by rank, become readable when the peer has ended; null or -1:
-// none.
-AM_API void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t lent_bytes,
+// One rank's communicator handle. `live_fds`, by rank, become readable when the peer has ended; null or -1: none.
+AM_API void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t registered_bytes,
                             const int* live_fds);
 AM_API void am_comm_destroy(void* comm);
 AM_API void am_comm_mark_lost(void* comm, int peer);
-// The communication context of the communicator's launches: 0 the window table (the default), 1 A3's
-// HcclOpResParam, 2 A2's HcclA2CombineOpParam, in which the state area comes last. On A2 also how many ranks
-// share a server (0: all): the others are reached by BatchWrite from windowsOut. CallSpec has to give the
-// same values. To call before the first launch, on all ranks alike. Returns 0, or 1 when refused.
+// The communication context of the communicator's launches: 0 the window table (the default), 1 A3's HcclOpResParam, 2
+// A2's HcclA2CombineOpParam, in which the state area comes last. On A2 also how many ranks share a server (0: all); the
+// others are reached by BatchWrite from windowsOut. CallSpec must have the same values. Call before the first launch,
+// with the same values on all ranks. Returns 0, or 1 if refused.
 AM_API int am_comm_use_context(void* comm, int kind);
-AM_API int am_comm_use_servers(void* comm, int ranks_per_server, int near_stores);
-// Bytes of the last launch: read then written, by kind of GM (tensor, window data, window state,
-// workspace, lent window).
+AM_API int am_comm_use_servers(void* comm, int ranks_per_server, int intra_node_stores);
+// Bytes of the last launch: read then written, by kind of GM (tensor, window data, window state, workspace, registered
+// window).
 AM_API void am_comm_traffic(void* comm, uint64_t* bytes);
-// This rank's lent area: null when it has none. The handle outlives the communicator, until a call returns 1.
-AM_API void* am_comm_lent(void* comm);
-// Lends a block. Returns 0 with its address and generation in `out`; or 1 when there is no room: out[2] is
-// then the number of blocks that are held, out[3] the bytes that the area would need.
-AM_API int am_lent_take(void* area, uint64_t bytes, uint64_t* out);
-// release: the tensor in a block has been freed. close, after am_comm_destroy: no more blocks are lent. Both
-// return 1 when the area is closed and holds no tensor: its window may be unmapped, and the handle is gone.
-AM_API int am_lent_release(void* area, uint32_t generation);
-AM_API int am_lent_close(void* area);
-// On an NPU: the lent area at `base`, which is device memory; null without memory for it.
-AM_API void* am_lent_open(int rank, uint64_t base, uint64_t bytes);
-// A plan of its rank, or a `part` of it, is about to be queued, as the `number`-th, from 1 on; a direct combine spends
-// the block of `expand_x`, when it sends. 0; or -1 with what am_run says then, and nothing may be queued.
-AM_API int am_lent_use(void* area, const void* plan, uint32_t part, const void* expand_x, uint32_t number,
-                       int32_t* record, char* fault, uint64_t fault_bytes);
-// Whether a rank, of this process or another, is in an op of this communicator now: 1 or 0.
+// This rank's registered area, or null. The handle outlives the communicator, until a call returns 1.
+AM_API void* am_comm_registered(void* comm);
+// Registers a block. Returns 0 with its address and generation in `out`, or 1 if there is no room: out[2] is then the
+// number of blocks held, out[3] the bytes that the area would need.
+AM_API int am_registered_take(void* area, uint64_t bytes, uint64_t* out);
+// release: the tensor in a block has been freed. close, after am_comm_destroy: no more blocks are registered. Both
+// return 1 if the area is closed and holds no tensor: its window may be unmapped, and the handle is invalid.
+AM_API int am_registered_release(void* area, uint32_t generation);
+AM_API int am_registered_close(void* area);
+// On an NPU: the registered area at `base`, which is device memory; null without memory for it.
+AM_API void* am_registered_open(int rank, uint64_t base, uint64_t bytes);
+// A plan, or a `part` of it, is about to be queued as the `number`-th, from 1 on; a direct combine that sends consumes
+// the block of `expand_x`. Returns 0; or -1 with am_run's text, and nothing may be queued.
+AM_API int am_registered_use(void* area, const void* plan, uint32_t part, const void* expand_x, uint32_t number,
+                             int32_t* record, char* fault, uint64_t fault_bytes);
+// Whether a rank, of this process or another, is in an op of this communicator: 1 or 0.
 AM_API int am_comm_in_op(void* comm, int rank);
-// The epoch of the last op of this rank that has come to its end; 0: none has.
+// The epoch of the last completed op of this rank; 0: none.
 AM_API uint32_t am_comm_epoch(const void* comm);
 // Tests: makes the next op run as the epoch after this one.
 AM_API void am_comm_set_epoch(void* comm, uint32_t epoch);
-// Where a rank's areas lie in a window, for tests that poison or inspect them: data offset, state offset,
-// state bytes.
+// Where a rank's areas lie in a window, for tests: data offset, state offset, state bytes.
 AM_API void am_window_layout(int world, uint64_t* out);
 
 // Names in the order of their index, separated by blanks.
@@ -63,13 +61,13 @@ AM_API uint64_t am_spec_bytes(void);
 AM_API uint64_t am_check_bytes(void);
 AM_API uint64_t am_error_record_words(void);
 
-// A plan: a checked call with its tiling. Null: `check` says why.
+// A plan: a checked call with its tiling. Null: `check` contains the reason.
 AM_API void* am_plan_create(const void* spec, void* check);
 AM_API void am_plan_destroy(void* plan);
-// Words of a plan: op, tiling key, block dim, x type code, workspace bytes, window bytes, tiling bytes,
-// transport. Returns how many there are; writes at most `count`.
+// Words of a plan: op, tiling key, block dim, x type code, workspace bytes, window bytes, tiling bytes, transport.
+// Returns their number; writes at most `count`.
 AM_API uint64_t am_plan_info(const void* plan, uint64_t* out, uint64_t count);
-// The tiling data that the kernel reads, at most `bytes` of them; returns how many there are.
+// The tiling data for the kernel, at most `bytes`; returns its size.
 AM_API uint64_t am_plan_tiling(const void* plan, void* out, uint64_t bytes);
 // dtype, rank, dim 0, dim 1 of output `index`, as allocated; false past the last.
 AM_API int am_call_output(const void* spec, int index, int64_t* out);
@@ -90,38 +88,37 @@ AM_API const char* am_super_pod_rule(void);
 // The most bytes of UB that any core used in the communicator's last launch.
 AM_API uint64_t am_need_ub_taken(void* comm);
 
-// Runs a plan. Inputs are ordered by tensor index, outputs by output index. Returns an error code, with
-// details in the record or, for a fault of the kernel, in the text; the record is zeros, or keeps what earlier
-// launches found. -1: expand_x of a combine lies in lent
-// memory that it may not publish; nothing has run, the text has the reason, and the record begins with
-// generation and epoch.
+// Runs a plan. Inputs are ordered by tensor index, outputs by output index. Returns an error code, with details in the
+// record or, for a kernel fault, in the text; the record is zeros or still contains an earlier launch's failure. -1:
+// expand_x of a combine lies in registered memory that it may not publish; nothing has run, the text contains the
+// reason, and the record begins with generation and epoch.
 AM_API int am_run(void* comm, void* plan, const void* const* inputs, void* const* outputs, int32_t* record, char* fault,
                   uint64_t fault_bytes);
-// Code of the algorithm that the last op ran (am_comm_algorithm); 0: none has run.
+// Code of the algorithm of the last op (am_comm_algorithm); 0: none.
 AM_API uint32_t am_comm_algorithm_run(void* comm);
-// Stamps of phases (settings: ASCEND_MOE_TIMESTAMPS): those of an op (1 dispatch, 2 combine) that the cores of this rank
-// have left in its window, am_stamp_words() of each of 64 cores; and such words as text: "core<tab>phase<tab>cycles" a
-// line, cycles from the first core's launch on, of the cores that took part in the op of core 0.
-AM_API uint64_t am_stamp_words(void);
-AM_API void am_comm_stamps(void* comm, int op, uint32_t* words);
-AM_API uint64_t am_stamps_text(const uint32_t* words, char* text, uint64_t bytes);
-// Runs the probe kernel of the bring-up (op_kernel/ascend_moe_probe.cpp) with this tiling; `report` has a
-// block a core. 0, or a fault of the kernel as above.
+// Timestamps of phases (settings: ASCEND_MOE_TIMESTAMPS) of an op (1 dispatch, 2 combine) in this rank's window:
+// am_timestamp_words() for each of 64 cores; and the same as text, a line "core<tab>phase<tab>cycles" for each core
+// that took part in core 0's op. Cycles count from the first core's launch.
+AM_API uint64_t am_timestamp_words(void);
+AM_API void am_comm_timestamps(void* comm, int op, uint32_t* words);
+AM_API uint64_t am_timestamps_text(const uint32_t* words, char* text, uint64_t bytes);
+// Runs the bring-up's probe kernel (op_kernel/ascend_moe_probe.cpp) with this tiling; `report` has a block per core.
+// Returns 0, or a kernel fault as above.
 AM_API int am_probe(void* comm, const void* tiling, uint64_t tiling_bytes, uint32_t* report, char* fault,
                     uint64_t fault_bytes);
-// The best that this machine can do, for benchmarks to compare with: plain C++, no kernel and no window.
-// Copies row from[i] to `to` + i * row_bytes, for i < count. Method 0: memcpy; 1: stores that go past the
-// caches (rows of a multiple of 64 bytes, 16-byte aligned; else memcpy), drained; 2: by way of 192 KiB of
-// scratch, as a core moves GM to UB to GM. 0, or 1: no such method.
+// This machine's best, for comparison in benchmarks: plain C++ without kernel and window. Copies row from[i] to `to` +
+// i * row_bytes, for i < count. Method 0: memcpy; 1: stores that bypass the caches (rows of a multiple of 64 bytes,
+// 16-byte aligned; otherwise memcpy), drained; 2: through 192 KiB of scratch, as a core moves GM to UB to GM. Returns
+// 0, or 1: no such method.
 AM_API int am_bench_copy_rows(void* to, const void* const* from, uint64_t count, uint64_t row_bytes, int method);
 // out[t][h] = sum over ascending k of rows[t * top_k + k][h] * weights[t * top_k + k]: multiplied, then
 // added, in fp32, rounded once to the rows' type (am_type_code of float32, float16 or bfloat16). A null row
 // is left out. 0, or 1: hidden is no multiple of 16, or another type.
 AM_API int am_bench_weighted_sum(void* out, const void* const* rows, const float* weights, uint64_t tokens,
                                  uint64_t top_k, uint64_t hidden, int type);
-// Timelines of am_run: from am_trace_start on its events (twin/engine/timeline.h) are recorded, at most
-// `limit`. start returns 0; 1 when a recording is under way; 2 when this engine records nothing. events
-// copies at most `most` and returns how many there are; `dropped` is the number of events beyond the limit.
+// Timelines of am_run: from am_trace_start on its events (twin/engine/timeline.h) are recorded, at most `limit`. start
+// returns 0; 1 if a recording is running; 2 if this engine records nothing. events copies at most `most` and returns
+// their number; `dropped` is the number of events beyond the limit.
 AM_API int am_trace_start(uint64_t limit);
 AM_API void am_trace_stop(void);
 AM_API uint64_t am_trace_events(void* out, uint64_t most, uint64_t* dropped);
@@ -134,12 +131,12 @@ AM_API void am_error_fields(const int32_t* record, char* text, uint64_t bytes);
 // Explore mode: only in the library of the checked engine. Its structs are in engines/explore.cpp.
 AM_API int am_engine_is_checked(void);
 #ifdef TWIN_CHECKED
-AM_API void* am_explore_create(int world, uint64_t data_bytes, uint64_t lent_bytes);
+AM_API void* am_explore_create(int world, uint64_t data_bytes, uint64_t registered_bytes);
 AM_API void am_explore_destroy(void* exploration);
 // Uses A2 contexts in which this many ranks share a server; 0 (the default): window tables, all ranks share
 // one server. To call before a program.
-AM_API int am_explore_servers(void* exploration, int ranks_per_server, int near_stores);
-// Returns 1 when the lent areas have no room for the rows of its combines.
+AM_API int am_explore_servers(void* exploration, int ranks_per_server, int intra_node_stores);
+// Returns 1 when the registered areas have no room for the rows of its combines.
 AM_API int am_explore_program(void* exploration, const void* steps, int count);
 AM_API void am_explore_run(void* exploration, const void* options, void* result);
 // Different traces seen since the last am_explore_forget.
@@ -156,13 +153,12 @@ AM_API int am_explore_code(void* exploration, int step, int32_t* record);
 
 // The timed engine: only in its library. Its structs are in engines/timed.cpp.
 #ifdef TWIN_TIMED
-AM_API void* am_timed_create(int world, uint64_t data_bytes, uint64_t lent_bytes);
-AM_API void* am_timed_lent(void* timed, int rank);
+AM_API void* am_timed_create(int world, uint64_t data_bytes, uint64_t registered_bytes);
+AM_API void* am_timed_registered(void* timed, int rank);
 AM_API void am_timed_destroy(void* timed);
-// A rank's communicator, for am_comm_stamps.
+// A rank's communicator, for am_comm_timestamps.
 AM_API void* am_timed_communicator(void* timed, int rank);
-// Uses A2 contexts in which this many ranks share a server; 0 (the default): window tables. To call before a
-// program.
+// Uses A2 contexts in which this many ranks share a server; 0 (the default): window tables. Call before a program.
 AM_API int am_timed_servers(void* timed, int ranks_per_server);
 // Names of the costs of am_timed_run, in their order, separated by blanks.
 AM_API const char* am_timed_cost_names(void);
@@ -176,8 +172,7 @@ AM_API uint64_t am_timed_path(void* timed, char* text, uint64_t bytes);
 AM_API uint64_t am_timed_links(void* timed, char* text, uint64_t bytes);
 // Start and end of a step, ns; its error code, with its record.
 AM_API int am_timed_outcome(void* timed, int step, double* times, int32_t* record);
-// Copies at most `capacity` twin::TimelineEvent; returns how many there are. Their texts live as long as the
-// library.
+// Copies at most `capacity` twin::TimelineEvent; returns their number. Their texts live as long as the library.
 AM_API uint64_t am_timed_events(void* timed, void* out, uint64_t capacity);
 #endif
 

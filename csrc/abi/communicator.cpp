@@ -23,14 +23,14 @@ uint32_t* Word(uint8_t* area, uint64_t offset) { return reinterpret_cast<uint32_
 
 }  // namespace
 
-Communicator::Communicator(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t lent_bytes,
+Communicator::Communicator(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t registered_bytes,
                            const int* live_fds)
     : rank_(rank),
       world_(world),
       bases_(bases, bases + world),
       lost_(new std::atomic<bool>[static_cast<size_t>(world)]),
       data_bytes_(data_bytes),
-      lent_bytes_(lent_bytes),
+      registered_bytes_(registered_bytes),
       device_(rank) {
     for (int r = 0; r < world; ++r) {
         live_fds_.push_back(live_fds != nullptr ? live_fds[r] : -1);
@@ -55,17 +55,18 @@ uint8_t* Communicator::Workspace(uint64_t bytes) {
     return workspace_.data() + (moe::CeilTo(begin, kGuardBytes) - begin);
 }
 
-std::shared_ptr<LentArea> Communicator::OpenLentArea() {
-    const std::lock_guard<std::mutex> lock(lent_mutex_);
-    if (!lent_area_ && lent_bytes_ > 0) lent_area_ = std::make_shared<LentArea>(rank_, lent(rank_), lent_bytes_);
-    lent_now_.store(lent_area_.get(), std::memory_order_release);
-    return lent_area_;
+std::shared_ptr<RegisteredArea> Communicator::OpenRegisteredArea() {
+    const std::lock_guard<std::mutex> lock(registered_mutex_);
+    if (!registered_area_ && registered_bytes_ > 0)
+        registered_area_ = std::make_shared<RegisteredArea>(rank_, registered(rank_), registered_bytes_);
+    registered_now_.store(registered_area_.get(), std::memory_order_release);
+    return registered_area_;
 }
 
-void Communicator::CloseLentArea() {
-    const std::lock_guard<std::mutex> lock(lent_mutex_);
-    lent_now_.store(nullptr, std::memory_order_release);
-    lent_area_.reset();
+void Communicator::CloseRegisteredArea() {
+    const std::lock_guard<std::mutex> lock(registered_mutex_);
+    registered_now_.store(nullptr, std::memory_order_release);
+    registered_area_.reset();
 }
 
 uint32_t Communicator::Epoch() const {
@@ -84,14 +85,14 @@ uint32_t Communicator::EpochOfLaunch(uint32_t part) const {
 
 void Communicator::PostAbort(int peer, uint32_t epoch, uint32_t code, int culprit) {
     uint8_t* target = state(peer) + moe::AbortOffset(static_cast<uint32_t>(rank_));
-    if (__atomic_load_n(Word(target, 0), __ATOMIC_ACQUIRE) == moe::kAbortMagic) return;  // the first cause is kept
+    if (__atomic_load_n(Word(target, 0), __ATOMIC_ACQUIRE) == moe::kAbortMagic) return;  // the first cause stays
     uint32_t block[moe::kBlockWords] = {};
     block[moe::kAbMagic] = moe::kAbortMagic;
     block[moe::kAbEpoch] = epoch;
     block[moe::kAbCode] = code;
     block[moe::kAbCulprit] = static_cast<uint32_t>(culprit);
     block[moe::kAbReporter] = static_cast<uint32_t>(rank_);
-    block[moe::kAbMark] = moe::kAbortMagic;
+    block[moe::kAbTag] = moe::kAbortMagic;
     twin::PublishBlocks(target, reinterpret_cast<const uint8_t*>(block), sizeof(block));
     twin::RingDoorbell(DoorbellOf(bases_[static_cast<size_t>(peer)]));
 }
@@ -104,14 +105,14 @@ bool Communicator::Gone(int peer) const {
     return poll(&query, 1, 0) > 0 && (query.revents & (POLLIN | POLLHUP | POLLERR)) != 0;
 }
 
-// A peer that has delivered its whole status message of this epoch may end: no rank waits for it any more. A
-// peer that was killed between two blocks has not delivered it.
+// A peer that has delivered its whole status message of this epoch may end: no rank waits for it any more. A peer
+// killed between two blocks has not delivered it.
 bool Communicator::Delivered(uint8_t* message) const {
     const uint32_t epoch = Epoch(), world = static_cast<uint32_t>(world_);
     const auto marked = [&](uint32_t block, uint32_t first) {
         const uint32_t* words = Word(message, static_cast<uint64_t>(block) * moe::kBlock);
-        return __atomic_load_n(words + moe::kFirstMark, __ATOMIC_ACQUIRE) == first &&
-               __atomic_load_n(words + moe::kLastMark, __ATOMIC_ACQUIRE) == epoch;
+        return __atomic_load_n(words + moe::kFirstTag, __ATOMIC_ACQUIRE) == first &&
+               __atomic_load_n(words + moe::kLastTag, __ATOMIC_ACQUIRE) == epoch;
     };
     if (!marked(0, moe::HeaderWord(epoch))) return false;
     const uint32_t count_blocks = __atomic_load_n(Word(message, 0) + moe::kH0OpPhase, __ATOMIC_RELAXED) & 0xFFFFu;
@@ -125,34 +126,35 @@ bool Communicator::Delivered(uint8_t* message) const {
 
 // Whether a rank waits for nothing more of a peer in this op.
 bool Communicator::Arrived(int peer) const {
-    const uint32_t* note = Word(state(rank_), moe::AbortOffset(static_cast<uint32_t>(peer)));
-    if (__atomic_load_n(note + moe::kNtMagic, __ATOMIC_ACQUIRE) == moe::kNoteMagic &&
-        __atomic_load_n(note + moe::kNtMark, __ATOMIC_ACQUIRE) == Epoch())
+    const uint32_t* hint = Word(state(rank_), moe::AbortOffset(static_cast<uint32_t>(peer)));
+    if (__atomic_load_n(hint + moe::kHtMagic, __ATOMIC_ACQUIRE) == moe::kHintMagic &&
+        __atomic_load_n(hint + moe::kHtTag, __ATOMIC_ACQUIRE) == Epoch())
         return true;
     if (!levels_) return Delivered(StatusMessageOf(peer, moe::Parity(Epoch())));
     return ArrivedByLevels(static_cast<uint32_t>(peer));
 }
 
-// Hierarchy: a rank of the own server owes this rank its message, and in dispatch those of its lane on other servers; a
-// rank of the own lane in combine its server's. What another one owes comes by way of others: it has done its part
-// where its own window says that it has ended this op.
+// Hierarchy: a rank of this server owes its message and, in dispatch, those of its rail on other servers; a rank of
+// this rail, in combine, its server's. Other ranks' data comes through these: they have arrived when their own window
+// says that they have ended this op.
 bool Communicator::ArrivedByLevels(uint32_t peer) const {
-    const uint32_t world = static_cast<uint32_t>(world_), lanes = ranks_per_server_, parity = moe::Parity(Epoch());
-    const uint32_t rank = static_cast<uint32_t>(rank_), server = peer / lanes;
+    const uint32_t world = static_cast<uint32_t>(world_), local_ranks = ranks_per_server_,
+                   parity = moe::Parity(Epoch());
+    const uint32_t rank = static_cast<uint32_t>(rank_), server = peer / local_ranks;
     uint8_t* own = state(rank_);
     bool all = true;
-    if (server == rank / lanes) {
+    if (server == rank / local_ranks) {
         for (uint32_t source = 0; source < world; ++source) {
-            const bool owed = source == peer || (dispatches_ && source % lanes == peer % lanes);
+            const bool owed = source == peer || (dispatches_ && source % local_ranks == peer % local_ranks);
             if (owed) all = all && Delivered(own + moe::StatusOffset(world, parity, source));
         }
         return all;
     }
-    if (!dispatches_ && peer % lanes == rank % lanes) {
-        uint8_t* region = data(rank_) + moe::RelayEnd(data_bytes_, world, lanes) +
-                          moe::RegionOffset(data_bytes_, moe::RegionsOf(world, lanes), parity, world + server);
-        for (uint32_t lane = 0; lane < lanes; ++lane)
-            all = all && Delivered(region + moe::RelayMessageOffset(world, lane));
+    if (!dispatches_ && peer % local_ranks == rank % local_ranks) {
+        uint8_t* region = data(rank_) + moe::RelayEnd(data_bytes_, world, local_ranks) +
+                          moe::RegionOffset(data_bytes_, moe::RegionsOf(world, local_ranks), parity, world + server);
+        for (uint32_t local_rank = 0; local_rank < local_ranks; ++local_rank)
+            all = all && Delivered(region + moe::RelayMessageOffset(world, local_rank));
         return all;
     }
     const uint32_t seen = __atomic_load_n(
@@ -160,7 +162,7 @@ bool Communicator::ArrivedByLevels(uint32_t peer) const {
     return seen == moe::NextEpoch(Epoch()) || (seen == Epoch() && !InOp(static_cast<int>(peer)));
 }
 
-// Whether this op, or one before, has failed on some rank: see AbortWatch.
+// Whether this op, or an earlier one, has failed on some rank; see AbortWatch.
 bool Communicator::Aborted() const {
     uint8_t* own = state(rank_);
     const uint32_t next = moe::NextEpoch(Epoch());
@@ -183,7 +185,7 @@ bool Communicator::PeerGone(void* self) {
 
 void Communicator::OnIdle(void* self) { static_cast<Communicator*>(self)->LookAtPeers(); }
 
-// While all cores wait: an awaited peer that is gone becomes an abort block, which the kernel's wait reads.
+// While all cores wait: an awaited peer that has ended becomes an abort block, which the kernel's wait reads.
 void Communicator::LookAtPeers() {
     for (int peer = 0; peer < world_; ++peer) {
         if (peer == rank_ || Arrived(peer) || !Gone(peer)) continue;
@@ -194,8 +196,7 @@ void Communicator::LookAtPeers() {
     }
 }
 
-// ---- what a communicator shows its kernels: the areas of all windows, the context that points at them, and
-// the server that carries data between servers ----
+// ---- what kernels see: the areas of all windows, the context that points to them, and HCCL's server ----
 
 namespace {
 
@@ -217,21 +218,23 @@ uint8_t* Communicator::data(int rank) const {
 // The same memory either way: on A2 the area that comes first is the data, and the state comes last.
 uint8_t* Communicator::state(int rank) const {
     void* base = bases_[static_cast<size_t>(rank)];
-    return kind_ == moe::kContextA2 ? StateOf(base) + data_bytes_ + lent_bytes_ : StateOf(base);
+    return kind_ == moe::kContextA2 ? StateOf(base) + data_bytes_ + registered_bytes_ : StateOf(base);
 }
 
-bool Communicator::far(int peer) const { return staging_ != nullptr && peer / near_ranks_ != rank_ / near_ranks_; }
+bool Communicator::inter_node(int peer) const {
+    return staging_ != nullptr && peer / intra_node_ranks_ != rank_ / intra_node_ranks_;
+}
 
 uint8_t* Communicator::StatusMessageOf(int peer, uint32_t parity) const {
     const uint32_t world = static_cast<uint32_t>(world_), source = static_cast<uint32_t>(peer);
-    if (!far(peer)) return state(rank_) + moe::StatusOffset(world, parity, source);
+    if (!inter_node(peer)) return state(rank_) + moe::StatusOffset(world, parity, source);
     return data(rank_) + moe::RegionOffset(data_bytes_, world, parity, source) +
            moe::RowsEnd(data_bytes_, world, world);
 }
 
-bool Communicator::IsFarStatus(uintptr_t address) const {
+bool Communicator::IsInterNodeStatus(uintptr_t address) const {
     for (int peer = 0; peer < world_; ++peer) {
-        if (far(peer) &&
+        if (inter_node(peer) &&
             (address == AddressOf(StatusMessageOf(peer, 0)) || address == AddressOf(StatusMessageOf(peer, 1))))
             return true;
     }
@@ -249,10 +252,10 @@ void Communicator::UseContext(uint32_t kind) {
     ListRanges();
 }
 
-void Communicator::UseServers(uint32_t ranks_per_server, bool near_stores) {
+void Communicator::UseServers(uint32_t ranks_per_server, bool intra_node_stores) {
     DropStaging();
     ranks_per_server_ = ranks_per_server;
-    near_ranks_ = near_stores ? static_cast<int>(std::max(1u, ranks_per_server)) : 1;
+    intra_node_ranks_ = intra_node_stores ? static_cast<int>(std::max(1u, ranks_per_server)) : 1;
     if (kind_ == moe::kContextA2 && ranks_per_server > 0 && ranks_per_server < static_cast<uint32_t>(world_)) {
         void* mapped =
             mmap(nullptr, staging_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -273,7 +276,7 @@ void Communicator::FillTable() {
     table_.magic = moe::kWindowTableMagic;
     table_.rank = static_cast<uint32_t>(rank_);
     table_.world = static_cast<uint32_t>(world_);
-    table_.windowBytes = data_bytes_ + lent_bytes_;
+    table_.windowBytes = data_bytes_ + registered_bytes_;
     table_.stateBytes = kStateAreaBytes;
     for (int r = 0; r < world_; ++r) {
         table_.data[r] = AddressOf(data(r));
@@ -296,7 +299,7 @@ void Communicator::FillContext() {
     const twin::hccl::GroupWindows group = {a2 ? twin::hccl::Layout::kA2 : twin::hccl::Layout::kA3,
                                             world,
                                             twin::hccl::kA3PeerTables[rank_ % 2],
-                                            data_bytes_ + lent_bytes_ + (a2 ? kStateAreaBytes : 0),
+                                            data_bytes_ + registered_bytes_ + (a2 ? kStateAreaBytes : 0),
                                             a2 ? 0 : kStateAreaBytes,
                                             0,
                                             in.data(),
@@ -333,27 +336,28 @@ void Communicator::ListAreas(bool levels) {
         if (r == rank_ && staging_ != nullptr) {
             ListOwnData(data(r), levels);
         } else {
-            // Far peers poll in their data.
+            // Inter-node peers poll in their data.
             ranges_.push_back(RangeOf(data(r), data_bytes_, twin::GmKind::kWindowData, "data window", r,
                                       staging_ != nullptr ? doorbell : nullptr));
         }
-        // The control block is this rank's own affair: no message, no flag. So are the verdicts of its cores,
-        // which nobody else waits for.
-        const uint64_t shared_bytes = r == rank_ ? moe::VerdictOffset(static_cast<uint32_t>(world_), 0) : state_bytes;
+        // Only this rank's cores use the control block and the core barrier: they are no messages and no flags.
+        const uint64_t shared_bytes =
+            r == rank_ ? moe::CoreBarrierOffset(static_cast<uint32_t>(world_), 0) : state_bytes;
         if (r == rank_) {
             ranges_.push_back(
                 RangeOf(state(r), moe::kErrorRecordOffset, twin::GmKind::kWindowState, "control block", r));
             ranges_.back().atomic_blocks = false;
             ranges_.push_back(RangeOf(state(r) + shared_bytes, state_bytes - shared_bytes, twin::GmKind::kWindowState,
-                                      "verdicts of the cores", r));
+                                      "core barrier", r));
             ranges_.back().at = shared_bytes;
         }
         ranges_.push_back(RangeOf(state(r) + moe::kErrorRecordOffset, shared_bytes - moe::kErrorRecordOffset,
                                   twin::GmKind::kWindowState, "state window", r, doorbell));
         ranges_.back().at = moe::kErrorRecordOffset;
-        // Of its own lent area a launch lists the tensors that lie in it.
-        if (r != rank_ && lent_bytes_ > 0)
-            ranges_.push_back(RangeOf(lent(r), lent_bytes_, twin::GmKind::kWindowLent, "lent window", r));
+        // Of its own registered area a launch lists the tensors that lie in it.
+        if (r != rank_ && registered_bytes_ > 0)
+            ranges_.push_back(
+                RangeOf(registered(r), registered_bytes_, twin::GmKind::kWindowRegistered, "registered window", r));
     }
     if (staging_ != nullptr) {
         ranges_.push_back(RangeOf(staging_, data_bytes_ + state_bytes, twin::GmKind::kWindowData, "windowsOut", rank_));
@@ -368,10 +372,11 @@ void Communicator::ListAreas(bool levels) {
     }
 }
 
-// This rank's own data: where status messages of far peers arrive, blocks are read whole.
+// This rank's own data: status messages of inter-node peers arrive there; blocks are read whole.
 void Communicator::ListOwnData(uint8_t* data, bool levels) {
-    const uint32_t world = static_cast<uint32_t>(world_), lanes = levels ? ranks_per_server_ : 0;
-    const uint32_t regions = moe::RegionsOf(world, lanes), mine = levels ? static_cast<uint32_t>(rank_) / lanes : 0;
+    const uint32_t world = static_cast<uint32_t>(world_), local_ranks = levels ? ranks_per_server_ : 0;
+    const uint32_t regions = moe::RegionsOf(world, local_ranks),
+                   mine = levels ? static_cast<uint32_t>(rank_) / local_ranks : 0;
     const uint64_t run = moe::RowsEnd(data_bytes_, world, regions);
     uint64_t at = 0;
     const auto list = [&](uint64_t end, const char* name, bool blocks) {
@@ -384,13 +389,13 @@ void Communicator::ListOwnData(uint8_t* data, bool levels) {
         const uint32_t region = i % regions;
         const bool of_server = region >= world;
         const bool awaited = of_server ? region - world != mine
-                             : levels  ? region / lanes != mine
-                                       : far(static_cast<int>(region));
+                             : levels  ? region / local_ranks != mine
+                                       : inter_node(static_cast<int>(region));
         if (!awaited) continue;
-        const uint64_t rows = of_server ? moe::RelayEnd(data_bytes_, world, lanes) : run;
+        const uint64_t rows = of_server ? moe::RelayEnd(data_bytes_, world, local_ranks) : run;
         const uint64_t begin = moe::RegionOffset(data_bytes_, regions, i / regions, region) + rows;
         list(begin, "data window", false);
-        list(begin + (of_server ? moe::RelayMessageOffset(world, lanes) : moe::StatusStride(world)),
+        list(begin + (of_server ? moe::RelayMessageOffset(world, local_ranks) : moe::StatusStride(world)),
              "status messages in the data window", true);
     }
     list(data_bytes_, "data window", false);
@@ -440,16 +445,17 @@ void Touch(const uint8_t* begin, uint64_t bytes) {
 void TouchWindow(void* base, uint64_t data_bytes, int world) {
     if (world > kMostTouchedRanks) return;
     Touch(StateOf(base), moe::StateBytes(static_cast<uint32_t>(world)));
-    const uint64_t bytes = std::min(kTouchedBytes, moe::HalfBytes(data_bytes));
-    for (uint32_t parity = 0; parity < 2; ++parity) Touch(DataOf(base) + moe::HalfOffset(data_bytes, parity), bytes);
+    const uint64_t bytes = std::min(kTouchedBytes, moe::PingPongBytes(data_bytes));
+    for (uint32_t parity = 0; parity < 2; ++parity)
+        Touch(DataOf(base) + moe::PingPongOffset(data_bytes, parity), bytes);
 }
 
 }  // namespace
 
 }  // namespace ops
 
-uint64_t am_window_total_bytes(uint64_t data_bytes, uint64_t lent_bytes) {
-    return ops::WindowBytes(data_bytes, lent_bytes);
+uint64_t am_window_total_bytes(uint64_t data_bytes, uint64_t registered_bytes) {
+    return ops::WindowBytes(data_bytes, registered_bytes);
 }
 
 void* am_window_alloc(uint64_t total_bytes) {
@@ -479,10 +485,10 @@ void am_window_layout(int world, uint64_t* out) {
     out[2] = moe::StateBytes(static_cast<uint32_t>(world));
 }
 
-void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t lent_bytes,
+void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t registered_bytes,
                      const int* live_fds) {
     try {
-        auto made = std::make_unique<ops::Communicator>(rank, world, bases, data_bytes, lent_bytes, live_fds);
+        auto made = std::make_unique<ops::Communicator>(rank, world, bases, data_bytes, registered_bytes, live_fds);
         for (int peer = 0; peer < world; ++peer) ops::TouchWindow(bases[peer], data_bytes, world);
         return made.release();
     } catch (...) {
@@ -490,17 +496,18 @@ void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_byte
     }
 }
 int am_comm_in_op(void* comm, int rank) {
-    const ops::Communicator& end = *static_cast<const ops::Communicator*>(comm);
-    return rank >= 0 && rank < end.world() && end.InOp(rank) ? 1 : 0;
+    const ops::Communicator& communicator = *static_cast<const ops::Communicator*>(comm);
+    return rank >= 0 && rank < communicator.world() && communicator.InOp(rank) ? 1 : 0;
 }
 int am_comm_use_context(void* comm, int kind) {
     if (kind < static_cast<int>(moe::kContextTable) || kind > static_cast<int>(moe::kContextA2)) return 1;
     return ops::Tried([=] { static_cast<ops::Communicator*>(comm)->UseContext(static_cast<uint32_t>(kind)); });
 }
-int am_comm_use_servers(void* comm, int ranks_per_server, int near_stores) {
+int am_comm_use_servers(void* comm, int ranks_per_server, int intra_node_stores) {
     if (ranks_per_server < 0) return 1;
     return ops::Tried([=] {
-        static_cast<ops::Communicator*>(comm)->UseServers(static_cast<uint32_t>(ranks_per_server), near_stores != 0);
+        static_cast<ops::Communicator*>(comm)->UseServers(static_cast<uint32_t>(ranks_per_server),
+                                                          intra_node_stores != 0);
     });
 }
 void am_comm_destroy(void* comm) { delete static_cast<ops::Communicator*>(comm); }

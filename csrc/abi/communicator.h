@@ -1,4 +1,4 @@
-// One rank's end of a communicator on the twin: its device, all ranks' windows, the liveness of the peers.
+// One rank's communicator on the emulator: its device, all ranks' windows, the liveness of the peers.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@ int Tried(const Call& call) {
 
 class Communicator {
 public:
-    Communicator(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t lent_bytes,
+    Communicator(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t registered_bytes,
                  const int* live_fds);
 
     int rank() const { return rank_; }
@@ -41,37 +41,37 @@ public:
     // state area comes last.
     void UseContext(uint32_t kind);
     // A2 only: this many ranks share a server; 0: all share one. Other ranks are reached through windowsOut, with
-    // near_stores those of other servers only.
-    void UseServers(uint32_t ranks_per_server, bool near_stores);
+    // intra_node_stores those of other servers only.
+    void UseServers(uint32_t ranks_per_server, bool intra_node_stores);
     void* context();
     uint32_t context_kind() const { return kind_; }
     // Where an area of a rank's window begins in this process.
     uint8_t* data(int rank) const;
     uint8_t* state(int rank) const;
     uint64_t data_bytes() const { return data_bytes_; }
-    uint8_t* lent(int rank) const { return data(rank) + data_bytes_; }
-    uint64_t lent_bytes() const { return lent_bytes_; }
-    // Code of what the last op ran; 0: none has run.
+    uint8_t* registered(int rank) const { return data(rank) + data_bytes_; }
+    uint64_t registered_bytes() const { return registered_bytes_; }
+    // Code of the last op's algorithm; 0: none has run.
     uint32_t algorithm() const { return algorithm_; }
     void set_algorithm(uint32_t code) { algorithm_ = code; }
-    // The blocks of this rank's lent area: null until the first one is asked for, or without such an area.
-    LentArea* lent_area() const { return lent_now_.load(std::memory_order_acquire); }
-    std::shared_ptr<LentArea> OpenLentArea();  // also while an op runs
-    void CloseLentArea();
-    // This rank's windowsOut, null where there are no servers.
+    // The blocks of this rank's registered area: null until the first one is asked for, or without such an area.
+    RegisteredArea* registered_area() const { return registered_now_.load(std::memory_order_acquire); }
+    std::shared_ptr<RegisteredArea> OpenRegisteredArea();  // also while an op runs
+    void CloseRegisteredArea();
+    // This rank's windowsOut, or null without servers.
     uint8_t* staging() const { return staging_; }
     uint64_t staging_bytes() const { return data_bytes_ + kStateAreaBytes; }
-    bool far(int peer) const;
-    // Whether a far peer's status message, of either parity, begins at this address of this rank's window.
-    bool IsFarStatus(uintptr_t address) const;
+    bool inter_node(int peer) const;
+    // Whether an inter-node peer's status message, of either parity, begins at this address of this rank's window.
+    bool IsInterNodeStatus(uintptr_t address) const;
 
-    // To call around each launch: the agent that carries what the kernel posts to HCCL's server. `levels`: an op of
-    // hierarchy, `dispatches`: which: who else has arrived is seen from other messages.
+    // Call around each launch: the agent that carries what the kernel posts to HCCL's server. `levels`: an op of
+    // hierarchy, `dispatches`: a dispatch; arrivals are then detected from other messages.
     void BeginLaunch(bool levels = false, bool dispatches = false);
     void EndLaunch(bool failed);
-    // Whether a rank is between the two, as its window says.
+    // Whether a rank is in a launch, by its window.
     bool InOp(int peer) const;
-    // Throws where the launch on an A2 context has not ended what HCCL's server waits for.
+    // Throws if a launch on an A2 context has not finalized HCCL's server.
     void CheckServed() const;
 
     // Ranges of all windows and of the context; a launch adds its tensors.
@@ -79,7 +79,7 @@ public:
     const std::vector<twin::GmRange>& ranges(uint32_t algorithm = moe::kAlgorithmWindow) const {
         return algorithm == moe::kAlgorithmHierarchy ? relay_ranges_ : ranges_;
     }
-    // Scratch of at least this many bytes, kept between launches.
+    // Scratch of at least this many bytes, reused by later launches.
     uint8_t* Workspace(uint64_t bytes);
 
     void MarkLost(int peer) { lost_[static_cast<size_t>(peer)].store(true); }
@@ -118,15 +118,15 @@ private:
     std::vector<int> live_fds_;
     std::unique_ptr<std::atomic<bool>[]> lost_;
     uint64_t data_bytes_;
-    uint64_t lent_bytes_;
+    uint64_t registered_bytes_;
     uint32_t algorithm_ = 0;
     bool levels_ = false, dispatches_ = false;  // of this launch
-    std::mutex lent_mutex_;
-    std::shared_ptr<LentArea> lent_area_;
-    std::atomic<LentArea*> lent_now_{nullptr};
+    std::mutex registered_mutex_;
+    std::shared_ptr<RegisteredArea> registered_area_;
+    std::atomic<RegisteredArea*> registered_now_{nullptr};
     uint32_t kind_ = moe::kContextTable;
     uint32_t ranks_per_server_ = 0;
-    int near_ranks_ = 1;  // that stores reach
+    int intra_node_ranks_ = 1;  // that stores reach
     uint8_t* staging_ = nullptr;
     moe::WindowTable table_ = {};
     std::unique_ptr<uint8_t, void (*)(void*)> blob_{nullptr, free};  // of an HCCL context

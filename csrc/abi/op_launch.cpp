@@ -12,7 +12,7 @@
 
 namespace ops {
 
-// A kernel entry, of an argument for each place: its type, and its call with an array of them.
+// A kernel entry with one argument per place: its type, and its call with an array of them.
 template <class Places>
 struct Entry;
 template <size_t... kPlace>
@@ -52,9 +52,9 @@ constexpr Kernels kKernels = {&DispatchEntry::Call<kDispatch>, &CombineEntry::Ca
 
 constexpr size_t kMostArguments = std::max<size_t>(moe::DispatchArgument::kCount, moe::CombineArgument::kCount);
 
-// Outputs are undefined past the received rows. Small tails are zeroed all the same, so that tools that
+// Outputs are undefined past the received rows. Small ones are zeroed anyway, so that tools that
 // compare whole tensors twice (opcheck) see equal bytes; large ones would cost as much as the op.
-constexpr uint64_t kZeroTailBytes = 32 * 1024;
+constexpr uint64_t kZeroUndefinedBytes = 32 * 1024;
 
 // Of a tensor of more dimensions than are known, which no kernel reads, a part.
 template <class Desc>
@@ -66,17 +66,17 @@ uint64_t BytesOf(const Desc& tensor) {
 }
 
 // Of expand_x of a direct combine, in memory of `own` or not.
-LentArea::State StateOfRows(const Plan& plan, const LentArea* own, const void* rows) {
-    if (own == nullptr || !own->Contains(rows)) return LentArea::ElsewhereOf(own, rows);
-    LentArea::State state = own->StateOf(rows, BytesOf(moe::Tensor(plan.spec, moe::kTensor_expand_x)));
-    if (state.use == LentArea::Use::kGood && plan.info().quantMode != 0) state.use = LentArea::Use::kCommQuant;
+RegisteredArea::State StateOfRows(const Plan& plan, const RegisteredArea* own, const void* rows) {
+    if (own == nullptr || !own->Contains(rows)) return RegisteredArea::ElsewhereOf(own, rows);
+    RegisteredArea::State state = own->StateOf(rows, BytesOf(moe::Tensor(plan.spec, moe::kTensor_expand_x)));
+    if (state.use == RegisteredArea::Use::kGood && moe::CommQuantMode(plan.info()) != 0)
+        state.use = RegisteredArea::Use::kCommQuant;
     return state;
 }
 
-// Whether it matters to a combine that its rows lie in lent memory: direct reads them there, and as codes no algorithm
-// can.
-bool MindsLent(const moe::MoeDistributeInfo& info) {
-    return info.algorithm == moe::kAlgorithmDirect || info.quantMode != 0;
+// Whether a combine depends on its rows lying in registered memory: direct reads them there; codes cannot lie there.
+bool UsesRegistered(const moe::MoeDistributeInfo& info) {
+    return info.algorithm == moe::kAlgorithmDirect || moe::CommQuantMode(info) != 0;
 }
 
 bool IsRows(const moe::OpTensor& tensor) { return tensor.type == moe::kRows || tensor.type == moe::kWireRows; }
@@ -120,17 +120,17 @@ OpLaunch::OpLaunch(Communicator& comm, const Plan& plan, const void* const* inpu
 GM_ADDR OpLaunch::Add(const void* begin, uint64_t bytes, twin::GmKind kind, const char* name, bool rows) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(begin);
     if (begin != nullptr && bytes > 0) {
-        if (Lent(address)) kind = twin::GmKind::kWindowLent;
-        const int owner = kind == twin::GmKind::kWindowLent ? comm_.rank() : -1;
+        if (Registered(address)) kind = twin::GmKind::kWindowRegistered;
+        const int owner = kind == twin::GmKind::kWindowRegistered ? comm_.rank() : -1;
         spec_.ranges.push_back({address, address + bytes, kind, false, nullptr, name, owner, rows});
     }
     return twin::GmOf(static_cast<uint8_t*>(const_cast<void*>(begin)));
 }
 
-// Whether a tensor begins in this rank's own lent area.
-bool OpLaunch::Lent(uintptr_t begin) const {
-    const uintptr_t lent = reinterpret_cast<uintptr_t>(comm_.lent(comm_.rank()));
-    return begin >= lent && begin < lent + comm_.lent_bytes();
+// Whether a tensor begins in this rank's own registered area.
+bool OpLaunch::Registered(uintptr_t begin) const {
+    const uintptr_t registered = reinterpret_cast<uintptr_t>(comm_.registered(comm_.rank()));
+    return begin >= registered && begin < registered + comm_.registered_bytes();
 }
 
 void OpLaunch::Prepare() {
@@ -158,51 +158,52 @@ void OpLaunch::Prepare() {
     kernel_ = [kernel = plan_.dispatch() ? kernels.dispatch : kernels.combine, arguments] { kernel(arguments.data()); };
 }
 
-// The plan's, unless expand_x lies in the lent area and this op publishes it there.
+// The plan's, unless expand_x lies in the registered area and this op publishes it there.
 const void* OpLaunch::CombineTiling() {
     const void* rows = inputs_[moe::kTensor_expand_x];
-    if (!MindsLent(plan_.info()) || rows == nullptr) return plan_.tiling();
-    const bool own = Lent(reinterpret_cast<uintptr_t>(rows));
-    if (own && comm_.lent_area() == nullptr) return plan_.tiling();  // a device's memory: its host has looked
-    lent_ = StateOfRows(plan_, comm_.lent_area(), rows);
+    if (!UsesRegistered(plan_.info()) || rows == nullptr) return plan_.tiling();
+    const bool own = Registered(reinterpret_cast<uintptr_t>(rows));
+    if (own && comm_.registered_area() == nullptr) return plan_.tiling();  // a device's memory: its host has looked
+    registered_ = StateOfRows(plan_, comm_.registered_area(), rows);
     if (!own) return plan_.tiling();
     tiling_ = plan_.call.combine;
-    tiling_.info.lentGeneration = lent_.generation;
+    tiling_.info.registeredGeneration = registered_.generation;
     return &tiling_;
 }
 
-// Window: rows go into the half of this op's epoch, into this rank's own region of it (combine by slots:
-// anywhere in it), and a rank reads only its own window's half. Direct: a rank writes only its own window's
-// half, and reads the half of every rank.
+// Window: rows go into this op's ping-pong buffer, into this rank's own region (indexed combine: anywhere), and a rank
+// reads only its own window's buffer. Direct: a rank writes only its own window's buffer, and reads every rank's.
 const char* OpLaunch::WindowRule(uintptr_t begin, uint64_t bytes, bool write) const {
     const moe::MoeDistributeInfo& info = plan_.info();
     const uint32_t parity = moe::Parity(epoch_);
-    const bool slots = plan_.call.op == moe::kOpCombine && info.triples != 0;
+    const bool indexed = plan_.call.op == moe::kOpCombine && info.sourceIndices != 0;
     const uint64_t bytes_of_data = comm_.data_bytes();
-    const uint64_t half = moe::HalfOffset(bytes_of_data, parity);
-    const auto other_half = [&](uint64_t at) { return at < half || at + bytes > half + moe::HalfBytes(bytes_of_data); };
-    static const char* const kOtherHalf = "it lies in the other half, not in that of this op's epoch";
+    const uint64_t ping_pong = moe::PingPongOffset(bytes_of_data, parity);
+    const auto other_ping_pong = [&](uint64_t at) {
+        return at < ping_pong || at + bytes > ping_pong + moe::PingPongBytes(bytes_of_data);
+    };
+    static const char* const kOtherPingPong = "it lies in the other ping-pong buffer, not in that of this op's epoch";
     const uintptr_t staging = reinterpret_cast<uintptr_t>(comm_.staging());
     if (staging != 0 && begin >= staging && begin < staging + bytes_of_data)
-        return other_half(begin - staging) ? kOtherHalf : nullptr;
+        return other_ping_pong(begin - staging) ? kOtherPingPong : nullptr;
     for (uint32_t owner = 0; owner < info.world; ++owner) {
-        const uintptr_t lent = reinterpret_cast<uintptr_t>(comm_.lent(static_cast<int>(owner)));
-        if (begin >= lent && begin < lent + comm_.lent_bytes())
-            return write ? "lent memory is its owner's caller's: kernels read it only" : nullptr;
+        const uintptr_t registered = reinterpret_cast<uintptr_t>(comm_.registered(static_cast<int>(owner)));
+        if (begin >= registered && begin < registered + comm_.registered_bytes())
+            return write ? "registered memory belongs to its owner's caller: kernels only read it" : nullptr;
         const uintptr_t data = reinterpret_cast<uintptr_t>(comm_.data(static_cast<int>(owner)));
         if (begin < data || begin >= data + bytes_of_data) continue;
         const uint64_t at = begin - data;
         if (info.algorithm == moe::kAlgorithmDirect) {
             if (write && owner != info.rank) return "rows are left in a rank's own window only";
-            return other_half(at) ? kOtherHalf : nullptr;
+            return other_ping_pong(at) ? kOtherPingPong : nullptr;
         }
         if (!write && owner != info.rank) return "rows are read from a rank's own window only";
-        // After a failure the kernel reads the status message of a far rank's last op.
-        if (other_half(at) && !comm_.IsFarStatus(begin)) return kOtherHalf;
-        // A rank of hierarchy stores rows for others: into regions that they have at its server.
-        if (info.algorithm == moe::kAlgorithmHierarchy) return other_half(at) ? kOtherHalf : nullptr;
+        // After a failure the kernel reads the status message of an inter-node rank's last op.
+        if (other_ping_pong(at) && !comm_.IsInterNodeStatus(begin)) return kOtherPingPong;
+        // A rank of hierarchy stores rows for others into their regions at its server.
+        if (info.algorithm == moe::kAlgorithmHierarchy) return other_ping_pong(at) ? kOtherPingPong : nullptr;
         const uint64_t region = moe::RegionOffset(bytes_of_data, info.world, parity, info.rank);
-        if (write && !slots && (at < region || at + bytes > region + moe::RegionBytes(bytes_of_data, info.world)))
+        if (write && !indexed && (at < region || at + bytes > region + moe::RegionBytes(bytes_of_data, info.world)))
             return "it lies outside this rank's own region";
     }
     return nullptr;
@@ -215,22 +216,22 @@ void OpLaunch::Finish() {
     const moe::MoeDistributeInfo& info = plan_.call.dispatch.info;
     using Out = moe::DispatchOutput;
     const int32_t* counts = static_cast<const int32_t*>(outputs_[Out::ep_recv_counts]);
-    const uint32_t slots = info.world * info.localExperts;
-    const uint64_t rows = static_cast<uint64_t>(counts[slots - 1]);
-    const bool quantized = info.quantMode != 0, triples = info.triples != 0;
-    ZeroTail(Out::expand_x, shapes, rows * info.hidden * moe::TypeSize(info.wireType));
-    ZeroTail(Out::dynamic_scales, shapes, quantized ? rows * sizeof(float) : 0);
+    const uint32_t segments = info.world * info.localExperts;
+    const uint64_t rows = static_cast<uint64_t>(counts[segments - 1]);
+    const bool quantized = info.quantMode != 0, source_indices = info.sourceIndices != 0;
+    ZeroUndefined(Out::expand_x, shapes, rows * info.hidden * moe::TypeSize(info.wireType));
+    ZeroUndefined(Out::dynamic_scales, shapes, quantized ? rows * sizeof(float) : 0);
     if (info.algorithm != moe::kAlgorithmHierarchy)  // it has records there
-        ZeroTail(
-            Out::expand_idx, shapes,
-            (triples ? rows * moe::kTripleWords : static_cast<uint64_t>(info.batch) * info.topK) * sizeof(int32_t));
-    ZeroTail(Out::ep_recv_counts, shapes, slots * sizeof(int32_t));
-    ZeroTail(Out::expand_scales, shapes, info.hasWeights != 0 ? rows * sizeof(float) : 0);
+        ZeroUndefined(Out::expand_idx, shapes,
+                      (source_indices ? rows * moe::kSourceIndexWords : static_cast<uint64_t>(info.batch) * info.topK) *
+                          sizeof(int32_t));
+    ZeroUndefined(Out::ep_recv_counts, shapes, segments * sizeof(int32_t));
+    ZeroUndefined(Out::expand_scales, shapes, info.hasWeights != 0 ? rows * sizeof(float) : 0);
 }
 
-void OpLaunch::ZeroTail(uint32_t index, const moe::OutputDesc* shapes, uint64_t defined) {
+void OpLaunch::ZeroUndefined(uint32_t index, const moe::OutputDesc* shapes, uint64_t defined) {
     const uint64_t bytes = BytesOf(shapes[index]);
-    if (bytes > defined && bytes - defined <= kZeroTailBytes)
+    if (bytes > defined && bytes - defined <= kZeroUndefinedBytes)
         memset(static_cast<uint8_t*>(outputs_[index]) + defined, 0, bytes - defined);
 }
 
@@ -238,7 +239,7 @@ void OpLaunch::ZeroTail(uint32_t index, const moe::OutputDesc* shapes, uint64_t 
 
 namespace {
 
-// All ranks of a process share one recording; each launch has a timeline of its own until it ends.
+// All ranks of a process share one recording; each launch has its own timeline until it ends.
 struct Recording {
     std::mutex mutex;
     twin::Timeline all;
@@ -258,8 +259,7 @@ int32_t SenderOf(const uint8_t* block) {
     return static_cast<int32_t>(source);
 }
 
-// Stands around a launch: gives it a timeline while am_trace_start is in effect, and keeps its events
-// afterwards.
+// Scope of a launch: records its timeline while am_trace_start is in effect, and stores its events afterwards.
 class TracedLaunch {
 public:
     explicit TracedLaunch(twin::LaunchSpec& spec) : spec_(spec), recording_(std::atomic_load(&g_going_on)) {
@@ -296,26 +296,26 @@ private:
 
 namespace {
 
-bool Refused(const ops::LentArea::State& state, int32_t* record, char* text, uint64_t bytes) {
-    if (ops::LentArea::Refusal(state, text, bytes) == nullptr) return false;
+bool Refused(const ops::RegisteredArea::State& state, int32_t* record, char* text, uint64_t bytes) {
+    if (ops::RegisteredArea::Refusal(state, text, bytes) == nullptr) return false;
     record[0] = static_cast<int32_t>(state.generation);
     record[1] = static_cast<int32_t>(state.detail);
     return true;
 }
 
-// The effect of an op on this rank's lent area. A combine that has taken its epoch spends the block of
-// expand_x even if it fails: peers may be reading it. Of two launches the second says so, whose epoch is the first's.
-class LentAreaOfRun {
+// The effect of an op on this rank's registered area. A combine that has taken its epoch consumes the block of expand_x
+// even if it fails: peers may be reading it. In split mode the second launch reports it, with the first one's epoch.
+class RegisteredAreaOfRun {
 public:
-    LentAreaOfRun(ops::Communicator& comm, uint32_t part) : comm_(comm), part_(part), epoch_(comm.Epoch()) {}
-    bool Refused(const ops::LentArea::State& state, int32_t* record, char* text, uint64_t bytes) {
+    RegisteredAreaOfRun(ops::Communicator& comm, uint32_t part) : comm_(comm), part_(part), epoch_(comm.Epoch()) {}
+    bool Refused(const ops::RegisteredArea::State& state, int32_t* record, char* text, uint64_t bytes) {
         generation_ = state.generation;
         return ::Refused(state, record, text, bytes);
     }
     void Complete(bool left, bool good) {
         if (part_ == moe::kPartSend && good) return;
-        if (comm_.lent_area() != nullptr && (part_ == moe::kPartFinish || comm_.Epoch() != epoch_))
-            comm_.lent_area()->Complete(generation_, comm_.Epoch(), left);
+        if (comm_.registered_area() != nullptr && (part_ == moe::kPartFinish || comm_.Epoch() != epoch_))
+            comm_.registered_area()->Complete(generation_, comm_.Epoch(), left);
     }
 
 private:
@@ -330,43 +330,44 @@ uint32_t am_comm_algorithm_run(void* comm) { return static_cast<ops::Communicato
 
 int am_run(void* comm, void* plan, const void* const* inputs, void* const* outputs, int32_t* record, char* fault,
            uint64_t fault_bytes) {
-    ops::Communicator& end = *static_cast<ops::Communicator*>(comm);
-    const std::lock_guard<std::mutex> lock(end.mutex());
-    const uint32_t part = static_cast<ops::Plan*>(plan)->info().part, epoch = end.EpochOfLaunch(part);
-    LentAreaOfRun lent(end, part);
+    ops::Communicator& communicator = *static_cast<ops::Communicator*>(comm);
+    const std::lock_guard<std::mutex> lock(communicator.mutex());
+    const uint32_t part = static_cast<ops::Plan*>(plan)->info().part, epoch = communicator.EpochOfLaunch(part);
+    RegisteredAreaOfRun registered(communicator, part);
     try {
-        ops::OpLaunch launch(end, *static_cast<ops::Plan*>(plan), inputs, outputs, record);
-        if (lent.Refused(launch.lent(), record, fault, fault_bytes)) return ops::kLentRefused;
+        ops::OpLaunch launch(communicator, *static_cast<ops::Plan*>(plan), inputs, outputs, record);
+        if (registered.Refused(launch.registered(), record, fault, fault_bytes)) return ops::kRegisteredRefused;
         const ops::TracedLaunch traced(launch.spec());
         launch.Begin();
-        end.device().Launch(launch.spec(), launch.kernel());
+        communicator.device().Launch(launch.spec(), launch.kernel());
         launch.End(false);
-        end.CheckServed();
+        communicator.CheckServed();
         launch.Finish();
-        end.set_algorithm(static_cast<ops::Plan*>(plan)->info().algorithm);
+        communicator.set_algorithm(static_cast<ops::Plan*>(plan)->info().algorithm);
         const int code =
             record[moe::kRecMagic] == moe::kRecordMagic ? record[moe::kRecCode] : static_cast<int>(moe::kOk);
-        lent.Complete(code < static_cast<int>(moe::kFirstFatal), code == static_cast<int>(moe::kOk));
+        registered.Complete(code < static_cast<int>(moe::kFirstFatal), code == static_cast<int>(moe::kOk));
         return code;
     } catch (const std::exception& error) {
-        end.EndLaunch(true);
-        lent.Complete(false, false);
+        communicator.EndLaunch(true);
+        registered.Complete(false, false);
         // The others need not wait for a rank whose kernel has stopped.
-        for (int peer = 0; peer < end.world(); ++peer) end.PostAbort(peer, epoch, moe::kKernelFault, end.rank());
+        for (int peer = 0; peer < communicator.world(); ++peer)
+            communicator.PostAbort(peer, epoch, moe::kKernelFault, communicator.rank());
         ops::GiveText(error.what(), fault, fault_bytes);
         return static_cast<int>(moe::kKernelFault);
     }
 }
 
-int am_lent_use(void* area, const void* plan, uint32_t part, const void* expand_x, uint32_t number, int32_t* record,
-                char* fault, uint64_t fault_bytes) {
+int am_registered_use(void* area, const void* plan, uint32_t part, const void* expand_x, uint32_t number,
+                      int32_t* record, char* fault, uint64_t fault_bytes) {
     if (part == moe::kPartFinish) return 0;
     const ops::Plan& of = *static_cast<const ops::Plan*>(plan);
-    const std::shared_ptr<ops::LentArea> lent = *static_cast<std::shared_ptr<ops::LentArea>*>(area);
-    ops::LentArea::State state = {};
-    if (!of.dispatch() && ops::MindsLent(of.info())) state = ops::StateOfRows(of, lent.get(), expand_x);
-    if (Refused(state, record, fault, fault_bytes)) return ops::kLentRefused;
-    lent->Complete(state.generation, number, part == moe::kPartWhole);
+    const std::shared_ptr<ops::RegisteredArea> registered = *static_cast<std::shared_ptr<ops::RegisteredArea>*>(area);
+    ops::RegisteredArea::State state = {};
+    if (!of.dispatch() && ops::UsesRegistered(of.info())) state = ops::StateOfRows(of, registered.get(), expand_x);
+    if (Refused(state, record, fault, fault_bytes)) return ops::kRegisteredRefused;
+    registered->Complete(state.generation, number, part == moe::kPartWhole);
     return 0;
 }
 

@@ -15,14 +15,14 @@ namespace ops {
 
 class OpLaunch {
 public:
-    // The pointers must stay valid until Finish. A direct combine of rows in the lent area publishes their
-    // block, if `lent` says that it may.
+    // The pointers must stay valid until Finish. A direct combine of rows in the registered area publishes their block
+    // in place, if `registered` allows it.
     OpLaunch(Communicator& comm, const Plan& plan, const void* const* inputs, void* const* outputs, int32_t* record);
 
-    const LentArea::State& lent() const { return lent_; }
+    const RegisteredArea::State& registered() const { return registered_; }
     twin::LaunchSpec& spec() { return spec_; }
     const std::function<void()>& kernel() const { return kernel_; }
-    // To call after the kernel: zeroes the tails of outputs that no kernel writes, unless it has only sent.
+    // To call after the kernel: zeroes the ends of outputs that no kernel writes, unless it has only sent.
     void Finish();
     // To call right before the kernel, after all earlier ops: takes the epoch that the kernel will use.
     void Begin() {
@@ -36,11 +36,11 @@ public:
 
 private:
     GM_ADDR Add(const void* begin, uint64_t bytes, twin::GmKind kind, const char* name, bool rows = false);
-    bool Lent(uintptr_t begin) const;
+    bool Registered(uintptr_t begin) const;
     const void* CombineTiling();
     void Prepare();
     const char* WindowRule(uintptr_t begin, uint64_t bytes, bool write) const;
-    void ZeroTail(uint32_t index, const moe::OutputDesc* shapes, uint64_t defined);
+    void ZeroUndefined(uint32_t index, const moe::OutputDesc* shapes, uint64_t defined);
 
     Communicator& comm_;
     const Plan& plan_;
@@ -53,8 +53,8 @@ private:
     uint64_t scratch_bytes_ = 0;
     GM_ADDR record_ = nullptr;
     uint32_t epoch_ = 0;
-    LentArea::State lent_ = {};
-    moe::MoeDistributeCombineTiling tiling_;  // of a combine that publishes a lent block
+    RegisteredArea::State registered_ = {};
+    moe::MoeDistributeCombineTiling tiling_;  // of a combine that publishes a registered block
 };
 
 }  // namespace ops

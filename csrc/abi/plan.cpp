@@ -100,7 +100,7 @@ uint64_t am_need_limits(char* text, uint64_t bytes) {
     std::string fields;
     Field(fields, "ep_world_size", moe::kMaxWorld);
     Field(fields, "planned_world_size", moe::kMaxPlanned);
-    Field(fields, "slots", moe::kMaxSlots);
+    Field(fields, "slots", moe::kMaxSegments);
     Field(fields, "moe_expert_num", moe::kMaxExperts);
     Field(fields, "special_experts", moe::kMaxSpecialExperts);
     Field(fields, "topk", moe::kMaxTopK);
@@ -119,7 +119,7 @@ uint64_t am_need_window(const void* dispatch_spec, char* text, uint64_t bytes) {
     const uint32_t back = moe::ReturnedRowOf(call, info);
     const auto both = [&](const moe::WindowNeed& need) {
         return moe::NeededMiB(info, std::max(need.dispatchRegion, need.combineRegion),
-                              std::max(need.dispatchHalf, need.combineHalf));
+                              std::max(need.dispatchPingPong, need.combinePingPong));
     };
     // With rows at multiples of kRowUnit; 0: they never are.
     const int64_t aligned = info.rowUnit == moe::kRowUnit ? both(moe::WindowNeedOf(info, back)) : 0;
@@ -128,15 +128,15 @@ uint64_t am_need_window(const void* dispatch_spec, char* text, uint64_t bytes) {
     std::string fields;
     const uint64_t regions = info.regions;
     Field(fields, "dispatch_bytes",
-          2 * std::max(regions * moe::CeilTo(need.dispatchRegion, 512), moe::CeilTo(need.dispatchHalf, 512)));
+          2 * std::max(regions * moe::CeilTo(need.dispatchRegion, 512), moe::CeilTo(need.dispatchPingPong, 512)));
     Field(fields, "combine_bytes",
-          2 * std::max(regions * moe::CeilTo(need.combineRegion, 512), moe::CeilTo(need.combineHalf, 512)));
-    Field(fields, "dispatch_mib", moe::NeededMiB(info, need.dispatchRegion, need.dispatchHalf));
-    Field(fields, "combine_mib", moe::NeededMiB(info, need.combineRegion, need.combineHalf));
+          2 * std::max(regions * moe::CeilTo(need.combineRegion, 512), moe::CeilTo(need.combinePingPong, 512)));
+    Field(fields, "dispatch_mib", moe::NeededMiB(info, need.dispatchRegion, need.dispatchPingPong));
+    Field(fields, "combine_mib", moe::NeededMiB(info, need.combineRegion, need.combinePingPong));
     Field(fields, "buffsize_mib", both(need));
     Field(fields, "aligned_mib", aligned);
     const bool direct = info.algorithm == moe::kAlgorithmDirect;
-    const uint64_t sent = direct ? 0 : static_cast<uint64_t>(info.capacity) * moe::TailedRowBytes(info);
+    const uint64_t sent = direct ? 0 : static_cast<uint64_t>(info.capacity) * moe::RowBytesWithTrailer(info);
     const uint64_t returned = static_cast<uint64_t>(info.capacity) * back;
     Field(fields, "dispatch_flag_bytes", moe::BytesOnWire(info, sent) - sent);
     Field(fields, "combine_flag_bytes", moe::BytesOnWire(info, returned) - returned);
@@ -166,7 +166,7 @@ uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes) {
     if (dispatch) {
         Field(fields, "tiling_bytes", sizeof(call.dispatch));
         Field(fields, "send_ring", call.dispatch.sendRing);
-        Field(fields, "tail_ring", call.dispatch.tailRing);
+        Field(fields, "trailer_ring", call.dispatch.trailerRing);
         Field(fields, "quant_piece", call.dispatch.quantPiece);
         Field(fields, "copy_rows", call.dispatch.copyRows);
         Field(fields, "copy_ring", call.dispatch.copyRing);

@@ -13,8 +13,8 @@ namespace ops {
 
 namespace {
 
-// The probes wait for flags in the data window, unlike the operators: a store there has to wake the owner. Their rows
-// and flags lie anywhere in it: the parts that this rank's own has for the operators are one again.
+// Unlike the operators, the probes wait for flags in the data window: a store there must wake the owner. Their rows and
+// flags lie anywhere in it, so this rank's own parts are merged again.
 std::vector<twin::GmRange> RangesOf(const Communicator& comm) {
     std::vector<twin::GmRange> ranges;
     for (twin::GmRange range : comm.ranges()) {
@@ -64,17 +64,17 @@ void Launch(Communicator& comm, std::vector<uint8_t>& bytes, uint32_t* report) {
 
 int am_probe(void* comm, const void* tiling, uint64_t tiling_bytes, uint32_t* report, char* fault,
              uint64_t fault_bytes) {
-    ops::Communicator& end = *static_cast<ops::Communicator*>(comm);
-    const std::lock_guard<std::mutex> lock(end.mutex());
+    ops::Communicator& communicator = *static_cast<ops::Communicator*>(comm);
+    const std::lock_guard<std::mutex> lock(communicator.mutex());
     try {
         if (tiling_bytes != sizeof(moe::MoeProbeTiling))
             throw std::runtime_error("the tiling of the probe kernel has another size");
         const uint8_t* bytes = static_cast<const uint8_t*>(tiling);
         std::vector<uint8_t> own(bytes, bytes + tiling_bytes);
-        ops::Launch(end, own, report);
+        ops::Launch(communicator, own, report);
         return static_cast<int>(moe::kOk);
     } catch (const std::exception& error) {
-        end.EndLaunch(true);
+        communicator.EndLaunch(true);
         ops::GiveText(error.what(), fault, fault_bytes);
         return static_cast<int>(moe::kKernelFault);
     }

@@ -36,8 +36,8 @@ bool Announced(const Message& message) {
     return words[0] != 0;
 }
 
-// Two ranks of two cores: the second core of rank 1 writes a row and announces it; the second core of rank 0
-// reads the row, after it has words the status block or without having waited for it.
+// Two ranks of two cores: the second core of rank 1 writes a row and announces it; the second core of rank 0 reads the
+// row, after polling the status block or without waiting for it.
 int RanksHandOver(bool wait) {
     Message message;
     int got = 0;

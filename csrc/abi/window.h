@@ -1,8 +1,8 @@
-// A rank's window in host memory: the addresses inside it, and the blocks of its own lent area.
+// A rank's window in host memory: the addresses inside it, and the blocks of its own registered area.
 //
-// Lent memory is filled by the caller, and a combine publishes it without copying it. A block is held while
-// its tensor lives. A direct combine spends it: peers read it until this rank has completed its next op. The
-// bytes of a block are free again when no tensor holds it and no peer reads it.
+// Registered memory is filled by the caller, and a combine publishes it without a copy. A block is held while its
+// tensor lives. A direct combine consumes it: peers read it until this rank has completed its next op. The bytes of a
+// block are free again when no tensor holds it and no peer reads it.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 
 namespace ops {
 
-// The first page is the twin's: a count of sleepers and the doorbell that wakes them, in a cache line of its own
-// whether its rank is in an op, and behind that words and texts of ascend_moe/comm: the votes (vote.py), whether the
-// rank has closed its communicator, and its side of an opening (peers.py). No kernel reads or writes it.
+// The first page is the emulator's: a count of sleepers and the doorbell that wakes them, in its own cache line whether
+// its rank is in an op, then words and texts of ascend_moe/comm: the votes (vote.py), whether the rank has closed its
+// communicator, and its side of an opening (peers.py). No kernel uses it.
 constexpr uint64_t kHeaderBytes = 4096;
 constexpr uint64_t kSleepersOffset = 64;
 constexpr uint64_t kDoorbellOffset = kSleepersOffset + sizeof(uint32_t);
@@ -26,9 +26,9 @@ constexpr uint64_t kBallotWords = (kHeaderBytes - kBallotOffset) / sizeof(uint32
 constexpr uint64_t kClosedWord = 63;  // of the votes' words: 1 once the rank has closed its communicator
 constexpr uint64_t kStateAreaBytes = moe::kMiB;
 
-// Header, state, data, lent area; on A2 contexts the state area comes last.
-inline uint64_t WindowBytes(uint64_t data_bytes, uint64_t lent_bytes) {
-    return kHeaderBytes + kStateAreaBytes + data_bytes + lent_bytes;
+// Header, state, data, registered area; on A2 contexts the state area comes last.
+inline uint64_t WindowBytes(uint64_t data_bytes, uint64_t registered_bytes) {
+    return kHeaderBytes + kStateAreaBytes + data_bytes + registered_bytes;
 }
 inline uint8_t* StateOf(void* base) { return static_cast<uint8_t*>(base) + kHeaderBytes; }
 inline uint8_t* DataOf(void* base) { return static_cast<uint8_t*>(base) + kHeaderBytes + kStateAreaBytes; }
@@ -40,27 +40,27 @@ inline uint32_t* ClosedOf(void* base) {
     return reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(base) + kBallotOffset) + kClosedWord;
 }
 
-// ---- the lent area ----
+// ---- the registered area ----
 
-constexpr int kLentRefused = -1;  // in the place of an error code
+constexpr int kRegisteredRefused = -1;  // in the place of an error code
 
-class LentArea {
+class RegisteredArea {
 public:
     enum class Use {
-        kGood,        // or in no lent memory at all
-        kSpent,       // by an earlier combine
+        kGood,        // or in no registered memory at all
+        kConsumed,    // by an earlier combine
         kMisaligned,  // not on a 32-byte block of its own
         kNoBlock,     // memory of no block, or beyond the end of one
         kElsewhere,   // in the area of another communicator, or of a closed one
-        kCommQuant,   // rows travel as codes (comm_quant_mode 2), which cannot be made where they lie
+        kCommQuant,   // rows travel as codes (comm_quant_mode 2), which cannot be made in place
     };
     // The state of the memory in which a combine's rows lie.
     struct State {
         Use use;
         uint32_t generation;
-        uint32_t detail;  // kSpent: the epoch of that combine; kElsewhere: the rank whose area it is
+        uint32_t detail;  // kConsumed: the epoch of that combine; kElsewhere: the rank whose area it is
     };
-    // The reason why a combine may not publish rows in this state; null for kGood.
+    // Why a combine may not publish rows in this state; null for kGood.
     static const char* Refusal(const State& state, char* text, uint64_t bytes);
 
     struct Grant {
@@ -71,30 +71,30 @@ public:
     };
 
     // `rank` is whose it is.
-    LentArea(int rank, uint8_t* base, uint64_t bytes);
-    ~LentArea();
+    RegisteredArea(int rank, uint8_t* base, uint64_t bytes);
+    ~RegisteredArea();
 
     uint8_t* base() const { return base_; }
     bool Contains(const void* address) const;
-    // False: no room.
+    // Returns false if there is no room.
     bool Take(uint64_t bytes, Grant& grant);
-    // The tensor of a block has died. True: it was the last one of an area that is closed.
+    // The tensor of a block was freed. Returns true if it was the last one of a closed area.
     bool Release(uint32_t generation);
-    // No more blocks are lent. True when no tensor lives in the area.
+    // No more blocks are registered. Returns true if no tensor lives in the area.
     bool Close();
-    // May a combine publish these rows?
+    // Whether a combine may publish these rows.
     State StateOf(const void* rows, uint64_t bytes) const;
-    // An op has completed, so peers have left the ones before it. `generation`: of the block that it spent.
+    // An op has completed, so peers have left the ones before it. `generation`: of the block that it consumed.
     void Complete(uint32_t generation, uint32_t epoch, bool left);
 
-    // Of rows outside the own area: kElsewhere in that of another communicator, or of a closed one; else kGood.
-    static State ElsewhereOf(const LentArea* own, const void* rows);
+    // For rows outside the own area: kElsewhere if they lie in another communicator's or a closed one, otherwise kGood.
+    static State ElsewhereOf(const RegisteredArea* own, const void* rows);
 
 private:
     struct Block {
         uint64_t bytes;
         uint32_t generation;
-        uint32_t epoch = 0;  // of the combine that spent it; 0: none has
+        uint32_t epoch = 0;  // of the combine that consumed it; 0: none
         bool held = true;
         bool quiet = true;  // no peer reads it
     };

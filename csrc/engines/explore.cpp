@@ -26,8 +26,8 @@ struct am_explore_step {
     const uint64_t* expected_bytes;  // of each output, from its start
     const uint64_t* output_bytes;
     uint32_t outputs_count;
-    uint32_t accepted;  // error codes that are no finding, one bit each; bit 0: success
-    uint32_t lent;      // kLent...: where a combine's expand_x lies
+    uint32_t accepted;    // error codes that are no finding, one bit each; bit 0: success
+    uint32_t registered;  // kRegistered...: where a combine's expand_x lies
     uint32_t reserved;
 };
 
@@ -41,7 +41,7 @@ struct am_explore_options {
     uint32_t hang_is_finding;
     uint32_t pct_depth;   // 0: 2 or 3 by seed
     uint32_t epoch;       // that the first op follows
-    uint32_t vary_epoch;  // by seed: fresh windows, or just before the wrap
+    uint32_t vary_epoch;  // by seed: new windows, or just before the wrap
     uint32_t trace;
     uint32_t reordered;
     const uint16_t* choices;
@@ -67,33 +67,33 @@ struct am_explore_result {
 }  // extern "C"
 
 namespace ops {
-// The host copies the rows that `inputs` names into a block of its lent area, before the op, and gives the
-// block back after it. Early: as if its bytes were free at once, not one op later.
-constexpr uint32_t kLentNot = 0, kLentRows = 1, kLentEarly = 2;
+// The host copies the rows in `inputs` into a block of its registered area before the op, and frees the block after it.
+// Early: as if its bytes were free at once, not one op later.
+constexpr uint32_t kRegisteredNot = 0, kRegisteredRows = 1, kRegisteredEarly = 2;
 constexpr uint32_t kMixedPolicy = 100;  // half PCT, three tenths random, two tenths lazy
 namespace {
 
 constexpr uint8_t kWindowPoison = 0xA5, kOutputPoison = 0xCD;
 
 const char* AreaName(twin::GmKind kind) {
-    return kind == twin::GmKind::kWindowState ? "state" : kind == twin::GmKind::kWindowLent ? "lent" : "data";
+    return kind == twin::GmKind::kWindowState ? "state" : kind == twin::GmKind::kWindowRegistered ? "lent" : "data";
 }
 
 struct Exploration {
-    Exploration(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes)
-        : ranks_(world, data_bytes, lent_bytes), failed_(world, 0) {
+    Exploration(uint32_t world, uint64_t data_bytes, uint64_t registered_bytes)
+        : ranks_(world, data_bytes, registered_bytes), failed_(world, 0) {
         UseServers(0, false);
     }
 
     // Ranks that share a server (A2 contexts), or 0: one window table for all. Before the program.
-    void UseServers(uint32_t ranks_per_server, bool near_stores) {
+    void UseServers(uint32_t ranks_per_server, bool intra_node_stores) {
         ops_.clear();
-        ranks_.UseServers(ranks_per_server, near_stores);
+        ranks_.UseServers(ranks_per_server, intra_node_stores);
         areas_.clear();
         for (size_t rank = 0; rank < ranks_.size(); ++rank) {
             const Communicator& comm = ranks_[rank];
             const int own = static_cast<int>(rank);
-            areas_.push_back({comm.data(own), comm.data_bytes() + comm.lent_bytes(), kWindowPoison});
+            areas_.push_back({comm.data(own), comm.data_bytes() + comm.registered_bytes(), kWindowPoison});
             areas_.push_back({comm.state(own), kStateAreaBytes, 0});
             if (comm.staging() != nullptr) areas_.push_back({comm.staging(), comm.staging_bytes(), kWindowPoison});
         }
@@ -103,35 +103,35 @@ struct Exploration {
     void SetProgram(const am_explore_step* steps, uint32_t count) {
         ops_.clear();
         sent_.assign(ranks_.size(), nullptr);
-        for (size_t rank = 0; rank < ranks_.size(); ++rank) ranks_[rank].CloseLentArea();
+        for (size_t rank = 0; rank < ranks_.size(); ++rank) ranks_[rank].CloseRegisteredArea();
         for (uint32_t i = 0; i < count; ++i) ops_.push_back(std::make_unique<Op>(*this, steps[i]));
     }
 
     void Run(const am_explore_options& options, am_explore_result& result);
     bool WriteTrace(const char* path, const char* header) const;
 
-    // The rows that a combine's host lends, and what is told to the kernel instead of where they come from.
-    struct Lending {
-        // `sent`: the first launch of the same op, whose rows the second has.
-        Lending(Communicator& end, const am_explore_step& given, const Lending* sent)
+    // The rows that a combine's host registers, which the kernel gets instead of the caller's.
+    struct RegisteredRows {
+        // `sent`: the first launch of the same op, which has the rows.
+        RegisteredRows(Communicator& communicator, const am_explore_step& given, const RegisteredRows* sent)
             : step(given),
               inputs(given.inputs, given.inputs + moe::kTensorCount),
-              lent(sent == nullptr ? LendRows(end) : twin::HostWrite()) {
+              registered(sent == nullptr ? RegisterRows(communicator) : twin::HostWrite()) {
             if (sent == nullptr) return;
             inputs = sent->inputs;
             generation = sent->generation;
         }
-        // Takes the block of this op, as a caller of window_empty would at this point of the rank's program.
-        twin::HostWrite LendRows(Communicator& comm) {
+        // Takes a block for this op, as a caller of window_empty would at this point of the rank's program.
+        twin::HostWrite RegisterRows(Communicator& comm) {
             const Plan& plan = *static_cast<Plan*>(step.plan);
             const moe::MoeDistributeInfo& info = plan.info();
             const void*& rows = inputs[moe::kTensor_expand_x];
-            if (step.lent == kLentNot || plan.call.op != moe::kOpCombine || rows == nullptr) return {};
+            if (step.registered == kRegisteredNot || plan.call.op != moe::kOpCombine || rows == nullptr) return {};
             const uint64_t bytes = static_cast<uint64_t>(info.expandRows) * info.hidden * moe::TypeSize(info.xType);
-            LentArea::Grant grant;
-            if (!comm.OpenLentArea()->Take(bytes, grant)) throw std::bad_alloc();
+            RegisteredArea::Grant grant;
+            if (!comm.OpenRegisteredArea()->Take(bytes, grant)) throw std::bad_alloc();
             generation = grant.generation;
-            const twin::HostWrite write = {reinterpret_cast<uintptr_t>(comm.lent(step.rank)) + grant.offset, rows,
+            const twin::HostWrite write = {reinterpret_cast<uintptr_t>(comm.registered(step.rank)) + grant.offset, rows,
                                            bytes};
             rows = reinterpret_cast<const void*>(write.to);
             return write;
@@ -139,17 +139,17 @@ struct Exploration {
         am_explore_step step;
         std::vector<const void*> inputs;
         uint32_t generation = 0;  // of the block
-        twin::HostWrite lent;
+        twin::HostWrite registered;
     };
-    struct Op : Lending, LocalOp {
+    struct Op : RegisteredRows, LocalOp {
         Op(Exploration& world, const am_explore_step& given)
-            : Lending(world.ranks_.Of(given.rank), given, world.TakeSent(given)),
+            : RegisteredRows(world.ranks_.Of(given.rank), given, world.TakeSent(given)),
               LocalOp(world.ranks_.Of(given.rank), *static_cast<Plan*>(given.plan), inputs.data(), given.outputs) {
-            // After a fatal error nothing is lent any more: window_empty raises.
+            // After a fatal error nothing is registered any more: window_empty raises.
             char& failed = world.failed_[static_cast<size_t>(given.rank)];
             program.begin = [this, &failed] {
                 launch.Begin();
-                program.writes.assign(lent.bytes > 0 && !failed ? 1 : 0, lent);
+                program.writes.assign(registered.bytes > 0 && !failed ? 1 : 0, registered);
             };
             program.end = [this, &failed] {
                 launch.End(false);
@@ -164,11 +164,11 @@ struct Exploration {
         }
         // The calls that am_run and the end of the tensor make after this op.
         void GiveBack() {
-            const std::shared_ptr<LentArea> area = comm.OpenLentArea();
+            const std::shared_ptr<RegisteredArea> area = comm.OpenRegisteredArea();
             if (!area) return;
-            area->Complete(launch.lent().generation, 1, true);
+            area->Complete(launch.registered().generation, 1, true);
             if (generation == 0) return;
-            if (step.lent == kLentEarly) area->Complete(0, 1, true);
+            if (step.registered == kRegisteredEarly) area->Complete(0, 1, true);
             area->Release(generation);
         }
         // performance_info, or null.
@@ -179,7 +179,7 @@ struct Exploration {
     };
 
     static uint32_t PartOf(const am_explore_step& step) { return static_cast<Plan*>(step.plan)->info().part; }
-    const Lending* TakeSent(const am_explore_step& step) {
+    const RegisteredRows* TakeSent(const am_explore_step& step) {
         return PartOf(step) == moe::kPartFinish ? std::exchange(sent_[static_cast<size_t>(step.rank)], nullptr)
                                                 : nullptr;
     }
@@ -191,7 +191,7 @@ struct Exploration {
     void CompareOutcome(am_explore_result& result, uint64_t seed);
     static twin::RunOptions Translate(const am_explore_options& options, uint64_t seed);
 
-    // What kernels write to, and what is in it before the first op.
+    // A memory area that kernels write, and its content before the first op.
     struct Area {
         uint8_t* begin;
         uint64_t bytes;
@@ -201,7 +201,7 @@ struct Exploration {
     std::vector<Area> areas_;
     std::vector<char> failed_;  // ranks, by number
     std::vector<std::unique_ptr<Op>> ops_;
-    std::vector<const Lending*> sent_;  // by rank: the op that the next step finishes
+    std::vector<const RegisteredRows*> sent_;  // by rank: the op that the next step finishes
     twin::Explorer explorer_;
     twin::RunResult last_;
     std::unordered_set<uint64_t> hashes_;
@@ -250,7 +250,7 @@ twin::RunOptions Exploration::Translate(const am_explore_options& options, uint6
     run.trace = options.trace != 0;
     run.choices.assign(options.choices, options.choices + options.choice_count);
     run.injection = options.faults;
-    // Where every schedule is run, or a block is changed whole, halves would only make more of the same.
+    // If every schedule is run, or a block is changed whole, half blocks would only add the same schedules.
     run.reordered = options.reordered != 0;
     run.torn = run.unordered && run.policy != twin::Policy::kExhaustive && run.injection.corrupt_block == 0;
     return run;
@@ -403,17 +403,18 @@ ops::Exploration& ExplorationAt(void* exploration) { return *static_cast<ops::Ex
 }  // namespace
 
 int am_engine_is_checked(void) { return 1; }
-void* am_explore_create(int world, uint64_t data_bytes, uint64_t lent_bytes) {
+void* am_explore_create(int world, uint64_t data_bytes, uint64_t registered_bytes) {
     try {
-        return new ops::Exploration(static_cast<uint32_t>(world), data_bytes, lent_bytes);
+        return new ops::Exploration(static_cast<uint32_t>(world), data_bytes, registered_bytes);
     } catch (...) {
         return nullptr;
     }
 }
 void am_explore_destroy(void* exploration) { delete static_cast<ops::Exploration*>(exploration); }
-int am_explore_servers(void* exploration, int ranks_per_server, int near_stores) {
-    return ops::Tried(
-        [=] { ExplorationAt(exploration).UseServers(static_cast<uint32_t>(ranks_per_server), near_stores != 0); });
+int am_explore_servers(void* exploration, int ranks_per_server, int intra_node_stores) {
+    return ops::Tried([=] {
+        ExplorationAt(exploration).UseServers(static_cast<uint32_t>(ranks_per_server), intra_node_stores != 0);
+    });
 }
 int am_explore_program(void* exploration, const void* steps, int count) {
     return ops::Tried([=] {

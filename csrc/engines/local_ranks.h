@@ -1,5 +1,5 @@
-// All ranks of a communicator in this process, for the engines that run them together: their windows, each
-// rank's end of the communicator, and an op of a rank.
+// All ranks of a communicator in this process, for the engines that run them together: their windows, each rank's
+// communicator handle, and an op of a rank.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ namespace ops {
 
 class LocalRanks {
 public:
-    LocalRanks(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes) {
+    LocalRanks(uint32_t world, uint64_t data_bytes, uint64_t registered_bytes) {
         if (world == 0 || world > moe::kMaxWorld) throw std::invalid_argument("ranks");
-        const uint64_t bytes = WindowBytes(data_bytes, lent_bytes);
+        const uint64_t bytes = WindowBytes(data_bytes, registered_bytes);
         for (uint32_t rank = 0; rank < world; ++rank) {
             windows_.emplace_back(am_window_alloc(bytes), Unmap{bytes});
             if (windows_.back() == nullptr) throw std::bad_alloc();
@@ -27,15 +27,15 @@ public:
         for (const auto& window : windows_) bases.push_back(window.get());
         for (uint32_t rank = 0; rank < world; ++rank) {
             comms_.push_back(std::make_unique<Communicator>(static_cast<int>(rank), static_cast<int>(world),
-                                                            bases.data(), data_bytes, lent_bytes, nullptr));
+                                                            bases.data(), data_bytes, registered_bytes, nullptr));
         }
     }
 
     // A2 contexts in which this many ranks share a server; 0: window tables, all ranks share one server.
-    void UseServers(uint32_t ranks_per_server, bool near_stores) {
+    void UseServers(uint32_t ranks_per_server, bool intra_node_stores) {
         for (const auto& comm : comms_) {
             comm->UseContext(ranks_per_server == 0 ? moe::kContextTable : moe::kContextA2);
-            comm->UseServers(ranks_per_server, near_stores);
+            comm->UseServers(ranks_per_server, intra_node_stores);
         }
     }
 
@@ -54,8 +54,8 @@ private:
 
 // One op of one rank, as a step of that rank's program.
 struct LocalOp {
-    LocalOp(Communicator& end, const Plan& plan, const void* const* inputs, void* const* outputs)
-        : comm(end), launch(end, plan, inputs, outputs, record) {
+    LocalOp(Communicator& communicator, const Plan& plan, const void* const* inputs, void* const* outputs)
+        : comm(communicator), launch(communicator, plan, inputs, outputs, record) {
         program.spec = launch.spec();
         program.kernel = launch.kernel();
         program.name = plan.dispatch() ? "dispatch" : "combine";

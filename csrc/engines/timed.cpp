@@ -29,7 +29,7 @@ struct am_timed_options {
 
 struct am_timed_result {
     double total_ns;
-    uint64_t instructions, switches, status_stores, looks, events, sync_alls, meetings;
+    uint64_t instructions, switches, status_stores, looks, events, sync_alls, core_barriers;
     uint32_t failed;
     char message[1020];
 };
@@ -42,19 +42,20 @@ namespace {
 
 // Windows of all ranks, and the op that each of them ran last.
 struct TimedWorld {
-    TimedWorld(uint32_t world, uint64_t data_bytes, uint64_t lent_bytes) : ranks_(world, data_bytes, lent_bytes) {}
+    TimedWorld(uint32_t world, uint64_t data_bytes, uint64_t registered_bytes)
+        : ranks_(world, data_bytes, registered_bytes) {}
 
     void Run(const am_timed_step* steps, int count, const double* costs, const am_timed_options& options,
              am_timed_result& result);
-    // A block of a rank's own lent area: all of it. No op of a timed world spends it.
-    void* Lend(int rank) {
+    // A block of a rank's registered area: all of it. No op of a timed world consumes it.
+    void* Register(int rank) {
         Communicator& comm = ranks_.Of(rank);
-        if (comm.lent_area() == nullptr) {
-            LentArea::Grant grant;
-            const std::shared_ptr<LentArea> area = comm.OpenLentArea();
-            if (!area || !area->Take(comm.lent_bytes(), grant)) return nullptr;
+        if (comm.registered_area() == nullptr) {
+            RegisteredArea::Grant grant;
+            const std::shared_ptr<RegisteredArea> area = comm.OpenRegisteredArea();
+            if (!area || !area->Take(comm.registered_bytes(), grant)) return nullptr;
         }
-        return comm.lent(rank);
+        return comm.registered(rank);
     }
 
     LocalRanks ranks_;
@@ -96,7 +97,7 @@ void TimedWorld::Run(const am_timed_step* steps, int count, const double* costs,
     result.looks = last_.looks;
     result.events = last_.events.size();
     result.sync_alls = last_.sync_alls;
-    result.meetings = last_.meetings;
+    result.core_barriers = last_.core_barriers;
     result.failed = last_.failed;
     snprintf(result.message, sizeof(result.message), "%s", last_.message.c_str());
 }
@@ -106,9 +107,9 @@ TimedWorld& WorldAt(void* timed) { return *static_cast<TimedWorld*>(timed); }
 }  // namespace
 }  // namespace ops
 
-void* am_timed_create(int world, uint64_t data_bytes, uint64_t lent_bytes) {
+void* am_timed_create(int world, uint64_t data_bytes, uint64_t registered_bytes) {
     try {
-        return new ops::TimedWorld(static_cast<uint32_t>(world), data_bytes, lent_bytes);
+        return new ops::TimedWorld(static_cast<uint32_t>(world), data_bytes, registered_bytes);
     } catch (const std::exception&) {
         return nullptr;
     }
@@ -116,7 +117,7 @@ void* am_timed_create(int world, uint64_t data_bytes, uint64_t lent_bytes) {
 void am_timed_destroy(void* timed) { delete static_cast<ops::TimedWorld*>(timed); }
 
 void* am_timed_communicator(void* timed, int rank) { return &ops::WorldAt(timed).ranks_.Of(rank); }
-void* am_timed_lent(void* timed, int rank) { return ops::WorldAt(timed).Lend(rank); }
+void* am_timed_registered(void* timed, int rank) { return ops::WorldAt(timed).Register(rank); }
 
 int am_timed_servers(void* timed, int ranks_per_server) {
     return ops::Tried([=] { ops::WorldAt(timed).ranks_.UseServers(static_cast<uint32_t>(ranks_per_server), false); });

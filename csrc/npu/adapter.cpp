@@ -1,5 +1,5 @@
-// The last step of our ops on an NPU: hands tensors and attributes to aclnnAscendMoe*, through torch_npu's
-// task queue. Arguments are checked and outputs allocated by the caller (csrc/torch).
+// The last step of our ops on an NPU: passes tensors and attributes to aclnnAscendMoe*, through torch_npu's task queue.
+// The caller (csrc/torch) checks arguments and allocates outputs.
 #include "adapter.h"
 
 #include <c10/core/DeviceGuard.h>
@@ -21,7 +21,7 @@ const at::Tensor& TensorOf(void* handle) {
     return *torch::aot_inductor::tensor_handle_to_tensor_pointer(static_cast<AtenTensorHandle>(handle));
 }
 
-// Of the outputs in their order, the record last.
+// The outputs in order, the record last.
 const at::Tensor& Output(const AmNpuLaunch& launch, uint32_t place) {
     const bool dispatch = launch.op == static_cast<int32_t>(moe::kOpDispatch);
     const uint32_t record = dispatch ? moe::DispatchOutput::error_record : moe::CombineOutput::error_record;
@@ -39,7 +39,7 @@ struct Parts {
           timeout_us(launch.timeout_us),
           part(launch.part),
           ranks_per_server(launch.ranks_per_server),
-          meeting(launch.meeting) {
+          core_barrier(launch.core_barrier) {
         // 0 for those that one contract has and the other has not.
 #define AM_ATTRIBUTE(name)                            \
     name = launch.attributes[moe::kAttribute_##name]; \
@@ -61,7 +61,7 @@ struct Parts {
     std::string group_ep_text, group_tp_text, comm_alg_text;
     // The aclnn entries take char*.
     char *group_ep = group_ep_text.data(), *group_tp = group_tp_text.data(), *comm_alg = comm_alg_text.data();
-    int64_t contract, window_mib, timeout_us, part, ranks_per_server, meeting;
+    int64_t contract, window_mib, timeout_us, part, ranks_per_server, core_barrier;
 };
 
 // The arguments of an aclnn entry in the order of the description, each with a comma before it.
@@ -100,10 +100,10 @@ void Probe(c10::string_view group_ep, int64_t ep_world_size, int64_t ep_rank_id,
                      window_mib, timeout_us, ranks_per_server, report);
 }
 
-// torch.ops.ascend_moe_npu.lent_tensor: a tensor over a block of a lent area (am_lent_take), which `release`
-// (am_lent_release) gets back with the tensor's storage.
-at::Tensor LentTensor(int64_t address, at::IntArrayRef sizes, at::ScalarType dtype, at::Device device, int64_t area,
-                      int64_t generation, int64_t release) {
+// torch.ops.ascend_moe_npu.registered_tensor: a tensor over a block of a registered area (am_registered_take); its
+// storage calls `release` (am_registered_release) when it is freed.
+at::Tensor RegisteredTensor(int64_t address, at::IntArrayRef sizes, at::ScalarType dtype, at::Device device,
+                            int64_t area, int64_t generation, int64_t release) {
     const auto give = [=, owner = getpid()](void*) {
         if (getpid() != owner) return;  // a forked child: its parent's blocks are not its own
         reinterpret_cast<int (*)(void*, uint32_t)>(release)(reinterpret_cast<void*>(area),
@@ -114,7 +114,7 @@ at::Tensor LentTensor(int64_t address, at::IntArrayRef sizes, at::ScalarType dty
                                      at::TensorOptions().dtype(dtype).device(device), device);
 }
 
-int Told(int result, const char* text, char* out, uint64_t bytes) {
+int WriteError(int result, const char* text, char* out, uint64_t bytes) {
     strncpy(out, text, bytes - 1);
     out[bytes - 1] = '\0';
     return result;
@@ -135,13 +135,13 @@ int am_npu_launch(const AmNpuLaunch* launch, char* text, uint64_t bytes) {
         if (launch->host_record != nullptr) TensorOf(launch->host_record).copy_(error_record, true);
         return kNpuQueued;
     } catch (const NoOperator& error) {
-        return Told(kNpuNoOperator, error.what(), text, bytes);
+        return WriteError(kNpuNoOperator, error.what(), text, bytes);
     } catch (const Refused& error) {
-        return Told(kNpuRefused, error.what(), text, bytes);
+        return WriteError(kNpuRefused, error.what(), text, bytes);
     } catch (const c10::Error& error) {
-        return Told(kNpuOther, error.what_without_backtrace(), text, bytes);
+        return WriteError(kNpuOther, error.what_without_backtrace(), text, bytes);
     } catch (const std::exception& error) {
-        return Told(kNpuOther, error.what(), text, bytes);
+        return WriteError(kNpuOther, error.what(), text, bytes);
     }
 }
 
@@ -150,9 +150,9 @@ TORCH_LIBRARY(ascend_moe_npu, library) {
         "probe(str group_ep, int ep_world_size, int ep_rank_id, int mode, int nonce, int rounds, int cycles, "
         "int window_mib, int timeout_us, int ranks_per_server, Tensor(a!) report) -> ()");
     library.def(
-        "lent_tensor(int address, int[] sizes, ScalarType dtype, Device device, int area, int generation, "
+        "registered_tensor(int address, int[] sizes, ScalarType dtype, Device device, int area, int generation, "
         "int release) -> Tensor",
-        &ascend_moe_npu::LentTensor);
+        &ascend_moe_npu::RegisteredTensor);
 }
 
 TORCH_LIBRARY_IMPL(ascend_moe_npu, PrivateUse1, library) { library.impl("probe", &ascend_moe_npu::Probe); }

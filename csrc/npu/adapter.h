@@ -1,4 +1,4 @@
-// torch_npu's way to an aclnn entry, with errors that say what is missing.
+// Calls aclnn entries through torch_npu, with errors that say what is missing.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -23,37 +23,37 @@ struct AmTorchSettings {
     int64_t world, rank;      // of the group of that name; -1: not known yet
     int64_t most_window_mib;  // that any window can have
     int64_t cores;
-    int64_t meeting;                                 // kMeetByBlocks or kMeetBySyncAll
-    int64_t stamps;                                  // 1: cores leave stamps of their phases
+    int64_t core_barrier;                            // kBarrierByBlocks or kBarrierBySyncAll
+    int64_t timestamps;                              // 1: cores leave timestamps of their phases
     int64_t deadline_micros, first_deadline_micros;  // of an op, of a communicator's first op
     char comm_alg[64];                               // what is in force; one that is longer is unknown
 };
 
-// One rank's end of a communicator.
-struct AmTorchEnd {
+// One rank's communicator handle.
+struct AmTorchHandle {
     uint64_t number;     // by which Python knows it
     void* communicator;  // of am_comm_create; on an NPU null
     int64_t world, rank;
-    int64_t window_mib, lent_mib;
-    int32_t context_kind, ranks_per_server, near_stores;
+    int64_t window_mib, registered_mib;
+    int32_t context_kind, ranks_per_server, intra_node_stores;
     int32_t auto_is_window;  // NPU: no bring-up has shown that direct's loads of other ranks' rows are right
     int64_t buffer_mib;      // NPU: HCCL_BUFFSIZE of the group
-    int64_t meeting;         // NPU: 1 + the way that bring-up has found the faster (CORE_BARRIERS of settings); 0: not known
+    int64_t core_barrier;    // NPU: 1 + the faster kind by the probe results (CORE_BARRIERS of settings); 0: unknown
     int32_t on_npu;
     int32_t of_process_group;  // `alive` is asked in each call
     int32_t rdma_flags;        // rows between servers lie in flagged blocks
 };
 
-// What Python does for the library. A text that is returned is the message of an error that Python keeps for
-// the calling thread; the op raises it. Null: all is well.
+// Python's callbacks. A returned text is the message of an error that Python stores for the calling thread and the op
+// raises. Null: success.
 struct AmTorchPython {
     const char* (*settings)(const struct AmTorchCall*, struct AmTorchSettings*);
-    const char* (*open)(const struct AmTorchCall*, void** end);  // of am_torch_end_create
+    const char* (*open)(const struct AmTorchCall*, void** handle);  // of am_torch_handle_create
     int (*alive)(uint64_t number);             // is the process group still the one that it was opened for?
     const char* (*unusable)(uint64_t number);  // closed, failed, or an earlier op on the NPU has found something
     const char* (*failed)(uint64_t number, int code, const int32_t* record, const char* fault);
-    // A rule of op_host that the call breaks, its argument, the window that it needs (0: it is not about
-    // that), and the dtype of the argument if it is a tensor.
+    // A broken rule of op_host: its argument, the window that it needs (0: another rule), and the argument's dtype if
+    // it is a tensor.
     const char* (*rule_broken)(const struct AmTorchCall*, const char* rule, const char* argument, int64_t needed_mib,
                                const char* dtype);
     // An error of this kind (a class of ascend_moe.errors); the argument may be empty.
@@ -67,33 +67,33 @@ AM_TORCH_API int am_torch_interface(void);
 AM_TORCH_API int am_torch_python(const struct AmTorchPython* python, const char* variables, char* text, uint64_t bytes);
 // Registers the kernels of an op of torch.ops.ascend_moe, by its schema. As above.
 AM_TORCH_API int am_torch_register(const char* name, const char* schema, char* text, uint64_t bytes);
-// The libraries whose C functions plan and launch: an engine (csrc/abi), the NPU adapter (csrc/npu). As
-// above.
+// The libraries whose C functions plan and launch: an engine (csrc/abi), the NPU adapter (csrc/npu). As above.
 AM_TORCH_API int am_torch_use_engine(const char* path, char* text, uint64_t bytes);
 AM_TORCH_API int am_torch_use_adapter(const char* path, char* text, uint64_t bytes);
 
-// Ends: destroyed when Python and the last prepared call let go. The lock is held by one op, or by closing.
-// Acquiring sets `held`, or gives up after so many milliseconds or at a signal. Once shut, for good, calls
-// ask Python for the end again.
-AM_TORCH_API void* am_torch_end_create(const struct AmTorchEnd* end);
-AM_TORCH_API void am_torch_end_destroy(void* end);
-AM_TORCH_API void am_torch_end_acquire(void* end, int milliseconds, int* held);
-AM_TORCH_API void am_torch_end_release(void* end);
-AM_TORCH_API void am_torch_end_shut(void* end);
+// Handles: destroyed when Python and the last prepared call release them. The lock is held by one op, or by closing.
+// Acquiring sets `held`, or gives up after so many milliseconds or at a signal. Once a handle is shut, calls ask Python
+// for another.
+AM_TORCH_API void* am_torch_handle_create(const struct AmTorchHandle* handle);
+AM_TORCH_API void am_torch_handle_destroy(void* handle);
+AM_TORCH_API void am_torch_handle_acquire(void* handle, int milliseconds, int* held);
+AM_TORCH_API void am_torch_handle_release(void* handle);
+AM_TORCH_API void am_torch_handle_shut(void* handle);
 // NPU: code of the algorithm of the last launch; 0: there was none.
-AM_TORCH_API uint32_t am_torch_end_algorithm(void* end);
-// NPU, while the lock is held: the lent area of this end, of am_lent_open; null: it has none any more.
-AM_TORCH_API void am_torch_end_lend(void* end, void* area);
+AM_TORCH_API uint32_t am_torch_handle_algorithm(void* handle);
+// NPU, while the lock is held: this rank's registered area, of am_registered_open; null: it has none any more.
+AM_TORCH_API void am_torch_handle_register(void* handle, void* area);
 
-// This thread's last call: a number that each of its calls changes, the number of its end and its own there (0: refused
-// before), its rank, nanoseconds that it took. `text`: op, group, comm_alg, tensors, with 0x1f between them. Returns
-// the bytes of the text; 0: there was none.
+// This thread's last call: a number that changes with each call, the number of its handle and its own there (0: refused
+// earlier), its rank, its nanoseconds. `text`: op, group, comm_alg, tensors, separated by 0x1f. Returns the bytes of
+// the text; 0: no call.
 AM_TORCH_API uint64_t am_torch_last_call(int64_t* out, char* text, uint64_t bytes);
-// Of an end's last calls that number has failed. All of them, the oldest first, each with 0x1e at its end: number,
-// nanoseconds since 1970 when it began and that it took (-1: it did not return), epoch, what it failed with, and the
-// text as above, with 0x1f between them; returns the bytes of the text.
-AM_TORCH_API void am_torch_end_failed(void* end, uint64_t number, int64_t took, uint64_t epoch, const char* outcome);
-AM_TORCH_API uint64_t am_torch_end_calls(void* end, char* text, uint64_t bytes);
+// failed: records that call `number` failed. calls: all last calls, oldest first, each terminated by 0x1e: number,
+// start in nanoseconds since 1970, duration (-1: did not return), epoch, error, and the text as above, separated by
+// 0x1f; returns the bytes of the text.
+AM_TORCH_API void am_torch_handle_failed(void* handle, uint64_t number, int64_t took, uint64_t epoch,
+                                         const char* outcome);
+AM_TORCH_API uint64_t am_torch_handle_calls(void* handle, char* text, uint64_t bytes);
 
 // Forgets all prepared calls, also those that other threads are preparing now.
 AM_TORCH_API void am_torch_forget(void);
@@ -101,16 +101,16 @@ AM_TORCH_API void am_torch_forget(void);
 AM_TORCH_API void am_torch_set_place(uint64_t place);
 // While the sum of what was given is above 0, every call is prepared anew.
 AM_TORCH_API void am_torch_prepare_always(int by);
-// Whether this thread's next op only sends. What it leaves open, owned by the caller; null: it has not run. The op
-// ascend_moe_binding.finish goes on with it.
+// Sets whether this thread's next op only sends. take_open: the op in flight, for the caller to own, or null.
+// The op ascend_moe_binding.finish completes it.
 AM_TORCH_API void am_torch_send_only(int next);
 AM_TORCH_API void* am_torch_take_open(void);
 AM_TORCH_API void am_torch_drop_open(void* open);
 // Calls so far: launched as prepared before, and prepared.
 AM_TORCH_API void am_torch_counts(uint64_t* out);
-// For measurements: monotonic nanoseconds when this thread's last call entered the op, entered and left the
-// kernel (or the launch), left the op.
-AM_TORCH_API void am_torch_marks(int64_t* out);
+// For measurements: monotonic nanoseconds when this thread's last call entered the op, entered and left the kernel (or
+// the launch), left the op.
+AM_TORCH_API void am_torch_call_times(int64_t* out);
 
 // ---- of the adapter to torch_npu (csrc/npu): what is handed over to have an op queued on an NPU ----
 
@@ -122,7 +122,7 @@ struct AmNpuLaunch {
     const int64_t* attributes;  // by AttributeIndex of op_host; kNoValue: absent
     const char *group_ep, *group_tp, *comm_alg;
     int64_t window_mib, timeout_us, part, ranks_per_server;
-    int64_t meeting;       // as AmTorchEnd has it
+    int64_t core_barrier;  // as AmTorchHandle has it
     void* const* outputs;  // in the order of the op
     void* record;          // the error record on the device
     void* host_record;     // pinned memory, where it is copied to; null: not this time
@@ -130,6 +130,6 @@ struct AmNpuLaunch {
 
 enum AmNpuLaunchResult { kNpuQueued = 0, kNpuNoOperator = 1, kNpuRefused = 2, kNpuOther = 3 };
 
-// Queues the op, and behind it the copy of its record, if asked for, on the current stream of the tensors' device;
-// waits for neither. Not kNpuQueued: `text` says why.
+// Queues the op and, if requested, the copy of its record on the current stream of the tensors' device, without
+// waiting. Unless it returns kNpuQueued, `text` contains the reason.
 AM_TORCH_API int am_npu_launch(const struct AmNpuLaunch* launch, char* text, uint64_t bytes);

@@ -39,7 +39,7 @@ struct Environment {
         while (i < entries.size() && environ != nullptr && environ[i] == entries[i] && entries[i] != nullptr) ++i;
         return i + 1 == entries.size() && environ != nullptr && environ[i] == nullptr;
     }
-    void Note() {
+    void Store() {
         entries.clear();
         for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) entries.push_back(*entry);
         entries.push_back(nullptr);
@@ -92,7 +92,7 @@ bool Key::AddVariables() {
         size_ += known.size();
         return true;
     }
-    environment.Note();  // before the look: a variable that another thread sets meanwhile shows at the next call
+    environment.Store();  // before the look: a variable that another thread sets meanwhile shows at the next call
     const size_t before = size_;
     bool fits = true;
     for (const std::string& name : Variables()) {

@@ -1,5 +1,5 @@
-// A call of an op: from torch's stack to a prepared call (prepare.cpp), which equal calls share (cache.cpp),
-// and on to its outputs (run.cpp).
+// A call of an op: from torch's stack to a prepared call (prepare.cpp), which equal calls share (cache.cpp), to its
+// outputs (run.cpp).
 #pragma once
 
 #include <dlfcn.h>
@@ -15,7 +15,7 @@
 
 #include "abi/ascend_moe.h"
 #include "api.h"
-#include "end.h"
+#include "handle.h"
 #include "op.h"
 #include "rules/check.h"
 
@@ -28,7 +28,7 @@ const AmTorchPython& python();
 struct Raised : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
-// Throws Raised where a function of AmTorchPython has returned a text.
+// Throws Raised if a function of AmTorchPython has returned a text.
 inline void Raise(const char* text) {
     if (text != nullptr) throw Raised(text);
 }
@@ -41,7 +41,7 @@ constexpr uint64_t kMostRecordWords = 64;  // that a launch has room for
 // clang-format off
 #define AM_ENGINE_FUNCTIONS(X)                                                              \
     X(plan_create) X(plan_destroy) X(plan_info) X(call_output) X(comm_algorithm) X(run)     \
-    X(spec_bytes) X(check_bytes) X(error_record_words) X(lent_use)
+    X(spec_bytes) X(check_bytes) X(error_record_words) X(registered_use)
 // clang-format on
 struct Engine {
 #define AM_FUNCTION(name) decltype(&am_##name) name;
@@ -89,12 +89,12 @@ inline void UseAdapter(const char* path) {
 
 inline const Engine& engine() { return the_engine; }
 
-// ---- prepared calls, checked and planned for one end of a communicator, by keys that equal calls share ----
+// ---- prepared calls, checked and planned for one communicator handle, by keys that equal calls share ----
 
 // All that checks, plans and look-ups read of a call.
 class Key {
 public:
-    // `valid` is false where nothing tells this call from others: too long texts, tensors of many dimensions.
+    // `valid` is false if nothing distinguishes this call from others: too long texts, tensors of many dimensions.
     Key(const Op& op, const Arguments& arguments, const Device& device, uint32_t part);
 
     bool valid() const { return valid_; }
@@ -130,10 +130,10 @@ struct Output {
 
 struct Prepared {
     std::string key;  // its bytes
-    std::shared_ptr<End> end;
+    std::shared_ptr<CommHandle> handle;
     CallText text;
     std::shared_ptr<void> plan;    // of the engine's library
-    std::shared_ptr<void> finish;  // of a call that is to begin: the plan of its second launch
+    std::shared_ptr<void> finish;  // plan of the second launch in split mode
     std::vector<Output> outputs;
     // NPU: the texts and times that the launch hands on.
     std::string group_ep, group_tp, comm_alg;
@@ -155,11 +155,10 @@ std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, cons
 
 CallText TextOf(const Op& op, const Arguments& arguments);
 
-// The call as Python is told of it; the texts are those of `arguments`, and `op`'s name.
+// The call as passed to Python; the texts are those of `arguments`, and `op`'s name.
 AmTorchCall Describe(const Op& op, const Arguments& arguments, const Device& device, bool on_npu);
 
-// The device of all tensors. Throws Raised where there is more than one, or a tensor is not dense, or an int
-// that no rule can be asked about.
+// The device of all tensors. Throws Raised if there is more than one, a tensor is not dense, or an int is out of range.
 Device OneDevice(const Op& op, const Arguments& arguments, bool on_npu);
 
 }  // namespace ascend_moe_torch

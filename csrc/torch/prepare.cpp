@@ -27,8 +27,8 @@ public:
         const bool whole = memchr(call.comm_alg, 0, call.comm_alg_bytes) == nullptr;
         spec_.comm_alg = whole ? engine().comm_algorithm(settings.comm_alg) : -1;
         spec_.cores = settings.cores;
-        spec_.meeting = static_cast<int32_t>(settings.meeting);
-        spec_.stamps = static_cast<int32_t>(settings.stamps);
+        spec_.core_barrier = static_cast<int32_t>(settings.core_barrier);
+        spec_.timestamps = static_cast<int32_t>(settings.timestamps);
         spec_.deadline_micros = settings.deadline_micros;
         memcpy(spec_.attributes, arguments.attributes(), sizeof(spec_.attributes));
         for (const Parameter& parameter : op.parameters) Add(parameter);
@@ -45,16 +45,16 @@ public:
         spec_.window_mib = settings_.most_window_mib;
         Plan();
     }
-    void PlaceAt(const AmTorchEnd& end) {
-        spec_.comm_world = end.world;
-        spec_.comm_rank = end.rank;
-        spec_.context_kind = end.context_kind;
-        spec_.ranks_per_server = end.ranks_per_server;
-        spec_.near_stores = end.near_stores;
-        spec_.rdma_flags = end.rdma_flags;
-        if (end.auto_is_window != 0 && ByItself() && !moe::HasTwoLevels(spec_)) spec_.comm_alg = moe::kCommAlgWindow;
-        spec_.window_mib = end.window_mib;
-        spec_.lent_mib = end.lent_mib;
+    void PlaceAt(const AmTorchHandle& handle) {
+        spec_.comm_world = handle.world;
+        spec_.comm_rank = handle.rank;
+        spec_.context_kind = handle.context_kind;
+        spec_.ranks_per_server = handle.ranks_per_server;
+        spec_.intra_node_stores = handle.intra_node_stores;
+        spec_.rdma_flags = handle.rdma_flags;
+        if (handle.auto_is_window != 0 && ByItself() && !moe::HasTwoLevels(spec_)) spec_.comm_alg = moe::kCommAlgWindow;
+        spec_.window_mib = handle.window_mib;
+        spec_.registered_mib = handle.registered_mib;
     }
     std::shared_ptr<void> Plan(uint32_t part = moe::kPartWhole) {
         spec_.part = static_cast<int32_t>(part);
@@ -194,13 +194,13 @@ std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, cons
     Raise(python().settings(&call, &settings));
     Description description(op, arguments, call, settings);
     description.CheckAlone();  // before the group is opened, which is collective
-    void* end = nullptr;
-    Raise(python().open(&call, &end));
+    void* handle = nullptr;
+    Raise(python().open(&call, &handle));
     auto made = std::make_shared<Prepared>();
-    made->end = *static_cast<std::shared_ptr<End>*>(end);
+    made->handle = *static_cast<std::shared_ptr<CommHandle>*>(handle);
     made->text = TextOf(op, arguments);
     const bool by_itself = description.ByItself();
-    description.PlaceAt(made->end->facts());
+    description.PlaceAt(made->handle->facts());
     made->plan = description.Plan(part);
     if (part == moe::kPartSend) made->finish = description.Plan(moe::kPartFinish);
     made->outputs = OutputsOf(description.spec());
@@ -210,7 +210,7 @@ std::shared_ptr<Prepared> Prepare(const Op& op, const Arguments& arguments, cons
         made->timeout_us = settings.deadline_micros;
         made->first_timeout_us = settings.first_deadline_micros;
         made->algorithm = AlgorithmOf(made->plan.get());
-        // The aclnn entry does not know what bring-up has shown: it is told what was chosen.
+        // The aclnn entry does not know the probe results: pass it what was chosen.
         const char* chosen = made->algorithm == moe::kAlgorithmDirect      ? "direct"
                              : made->algorithm == moe::kAlgorithmHierarchy ? "hierarchy"
                                                                            : "window";

@@ -1,5 +1,5 @@
-// The last calls of one rank's end of a communicator, without their tensors: what is written down on the day when a
-// rank does not come. Every call takes part, so that it costs a few words.
+// The last calls of one rank's communicator handle, without their tensors, for reports when a rank does not come. Every
+// call is recorded, so it costs only a few words.
 #pragma once
 
 #include <time.h>
@@ -14,7 +14,7 @@ namespace ascend_moe_torch {
 
 constexpr char kFieldEnd = '\x1f', kCallEnd = '\x1e';  // in texts of calls
 
-// Of a call what equal calls have in common, in fields: op, group, comm_alg, tensors with dtypes and shapes.
+// The fields that equal calls share: op, group, comm_alg, tensors with dtypes and shapes.
 using CallText = std::shared_ptr<const std::string>;
 
 inline int64_t NanosOf(clockid_t clock) {
@@ -26,7 +26,7 @@ inline int64_t NanosOf(clockid_t clock) {
 
 struct RecordedCall {
     CallText text;
-    uint64_t number = 0;  // among the calls of its end, from 1 on
+    uint64_t number = 0;  // among the calls of its handle, from 1 on
     int64_t began = 0;    // nanoseconds since 1970
     int64_t took = -1;    // nanoseconds; -1: it has not returned
     uint64_t epoch = 0;   // 0: not looked at
@@ -35,20 +35,20 @@ struct RecordedCall {
 
 class LastCalls {
 public:
-    // Its number. The one that is the kKept-th before it is forgotten.
+    // Returns the call's number. Forgets the call kRemembered before it.
     uint64_t Begin(const CallText& text) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        RecordedCall& call = calls_[++number_ % kKept];
+        RecordedCall& call = calls_[++number_ % kRemembered];
         call = {text, number_, NanosOf(CLOCK_REALTIME), -1, 0, {}};
         return number_;
     }
     void Returned(uint64_t number, int64_t took) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        if (calls_[number % kKept].number == number) calls_[number % kKept].took = took;
+        if (calls_[number % kRemembered].number == number) calls_[number % kRemembered].took = took;
     }
     void Failed(uint64_t number, int64_t took, uint64_t epoch, const char* outcome) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        RecordedCall& call = calls_[number % kKept];
+        RecordedCall& call = calls_[number % kRemembered];
         if (call.number != number) return;
         call.took = took;
         call.epoch = epoch;
@@ -58,8 +58,8 @@ public:
     std::string Text() const {
         const std::lock_guard<std::mutex> lock(mutex_);
         std::string text;
-        for (uint64_t i = 1; i <= kKept; ++i) {
-            const RecordedCall& call = calls_[(number_ + i) % kKept];
+        for (uint64_t i = 1; i <= kRemembered; ++i) {
+            const RecordedCall& call = calls_[(number_ + i) % kRemembered];
             if (call.number == 0) continue;
             for (int64_t word :
                  {static_cast<int64_t>(call.number), call.began, call.took, static_cast<int64_t>(call.epoch)})
@@ -70,10 +70,10 @@ public:
     }
 
 private:
-    static constexpr uint64_t kKept = 200;
+    static constexpr uint64_t kRemembered = 200;
     mutable std::mutex mutex_;
     uint64_t number_ = 0;
-    std::array<RecordedCall, kKept> calls_;
+    std::array<RecordedCall, kRemembered> calls_;
 };
 
 }  // namespace ascend_moe_torch

@@ -30,7 +30,7 @@ struct Inputs {
     Tensor made[moe::kTensorCount];
 };
 
-// A call that has sent, with all that its second launch needs.
+// An op in flight: it has sent, and its second launch needs this.
 struct OpenCall {
     OpenCall(const Op& op_of_it, const StableIValue* stack) : op(op_of_it), arguments(op_of_it, stack) {}
     const Op& op;
@@ -54,11 +54,11 @@ std::atomic<uint64_t> known{0}, prepared{0};
 // Monotonic nanoseconds of this thread's last call.
 thread_local struct {
     int64_t entered, launched, returned, left;
-} marks = {};
+} times = {};
 
-// This thread's last call, for its record. `number`: among the calls of `end`; 0: it was refused before it was one.
+// This thread's last call, for its record. `number`: among the calls of `handle`; 0: it was refused before it was one.
 thread_local struct {
-    uint64_t serial, end, number;
+    uint64_t serial, handle, number;
     int64_t rank, took;
     CallText text;
 } last_call = {};
@@ -74,8 +74,8 @@ struct Interpreter {
 };
 const Interpreter interpreter;
 
-// torch's bindings let go of Python's lock before they call an op. Should a caller not, it is let go of here:
-// an op may wait for another thread's.
+// torch's bindings release the GIL before they call an op. This releases it if a caller has not: an op may wait for
+// another thread's.
 class WithoutGil {
 public:
     WithoutGil() {
@@ -102,7 +102,7 @@ void Allocate(const Prepared& call, const Device& device, Outputs& outputs) {
     }
 }
 
-// The kernel on the twin. The lock of the end is held.
+// The kernel on the twin. The handle's lock is held.
 void RunOnCpu(const Prepared& call, void* plan, const Inputs& inputs, const Outputs& outputs) {
     const void* from[moe::kTensorCount] = {};
     void* to[moe::kMostOutputs] = {};
@@ -110,28 +110,28 @@ void RunOnCpu(const Prepared& call, void* plan, const Inputs& inputs, const Outp
         if (inputs.tensors[i] != nullptr) from[i] = DataOf(inputs.tensors[i]);
     }
     for (size_t i = 0; i < call.outputs.size(); ++i) to[i] = const_cast<void*>(DataOf(outputs[i].get()));
-    const AmTorchEnd& end = call.end->facts();
+    const AmTorchHandle& handle = call.handle->facts();
     int32_t record[kMostRecordWords] = {};
     char fault[kTextBytes] = {};
-    marks.launched = Now();
-    const int code = engine().run(end.communicator, plan, from, to, record, fault, sizeof(fault));
-    marks.returned = Now();
-    if (code != 0) Raise(python().failed(end.number, code, record, fault));
+    times.launched = Now();
+    const int code = engine().run(handle.communicator, plan, from, to, record, fault, sizeof(fault));
+    times.returned = Now();
+    if (code != 0) Raise(python().failed(handle.number, code, record, fault));
 }
 
-// A direct combine publishes rows of the own lent area where they lie, so they must be a tensor that may be spent.
-void SpendLentRows(const Prepared& call, uint32_t part, AtenTensorHandle expand_x) {
-    const End& end = *call.end;
-    if (end.lent_area() == nullptr) return;
+// A direct combine publishes rows of the own registered area in place, so their tensor must not be consumed yet.
+void ConsumeRegisteredRows(const Prepared& call, uint32_t part, AtenTensorHandle expand_x) {
+    const CommHandle& handle = *call.handle;
+    if (handle.registered_area() == nullptr) return;
     int32_t record[kMostRecordWords] = {};
     char fault[kTextBytes] = {};
     const void* rows = expand_x == nullptr ? nullptr : DataOf(expand_x);
-    const int code = engine().lent_use(end.lent_area(), call.plan.get(), part, rows, end.launches() + 1, record, fault,
-                                       sizeof(fault));
-    if (code != 0) Raise(python().failed(end.facts().number, code, record, fault));
+    const int code = engine().registered_use(handle.registered_area(), call.plan.get(), part, rows,
+                                             handle.launches() + 1, record, fault, sizeof(fault));
+    if (code != 0) Raise(python().failed(handle.facts().number, code, record, fault));
 }
 
-// Queues the kernel on the NPU. The lock of the end is held.
+// Queues the kernel on the NPU. The handle's lock is held.
 void QueueOnNpu(const Op& op, const Prepared& call, uint32_t part, const Arguments& arguments, const Inputs& inputs,
                 const Device& device, const Outputs& outputs) {
     AtenTensorHandle tensors[moe::kTensorCount];
@@ -143,8 +143,8 @@ void QueueOnNpu(const Op& op, const Prepared& call, uint32_t part, const Argumen
     if (index == nullptr) index = tensors[moe::kTensor_assist_info_for_combine];
     void* to[moe::kMostOutputs] = {};
     for (size_t i = 0; i < call.outputs.size(); ++i) to[i] = outputs[i].get();
-    End& end = *call.end;
-    SpendLentRows(call, part, inputs.tensors[moe::kTensor_expand_x]);
+    CommHandle& handle = *call.handle;
+    ConsumeRegisteredRows(call, part, inputs.tensors[moe::kTensor_expand_x]);
     AmNpuLaunch launch = {};
     launch.op = static_cast<int32_t>(op.code);
     launch.contract = static_cast<int32_t>(op.contract);
@@ -153,64 +153,64 @@ void QueueOnNpu(const Op& op, const Prepared& call, uint32_t part, const Argumen
     launch.group_ep = call.group_ep.c_str();
     launch.group_tp = call.group_tp.c_str();
     launch.comm_alg = call.comm_alg.c_str();
-    launch.window_mib = end.facts().buffer_mib;
-    launch.timeout_us = end.launched() ? call.timeout_us : call.first_timeout_us;
+    launch.window_mib = handle.facts().buffer_mib;
+    launch.timeout_us = handle.launched() ? call.timeout_us : call.first_timeout_us;
     launch.part = part;
-    launch.ranks_per_server = end.facts().ranks_per_server;
-    launch.meeting = end.facts().meeting;
+    launch.ranks_per_server = handle.facts().ranks_per_server;
+    launch.core_barrier = handle.facts().core_barrier;
     launch.outputs = to;
-    launch.record = end.record();
-    launch.host_record = end.host_record();
+    launch.record = handle.record();
+    launch.host_record = handle.host_record();
     char text[kTextBytes] = {};
-    marks.launched = Now();
+    times.launched = Now();
     const int result = npu_launch(&launch, text, sizeof(text));
-    marks.returned = Now();
+    times.returned = Now();
     if (result == kNpuOther) throw std::runtime_error(text);
     if (result != kNpuQueued) {
-        const AmTorchCall told = Describe(op, arguments, device, true);
-        const std::string place = "group '" + call.group_ep + "', rank " + std::to_string(end.facts().rank) + ": ";
+        const AmTorchCall described = Describe(op, arguments, device, true);
+        const std::string place = "group '" + call.group_ep + "', rank " + std::to_string(handle.facts().rank) + ": ";
         const char* kind = result == kNpuNoOperator ? "LibraryError" : "AscendMoeError";
-        Raise(python().refused(&told, kind, result == kNpuNoOperator ? text : (place + text).c_str(), ""));
+        Raise(python().refused(&described, kind, result == kNpuNoOperator ? text : (place + text).c_str(), ""));
     }
-    if (part != moe::kPartSend) end.Launched(call.algorithm);  // the first that waits has the longer deadline
+    if (part != moe::kPartSend) handle.Launched(call.algorithm);  // the first that waits has the longer deadline
 }
 
-bool Alive(const AmTorchEnd& end) { return !end.of_process_group || python().alive(end.number) != 0; }
+bool Alive(const AmTorchHandle& handle) { return !handle.of_process_group || python().alive(handle.number) != 0; }
 
 [[noreturn]] void RefuseOpen(const Op& op, const Arguments& arguments, const Device& device, bool on_npu,
                              const Prepared& call, const OpenCall& open) {
-    const AmTorchCall told = Describe(op, arguments, device, on_npu);
-    const std::string begun = open.op.code == moe::kOpDispatch ? "begin_dispatch" : "begin_combine";
-    const std::string text = op.name + ": rank " + std::to_string(call.end->facts().rank) + " has an open " + begun +
-                             " on group '" + std::string(arguments.group_ep()) +
+    const AmTorchCall described = Describe(op, arguments, device, on_npu);
+    const std::string in_flight = open.op.code == moe::kOpDispatch ? "begin_dispatch" : "begin_combine";
+    const std::string text = op.name + ": rank " + std::to_string(call.handle->facts().rank) + " has an open " +
+                             in_flight + " on group '" + std::string(arguments.group_ep()) +
                              "', no other op may come before its end: call finish() of it, or close the group";
-    Raise(python().refused(&told, "ArgumentError", text.c_str(), "group_ep"));
+    Raise(python().refused(&described, "ArgumentError", text.c_str(), "group_ep"));
     throw std::runtime_error(text);
 }
 
-// False: the end was closed, or has failed. `opening`: where a call that only sends leaves what it needs later.
+// Returns false if the handle is closed or has failed. `opening`: receives what the second launch needs.
 bool Launch(const Op& op, const std::shared_ptr<const Prepared>& call, const Arguments& arguments, const Device& device,
             bool on_npu, Outputs& outputs, const SharedOpen& opening) {
-    End& end = *call->end;
-    if (!Alive(end.facts())) return false;
-    const std::lock_guard<End> turn(end);
-    if (!end.open()) return false;
-    if (const SharedOpen open = end.opened()) RefuseOpen(op, arguments, device, on_npu, *call, *open);
-    if (on_npu && end.ErrorSeen()) Raise(python().unusable(end.facts().number));
+    CommHandle& handle = *call->handle;
+    if (!Alive(handle.facts())) return false;
+    const std::lock_guard<CommHandle> turn(handle);
+    if (!handle.open()) return false;
+    if (const SharedOpen open = handle.opened()) RefuseOpen(op, arguments, device, on_npu, *call, *open);
+    if (on_npu && handle.ErrorSeen()) Raise(python().unusable(handle.facts().number));
     Allocate(*call, device, outputs);
     std::optional<Inputs> own;
     const Inputs& inputs = (opening ? opening->inputs : own).emplace(op, arguments);
-    last_call.end = end.facts().number;
-    last_call.number = end.last_calls().Begin(call->text);
+    last_call.handle = handle.facts().number;
+    last_call.number = handle.last_calls().Begin(call->text);
     if (on_npu) {
         const uint32_t part = opening ? moe::kPartSend : moe::kPartWhole;
         QueueOnNpu(op, *call, part, arguments, inputs, device, outputs);
     } else {
         RunOnCpu(*call, call->plan.get(), inputs, outputs);
     }
-    last_call.took = Now() - marks.entered;
+    last_call.took = Now() - times.entered;
     last_call.text = call->text;
-    end.last_calls().Returned(last_call.number, last_call.took);
+    handle.last_calls().Returned(last_call.number, last_call.took);
     if (opening) {
         opening->call = call;
         opening->device = device;
@@ -219,26 +219,26 @@ bool Launch(const Op& op, const std::shared_ptr<const Prepared>& call, const Arg
             Check(aoti_torch_new_tensor_handle(outputs[i].get(), &same), "a tensor");
             opening->outputs[i].reset(same);
         }
-        end.SetOpened(opening);
+        handle.SetOpened(opening);
         last_open = opening;
     }
     return true;
 }
 
 void Finish(const OpenCall& open) {
-    const std::shared_ptr<End>& end = open.call->end;
-    const std::lock_guard<End> turn(*end);
-    const uint64_t number = end->facts().number;
-    if (!Alive(end->facts()) || !end->open()) {
+    const std::shared_ptr<CommHandle>& handle = open.call->handle;
+    const std::lock_guard<CommHandle> turn(*handle);
+    const uint64_t number = handle->facts().number;
+    if (!Alive(handle->facts()) || !handle->open()) {
         Raise(python().unusable(number));
         throw std::runtime_error(open.op.name + ": the communicator was closed by another thread");
     }
-    if (end->opened().get() != &open) throw std::runtime_error(open.op.name + ": finish() has been called");
-    end->SetOpened(nullptr);  // whatever comes of it
+    if (handle->opened().get() != &open) throw std::runtime_error(open.op.name + ": finish() has been called");
+    handle->SetOpened(nullptr);  // whatever comes of it
     if (open.device.type != aoti_torch_device_type_privateuse1())
         return RunOnCpu(*open.call, open.call->finish.get(), *open.inputs, open.outputs);
     QueueOnNpu(open.op, *open.call, moe::kPartFinish, open.arguments, *open.inputs, open.device, open.outputs);
-    if (end->ErrorSeen()) Raise(python().unusable(number));  // peers need this launch all the same
+    if (handle->ErrorSeen()) Raise(python().unusable(number));  // peers need this launch all the same
 }
 
 void Call(const Op& op, const Arguments& arguments, bool on_npu, Outputs& outputs, const SharedOpen& opening) {
@@ -261,20 +261,20 @@ void Call(const Op& op, const Arguments& arguments, bool on_npu, Outputs& output
         Remember(generation, call);
     }
     if (Launch(op, call, arguments, device, on_npu, outputs, opening)) return;
-    Raise(python().unusable(call->end->facts().number));
+    Raise(python().unusable(call->handle->facts().number));
     throw std::runtime_error(op.name + ": the communicator was closed by another thread");
 }
 
 // A call, with what its record is made from.
 void CallRecorded(const Op& op, const Arguments& arguments, bool on_npu, Outputs& outputs, const SharedOpen& opening) {
     ++last_call.serial;
-    last_call.end = last_call.number = 0;
+    last_call.handle = last_call.number = 0;
     last_call.took = -1;
     last_call.rank = arguments.attribute(moe::kAttribute_ep_rank_id);
     try {
         Call(op, arguments, on_npu, outputs, opening);
     } catch (...) {
-        last_call.took = Now() - marks.entered;
+        last_call.took = Now() - times.entered;
         last_call.text = TextOf(op, arguments);
         throw;
     }
@@ -283,7 +283,7 @@ void CallRecorded(const Op& op, const Arguments& arguments, bool on_npu, Outputs
 template <uint64_t kNumber, bool kOnNpu>
 void Kernel(StableIValue* stack, uint64_t, uint64_t) {
     const WithoutGil without_gil;
-    marks.entered = Now();
+    times.entered = Now();
     const Op& op = ops[kNumber];
     Outputs outputs;
     if (std::exchange(send_only, false)) {
@@ -294,7 +294,7 @@ void Kernel(StableIValue* stack, uint64_t, uint64_t) {
         CallRecorded(op, arguments, kOnNpu, outputs, nullptr);
     }
     for (uint64_t i = 0; i < op.outputs(); ++i) stack[i] = reinterpret_cast<StableIValue>(outputs[i].release());
-    marks.left = Now();
+    times.left = Now();
 }
 
 using Boxed = void (*)(StableIValue*, uint64_t, uint64_t);
@@ -314,18 +314,18 @@ constexpr const char* kNpuKeys[] = {"PrivateUse1", "SparsePrivateUse1", "SparseC
 
 // take_record(int end, Tensor record, Tensor host) -> (): an op, as tensors come from Python by torch alone.
 void TakeRecord(StableIValue* stack, uint64_t, uint64_t) {
-    auto* end = reinterpret_cast<std::shared_ptr<End>*>(stack[0]);
-    (*end)->TakeRecord(Tensor(reinterpret_cast<AtenTensorHandle>(stack[1])),
-                       Tensor(reinterpret_cast<AtenTensorHandle>(stack[2])));
+    auto* handle = reinterpret_cast<std::shared_ptr<CommHandle>*>(stack[0]);
+    (*handle)->TakeRecord(Tensor(reinterpret_cast<AtenTensorHandle>(stack[1])),
+                          Tensor(reinterpret_cast<AtenTensorHandle>(stack[2])));
 }
 
 // finish(int open) -> (): an op, so that its errors are raised as those of the other ops are.
 void FinishOpen(StableIValue* stack, uint64_t, uint64_t) {
     const WithoutGil without_gil;
-    marks.entered = Now();
+    times.entered = Now();
     const SharedOpen open = *reinterpret_cast<SharedOpen*>(stack[0]);
     Finish(*open);
-    marks.left = Now();
+    times.left = Now();
 }
 
 void RegisterKernel(const char* space, const char* key, const char* name, Boxed kernel) {
@@ -343,7 +343,7 @@ void RegisterOp(const char* name, const char* schema) {
     for (const char* key : kNpuKeys) RegisterKernel("ascend_moe", key, name, kKernels[number].npu);
 }
 
-// torch.ops.ascend_moe_binding: take_record hands the error record of an NPU's end over, finish ends an open call.
+// torch.ops.ascend_moe_binding: take_record passes an NPU handle's error record, finish ends an op in flight.
 void RegisterBinding() {
     TorchLibraryHandle library = nullptr;
     Check(aoti_torch_library_init_fragment("ascend_moe_binding", __FILE__, __LINE__, &library), "a library");
@@ -360,13 +360,13 @@ void RegisterBinding() {
 // ---- the C interface ----
 
 using namespace ascend_moe_torch;
-using SharedEnd = std::shared_ptr<End>;
+using SharedHandle = std::shared_ptr<CommHandle>;
 
 namespace {
 
 constexpr int kInterface = 9;
 
-End& EndOf(void* end) { return **static_cast<SharedEnd*>(end); }
+CommHandle& HandleOf(void* handle) { return **static_cast<SharedHandle*>(handle); }
 
 // Copies as much of a text as fits. Returns the bytes of all of it.
 uint64_t GiveText(const std::string& from, char* to, uint64_t bytes) {
@@ -376,7 +376,7 @@ uint64_t GiveText(const std::string& from, char* to, uint64_t bytes) {
 
 // 0, or 1 when `function` throws: `text` says what. One thread at a time.
 template <class Function>
-int Told(Function function, char* text, uint64_t bytes) {
+int CatchErrors(Function function, char* text, uint64_t bytes) {
     static std::mutex turn;
     const std::lock_guard<std::mutex> guard(turn);
     try {
@@ -396,41 +396,41 @@ int am_torch_interface() { return kInterface; }
 int am_torch_python(const AmTorchPython* python, const char* variables, char* text, uint64_t bytes) {
     UsePython(*python);
     Watch(variables);
-    return Told([] { RegisterBinding(); }, text, bytes);
+    return CatchErrors([] { RegisterBinding(); }, text, bytes);
 }
 
 int am_torch_register(const char* name, const char* schema, char* text, uint64_t bytes) {
-    return Told([=] { RegisterOp(name, schema); }, text, bytes);
+    return CatchErrors([=] { RegisterOp(name, schema); }, text, bytes);
 }
 int am_torch_use_engine(const char* path, char* text, uint64_t bytes) {
-    return Told([=] { UseEngine(path); }, text, bytes);
+    return CatchErrors([=] { UseEngine(path); }, text, bytes);
 }
 int am_torch_use_adapter(const char* path, char* text, uint64_t bytes) {
-    return Told([=] { UseAdapter(path); }, text, bytes);
+    return CatchErrors([=] { UseAdapter(path); }, text, bytes);
 }
 
-void* am_torch_end_create(const AmTorchEnd* end) { return new SharedEnd(new End(*end)); }
-void am_torch_end_destroy(void* end) { delete static_cast<SharedEnd*>(end); }
-void am_torch_end_acquire(void* end, int milliseconds, int* held) {
-    *held = EndOf(end).AcquireFor(milliseconds) ? 1 : 0;
+void* am_torch_handle_create(const AmTorchHandle* handle) { return new SharedHandle(new CommHandle(*handle)); }
+void am_torch_handle_destroy(void* handle) { delete static_cast<SharedHandle*>(handle); }
+void am_torch_handle_acquire(void* handle, int milliseconds, int* held) {
+    *held = HandleOf(handle).AcquireFor(milliseconds) ? 1 : 0;
 }
-void am_torch_end_release(void* end) { EndOf(end).unlock(); }
-void am_torch_end_shut(void* end) { EndOf(end).Shut(); }
-uint32_t am_torch_end_algorithm(void* end) { return EndOf(end).algorithm(); }
-void am_torch_end_lend(void* end, void* area) { EndOf(end).TakeLentArea(area); }
+void am_torch_handle_release(void* handle) { HandleOf(handle).unlock(); }
+void am_torch_handle_shut(void* handle) { HandleOf(handle).Shut(); }
+uint32_t am_torch_handle_algorithm(void* handle) { return HandleOf(handle).algorithm(); }
+void am_torch_handle_register(void* handle, void* area) { HandleOf(handle).TakeRegisteredArea(area); }
 
 uint64_t am_torch_last_call(int64_t* out, char* text, uint64_t bytes) {
     if (last_call.serial == 0) return 0;
-    const int64_t words[] = {static_cast<int64_t>(last_call.serial), static_cast<int64_t>(last_call.end),
+    const int64_t words[] = {static_cast<int64_t>(last_call.serial), static_cast<int64_t>(last_call.handle),
                              static_cast<int64_t>(last_call.number), last_call.rank, last_call.took};
     std::copy(std::begin(words), std::end(words), out);
     return last_call.text ? GiveText(*last_call.text, text, bytes) : 0;
 }
-void am_torch_end_failed(void* end, uint64_t number, int64_t took, uint64_t epoch, const char* outcome) {
-    EndOf(end).last_calls().Failed(number, took, epoch, outcome);
+void am_torch_handle_failed(void* handle, uint64_t number, int64_t took, uint64_t epoch, const char* outcome) {
+    HandleOf(handle).last_calls().Failed(number, took, epoch, outcome);
 }
-uint64_t am_torch_end_calls(void* end, char* text, uint64_t bytes) {
-    return GiveText(EndOf(end).last_calls().Text(), text, bytes);
+uint64_t am_torch_handle_calls(void* handle, char* text, uint64_t bytes) {
+    return GiveText(HandleOf(handle).last_calls().Text(), text, bytes);
 }
 
 void am_torch_forget() { Forget(); }
@@ -449,9 +449,9 @@ void am_torch_counts(uint64_t* out) {
     out[1] = prepared.load();
 }
 
-void am_torch_marks(int64_t* out) {
-    out[0] = marks.entered;
-    out[1] = marks.launched;
-    out[2] = marks.returned;
-    out[3] = marks.left;
+void am_torch_call_times(int64_t* out) {
+    out[0] = times.entered;
+    out[1] = times.launched;
+    out[2] = times.returned;
+    out[3] = times.left;
 }

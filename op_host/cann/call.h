@@ -17,13 +17,13 @@
 #endif
 #endif
 
-// CANN's log, without its headers: they differ between versions, the symbol does not.
+// CANN's log without its headers, which differ between versions; the symbol does not.
 extern "C" __attribute__((weak)) void DlogRecord(int32_t module, int32_t level, const char* format, ...);
 
 namespace moe {
 
-// ---- one line of error, wherever CANN shows it: its log, and the text that aclGetRecentErrMsg returns where
-// that is a public interface (else the standard error stream) ----
+// ---- one line of error, in CANN's log and in the text of aclGetRecentErrMsg if that is a public interface (otherwise
+// stderr) ----
 
 // `op` is the op type, the rest one line without its name. Always false, so that a caller can return it.
 __attribute__((format(printf, 2, 3))) inline bool ReportError(const char* op, const char* format, ...) {
@@ -52,7 +52,7 @@ struct CannAttributes {
     int64_t window_mib;
     int64_t timeout_us;
     int64_t ranks_per_server;
-    int64_t meeting;  // 1 + kMeetByBlocks or kMeetBySyncAll, of which bring-up has shown the faster; 0: not known
+    int64_t core_barrier;  // 1 + kBarrierByBlocks or kBarrierBySyncAll, the faster here; 0: unknown
 };
 
 constexpr struct {
@@ -80,8 +80,8 @@ inline void SetShape(const gert::Shape& shape, TensorDesc& tensor) {
     for (int32_t i = 0; i < tensor.rank && i < 3; ++i) tensor.dims[i] = shape.GetDim(static_cast<size_t>(i));
 }
 
-// Each kind of context: the tensor of input `index`, false where it is absent. Required inputs come first, so
-// that their place in the definition is their place in the call.
+// For each kind of context: the tensor of input `index`; false if it is absent. Required inputs come first, so that
+// they have the same place in the definition and the call.
 inline const gert::Shape& OriginOf(const gert::StorageShape& shape) { return shape.GetOriginShape(); }
 inline const gert::Shape& OriginOf(const gert::Shape& shape) { return shape; }
 
@@ -101,7 +101,7 @@ inline bool ReadTensor(const gert::InferDataTypeContext& context, size_t index, 
     return true;
 }
 
-// An attribute that int32 does not hold becomes the nearest int32, which no rule takes.
+// An attribute beyond int32 becomes the nearest int32, which no rule accepts.
 inline int32_t Saturated(int64_t value) {
     return static_cast<int32_t>(std::min<int64_t>(std::max<int64_t>(value, INT32_MIN), INT32_MAX));
 }
@@ -110,7 +110,7 @@ inline bool ReportMissing(const OpInterface& op, const char* kind, const char* n
     return ReportError(op.type, "%s %s is missing, it is required", kind, name);
 }
 
-// Integers into CallSpec's table or beside it; group_ep and comm_alg by what the checks need of them.
+// Reads integers into CallSpec's table or beside it, and what the checks need of group_ep and comm_alg.
 inline bool ReadAttributes(const OpInterface& op, const gert::RuntimeAttrs& attributes, CallSpec& call,
                            CannAttributes& others) {
     for (size_t i = 0; i < op.attributes.size; ++i) {
@@ -124,8 +124,8 @@ inline bool ReadAttributes(const OpInterface& op, const gert::RuntimeAttrs& attr
                 call.group_ep_length = static_cast<int32_t>(strlen(text));
             } else if (strcmp(attribute.name, "comm_alg") == 0) {
                 call.comm_alg = AlgorithmIndexOf(text);
-                // Nobody has said here that loads of other ranks' rows are right on this machine: who knows it from
-                // the bring-up passes "direct".
+                // Whether loads of other ranks' rows work here is unknown: callers who know it from the bring-up pass
+                // "direct".
                 if (call.comm_alg >= kCommAlgAuto) call.comm_alg = kCommAlgWindow;
             }
             continue;
@@ -146,14 +146,14 @@ inline bool ReadAttributes(const OpInterface& op, const gert::RuntimeAttrs& attr
             others.timeout_us = given;
         } else if (strcmp(attribute.name, "ranks_per_server") == 0) {
             others.ranks_per_server = given;
-        } else if (strcmp(attribute.name, "meeting") == 0) {
-            others.meeting = given;
+        } else if (strcmp(attribute.name, "core_barrier") == 0) {
+            others.core_barrier = given;
         }
     }
     return true;
 }
 
-// Everything that the context knows; the communicator's own size and rank are the kernel's to check.
+// Everything in the context; the kernel checks the communicator's own size and rank.
 template <typename Context>
 bool ReadCall(const Context& context, uint32_t code, CallSpec& call, CannAttributes& others) {
     const OpInterface& op = InterfaceOf(code);

@@ -1,5 +1,5 @@
-// What CANN asks of an op: output shapes and types, by the shape functions that allocate the outputs
-// everywhere else; and the op's definition, from the tables of rules/op_tables.h.
+// What CANN asks of an op: output shapes and types, by the shape functions used everywhere else, and the op's
+// definition, from the tables of rules/op_tables.h.
 #pragma once
 
 #include <vector>
@@ -17,7 +17,7 @@ inline size_t OutputsWithRecord(const CallSpec& call, OutputDesc (&out)[kMostOut
     return count + 1;
 }
 
-// Sizes that a graph does not know yet are negative in it, and so is all that depends on them.
+// Sizes unknown to a graph are negative, and so is everything that depends on them.
 inline bool IsKnown(const TensorDesc& tensor) {
     for (int32_t i = 0; i < tensor.rank && i < 3; ++i) {
         if (tensor.dims[i] < 0) return false;
@@ -89,8 +89,8 @@ inline void DescribeAttribute(const OpAttribute& attribute, ops::OpAttrDef& defi
     }
 }
 
-// Asked when a GE graph is compiled, never for aclnn calls. A graph would run the kernels without their
-// communicator: there is no task generation for it, and CANN's is not a public interface.
+// Called when a GE graph is compiled, never for aclnn calls. A graph would run the kernels without their communicator:
+// there is no task generation for it, and CANN's is not a public interface.
 inline ge::graphStatus RefuseGraph(const ge::Operator&, ge::AscendString& result) {
     result = ge::AscendString(
         "{\"ret_code\": \"0\", \"reason\": \"AscendMoe ops cannot be part of a GE graph "
@@ -99,7 +99,7 @@ inline ge::graphStatus RefuseGraph(const ge::Operator&, ge::AscendString& result
     return ge::GRAPH_FAILED;
 }
 
-// jitCompile: as CANN's own operators of this kind have it, static binaries on A3, not on A2.
+// jitCompile: as in CANN's own operators of this kind, static binaries on A3, not on A2.
 inline void DescribeSoc(const char* soc, const char* jitCompile, ops::OpDef& definition) {
     ops::OpAICoreConfig config;
     config.DynamicCompileStaticFlag(true)
@@ -115,7 +115,7 @@ inline void DescribeSoc(const char* soc, const char* jitCompile, ops::OpDef& def
     definition.AICore().AddConfig(soc, config);
 }
 
-// What CANN calls of an op.
+// The functions of an op that CANN calls.
 struct OpFunctions {
     decltype(&InferShapes<kOpDispatch>) inferShape;
     decltype(&InferDataTypes<kOpDispatch>) inferDataType;

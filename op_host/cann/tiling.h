@@ -1,5 +1,4 @@
-// The tiling function of both ops: describes the call, plans it with the code that the twin uses, hands the
-// bytes to CANN.
+// The tiling function of both ops: describes the call, plans it with the emulator's code, and passes the bytes to CANN.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +20,8 @@
 #include "call.h"
 #include "../rules/plan.h"
 
-// PlatformAscendC::GetSocVersion gives A2 and A3 the same value, by its documentation. The platform's own
-// table tells them apart, and so does the runtime, where that is loaded.
+// PlatformAscendC::GetSocVersion returns the same value for A2 and A3, by its documentation. The platform's own table
+// distinguishes them, and so does the runtime if it is loaded.
 #if defined(__has_include)
 #if __has_include("platform/platform_infos_def.h")
 #include "platform/platform_infos_def.h"
@@ -47,7 +46,7 @@ struct SocName {
     bool IsA2() const { return strncmp(text, "Ascend910B", 10) == 0; }
 };
 
-// "Ascend910B" or "Ascend910_93", maybe with a model number behind; empty when nobody knows.
+// "Ascend910B" or "Ascend910_93", possibly with a model number after it; empty if unknown.
 inline SocName SocOf(fe::PlatFormInfos* platform) {
     SocName soc = {};
     std::string name;
@@ -64,7 +63,7 @@ inline SocName SocOf(fe::PlatFormInfos* platform) {
     return soc;
 }
 
-// A number above zero from the environment, else `otherwise`; -1 for text that is no such number.
+// A number above zero from the environment, otherwise `otherwise`; -1 if the text is not such a number.
 inline double NumberFromEnvironment(const char* name, double otherwise) {
     const char* text = getenv(name);
     if (text == nullptr || *text == '\0') return otherwise;
@@ -74,7 +73,7 @@ inline double NumberFromEnvironment(const char* name, double otherwise) {
     return errno == 0 && end != text && *end == '\0' && value > 0 ? value : -1;
 }
 
-// MiB of a communicator's window, as HCCL_BUFFSIZE says it; -1 when that is no whole number.
+// MiB of a communicator's window from HCCL_BUFFSIZE; -1 if it is not a whole number.
 inline int64_t WindowMiBOf(int64_t attribute) {
     if (attribute > 0) return attribute;
     const double given = NumberFromEnvironment("HCCL_BUFFSIZE", static_cast<double>(kDefaultWindowMiB));
@@ -82,8 +81,8 @@ inline int64_t WindowMiBOf(int64_t attribute) {
     return static_cast<double>(whole) == given ? whole : -1;
 }
 
-// MiB of a window that tensors of window_empty lie in; -1 when that is no whole number.
-inline int64_t LentMiBOf() {
+// MiB of a window for tensors of window_empty; -1 if it is not a whole number.
+inline int64_t RegisteredMiBOf() {
     const char* text = getenv("ASCEND_MOE_REGISTERED_MIB");
     if (text == nullptr || *text == '\0') return 0;
     char* end = nullptr;
@@ -91,8 +90,8 @@ inline int64_t LentMiBOf() {
     return *end == '\0' && given >= 0 && given < 1000000000 ? given : -1;
 }
 
-// Longest wait of a kernel: PROTOCOL's rule, the smaller of 300 s and the op-execute timeout less 10 s,
-// unless the call or ASCEND_MOE_TIMEOUT_S says otherwise. -1 when the latter is no number above 0.
+// Longest wait of a kernel: PROTOCOL's rule, the smaller of 300 s and the op-execute timeout less 10 s, unless the call
+// or ASCEND_MOE_TIMEOUT_S sets it. -1 if the latter is no number above 0.
 inline int64_t DeadlineMicrosOf(int64_t attribute) {
     if (attribute > 0) return attribute;
     const double given = NumberFromEnvironment("ASCEND_MOE_TIMEOUT_S", 0);
@@ -105,24 +104,24 @@ inline int64_t DeadlineMicrosOf(int64_t attribute) {
     return seconds * kMicros;
 }
 
-// 1 where a variable that is 0 or 1 is 1.
+// 1 if a variable that may be 0 or 1 is 1.
 inline int32_t SwitchedOn(const char* variable) {
     const char* text = getenv(variable);
     return text != nullptr && strcmp(text, "1") == 0 ? 1 : 0;
 }
 
-// How the cores of a rank meet: as ASCEND_MOE_CORE_BARRIER says, else in the way that bring-up has found the faster here.
-inline int32_t MeetingOf(int64_t attribute) {
+// The core barrier: ASCEND_MOE_CORE_BARRIER, otherwise the faster one by this machine's probe results.
+inline int32_t CoreBarrierOf(int64_t attribute) {
     const char* text = getenv("ASCEND_MOE_CORE_BARRIER");
-    const bool told = text != nullptr && *text != '\0';
-    const bool sync = told ? strcmp(text, "syncall") == 0 : attribute == kMeetBySyncAll + 1;
-    return static_cast<int32_t>(sync ? kMeetBySyncAll : kMeetByBlocks);
+    const bool given = text != nullptr && *text != '\0';
+    const bool sync = given ? strcmp(text, "syncall") == 0 : attribute == kBarrierBySyncAll + 1;
+    return static_cast<int32_t>(sync ? kBarrierBySyncAll : kBarrierByBlocks);
 }
 
 // ---- the tiling itself ----
 
-// How HCCL is to set up the communicator: opType and algorithm of the one communication task of the kernel.
-// A3 reads and writes its peers' windows itself, A2 reaches other servers by BatchWrite.
+// How HCCL sets up the communicator: opType and algorithm of the kernel's one communication task. A3 reads and writes
+// its peers' windows itself, A2 reaches other servers by BatchWrite.
 struct Mc2Task {
     uint32_t opType;
     const char* algorithm;
@@ -142,9 +141,8 @@ inline bool FillMc2Head(const char* op, const char* group, const Mc2Task& task, 
     return ReportError(op, "CANN refuses the communication tiling of group_ep; its log says why");
 }
 
-// How many ranks of the group share a server. Only A2's transport depends on it, and no default is safe there: a rank
-// of another server is out of reach of loads and stores. Servers of unequal numbers are refused, as where Python
-// counts host names (ascend_moe/comm/servers.py); the kernels could do with a last one of fewer ranks.
+// How many ranks of the group share a server. Only A2's transport depends on it, and no default is safe: loads and
+// stores do not reach other servers. Servers of unequal sizes are refused, as in Python (ascend_moe/comm/servers.py).
 inline bool DescribeServers(const char* op, const SocName& soc, const CannAttributes& given, CallSpec& call) {
     call.ranks_per_server = 0;
     const int64_t world = MOE_ATTRIBUTE(call, ep_world_size), ranks = given.ranks_per_server;
@@ -159,7 +157,7 @@ inline bool DescribeServers(const char* op, const SocName& soc, const CannAttrib
     return true;
 }
 
-// SoC, window, deadline and servers into the call; what cannot be known or is no number is an error.
+// Writes SoC, window, deadline and servers into the call; reports what is unknown or no number.
 inline bool DescribeMachine(const char* op, const SocName& soc, const CannAttributes& given, CallSpec& call) {
     if (!soc.IsA2() && !soc.IsA3()) {
         return ReportError(op, "the SoC is %s, the kernels are built for Ascend910B and Ascend910_93",
@@ -175,13 +173,13 @@ inline bool DescribeMachine(const char* op, const SocName& soc, const CannAttrib
     }
     call.context_kind = static_cast<int32_t>(soc.IsA2() ? kContextA2 : kContextA3);
     if (!DescribeServers(op, soc, given, call)) return false;
-    call.near_stores = SwitchedOn("ASCEND_MOE_INTRA_NODE_STORES");
-    call.meeting = MeetingOf(given.meeting);
-    call.stamps = SwitchedOn("ASCEND_MOE_TIMESTAMPS");
+    call.intra_node_stores = SwitchedOn("ASCEND_MOE_INTRA_NODE_STORES");
+    call.core_barrier = CoreBarrierOf(given.core_barrier);
+    call.timestamps = SwitchedOn("ASCEND_MOE_TIMESTAMPS");
     call.rdma_flags = SwitchedOn("ASCEND_MOE_RDMA_FLAGS");
-    call.lent_mib = LentMiBOf();
-    if (call.lent_mib < 0) return ReportError(op, "ASCEND_MOE_REGISTERED_MIB is no whole number of MiB");
-    const int64_t taken = (soc.IsA2() ? kA2StateMiB : 0) + call.lent_mib;
+    call.registered_mib = RegisteredMiBOf();
+    if (call.registered_mib < 0) return ReportError(op, "ASCEND_MOE_REGISTERED_MIB is no whole number of MiB");
+    const int64_t taken = (soc.IsA2() ? kA2StateMiB : 0) + call.registered_mib;
     call.window_mib -= taken;
     if (call.window_mib > 0) return true;
     return ReportError(op,

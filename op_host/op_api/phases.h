@@ -1,4 +1,4 @@
-// What the aclnn entry points do around those that CANN generates: those know nothing of the HCCL server type.
+// What the aclnn entry points do in addition to CANN's generated ones, which do not know the HCCL server type.
 #pragma once
 
 #include <cstdio>
@@ -7,8 +7,8 @@
 
 #include "aclnn_ascend_moe.h"
 
-// CANN's op base and runtime, without headers: the first has none that is public. Weak, so that an op base
-// that lacks the function still loads the package (and then takes its default, the AICPU).
+// CANN's op base and runtime without headers: the first has no public ones. Weak, so that the package loads with an op
+// base that lacks the function (and takes its default, the AICPU).
 enum NnopbaseHcclServerType {
     NNOPBASE_HCCL_SERVER_TYPE_AICPU = 0,
     NNOPBASE_HCCL_SERVER_TYPE_MTE,
@@ -19,7 +19,7 @@ extern "C" __attribute__((weak)) const char* aclrtGetSocName();
 
 constexpr aclnnStatus kNullArgument = 161001;
 
-// Tells the first of the arguments that is null by its name; `names` are separated by ", ".
+// Reports the first null argument by name; `names` are separated by ", ".
 inline bool AnyNull(const char* function, const char* names, std::initializer_list<const void*> arguments) {
     for (const void* argument : arguments) {
         const int length = static_cast<int>(strcspn(names, ","));
@@ -32,8 +32,8 @@ inline bool AnyNull(const char* function, const char* names, std::initializer_li
 
 inline const char* TextOf(const char* text) { return text == nullptr ? "" : text; }
 
-// A3's kernels store into their peers' windows themselves (MTE). On A2 the AICPU carries what goes to other
-// servers (BatchWrite).
+// A3's kernels store into their peers' windows themselves (MTE). On A2 the AICPU carries data to other servers
+// (BatchWrite).
 inline void SetServerType(aclOpExecutor* executor) {
     if (NnopbaseSetHcclServerType == nullptr) return;
     const char* soc = aclrtGetSocName == nullptr ? nullptr : aclrtGetSocName();

@@ -20,7 +20,7 @@ struct TensorDesc {
 };
 
 constexpr int64_t kNoValue = INT64_MIN;
-constexpr int64_t kCommQuantMode = 2;  // comm_quant_mode: int8 rows on the way back
+constexpr int64_t kCommQuantMode = 2;  // comm_quant_mode: int8 rows on the return path
 
 #define ASCEND_MOE_ENUM(name) kTensor_##name,
 enum TensorIndex : uint32_t { ASCEND_MOE_TENSORS(ASCEND_MOE_ENUM) kTensorCount };
@@ -29,14 +29,14 @@ enum TensorIndex : uint32_t { ASCEND_MOE_TENSORS(ASCEND_MOE_ENUM) kTensorCount }
 enum AttributeIndex : uint32_t { ASCEND_MOE_ATTRIBUTES(ASCEND_MOE_ENUM) kAttributeCount };
 #undef ASCEND_MOE_ENUM
 
-// Indices of comm_alg's names; those before kCommAlgDirect all select the window algorithm. "" means the same as
-// "auto"; so does kCommAlgHccl on one server, and hierarchy between several: hosts say it where a call names nothing,
-// and HCCL's variables ask for hierarchy.
+// Indices of comm_alg's names; those before kCommAlgDirect select the window algorithm. "" means "auto", and so does
+// kCommAlgHccl within one server; between servers it means hierarchy: hosts pass it if a call names nothing and HCCL's
+// variables ask for hierarchy.
 constexpr int32_t kCommAlgWindow = 0, kCommAlgHierarchy = 4, kCommAlgDirect = 5, kCommAlgAuto = 6, kCommAlgHccl = 8,
                   kCommAlgCount = 9;
 
-// Names of comm_alg. CANN's names for its algorithms select window: on one
-// server its hierarchy sums as that does.
+// Names of comm_alg. CANN's names for its algorithms select window: within one server its hierarchy sums in the same
+// way.
 inline int32_t AlgorithmIndexOf(const char* name) {
     static const char* const names[] = {
         "window", "fullmesh", "fullmesh_v1", "fullmesh_v2", "hierarchy", "direct", "auto", "", "auto by HCCL_INTRA_*"};
@@ -54,23 +54,24 @@ struct CallSpec {
     int32_t comm_alg;          // index into the accepted names, -1: unknown
     int32_t context_kind;      // kContextTable, kContextA3 or kContextA2
     int32_t ranks_per_server;  // 0: all ranks in one
-    // The communicator that the call is for.
+    // The communicator of the call.
     int64_t comm_world;
     int64_t comm_rank;
-    int64_t window_mib;  // data area
-    int64_t lent_mib;    // lent area behind it
+    int64_t window_mib;      // data area
+    int64_t registered_mib;  // registered area after it
     int64_t cores;
     int64_t deadline_micros;
     int64_t attributes[kAttributeCount];
     TensorDesc tensors[kTensorCount];
-    int32_t list_cores;   // direct dispatch: cores that make lists; 0: as many as the rules say
-    int32_t ub_bytes;     // of a core, as the platform says; 0: kUbBytes
-    int32_t part;         // kPartWhole, kPartSend or kPartFinish
-    int32_t near_stores;  // over several servers: 1: ranks of the own server are reached by stores, 0: by BatchWrite
-    int32_t meeting;      // kMeetByBlocks or kMeetBySyncAll
-    int32_t stamps;       // 1: cores leave stamps of their phases
-    int32_t rdma_flags;   // over several servers: 1: rows of BatchWrite lie in flagged blocks
-    int64_t planned;      // 1: nothing will run, and W may be up to kMaxPlanned
+    int32_t list_cores;  // direct dispatch: cores that make lists; 0: chosen by the rules
+    int32_t ub_bytes;    // of a core, from the platform; 0: kUbBytes
+    int32_t part;        // kPartWhole, kPartSend or kPartFinish
+    int32_t
+        intra_node_stores;  // over several servers: 1: ranks of the own server are reached by stores, 0: by BatchWrite
+    int32_t core_barrier;   // kBarrierByBlocks or kBarrierBySyncAll
+    int32_t timestamps;     // 1: cores leave timestamps of their phases
+    int32_t rdma_flags;     // over several servers: 1: rows of BatchWrite lie in flagged blocks
+    int64_t planned;        // 1: nothing will run, and W may be up to kMaxPlanned
 };
 
 inline int64_t Attribute(const CallSpec& call, AttributeIndex index) { return call.attributes[index]; }

@@ -1,4 +1,4 @@
-// What the host makes of a checked call: sizes of the launch, and the tiling that the kernels read.
+// The plan of a checked call: sizes of the launch, and the tiling that the kernels read.
 #pragma once
 
 #include "args.h"
@@ -6,7 +6,7 @@
 
 namespace moe {
 
-constexpr uint32_t kUbBytes = 196352;  // of a core: what CANN grants of 192 KiB, where nothing else is known
+constexpr uint32_t kUbBytes = 196352;  // of a core: what CANN grants of 192 KiB, if unknown
 
 struct CallPlan {
     uint32_t op;
@@ -14,19 +14,19 @@ struct CallPlan {
     uint32_t blockDim;
     uint32_t xType;
     uint64_t workspaceBytes;
-    uint64_t windowBytes;  // of a region (dispatch, V1) or a half (combine, V2) that this call may fill
+    uint64_t windowBytes;  // of a region (dispatch, V1) or a ping-pong buffer (combine, V2) that this call may fill
     MoeDistributeDispatchTiling dispatch;
     MoeDistributeCombineTiling combine;
 
     const MoeDistributeInfo& info() const { return op == kOpDispatch ? dispatch.info : combine.info; }
 };
 
-// A row in a window, with what follows it.
-inline uint32_t TailedRowBytes(const MoeDistributeInfo& info) {
-    return DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, TailBlocks(info));
+// A row in a window, with its trailer.
+inline uint32_t RowBytesWithTrailer(const MoeDistributeInfo& info) {
+    return DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, TrailerBlocks(info));
 }
 
-// The steps of a launch that have UB of their own: a kernel gives its UB back between them.
+// The steps of a launch that have their own UB: a kernel frees its UB between them.
 enum class Step : uint32_t {
     kSend,
     kStatus,
@@ -62,7 +62,7 @@ template <size_t n>
 constexpr StepList ListOf(const Step (&steps)[n]) {
     return {steps, steps + n};
 }
-// In their order.
+// The steps of a plan, in order.
 inline StepList StepsOf(const CallPlan& plan) {
     const bool direct = plan.info().algorithm == kAlgorithmDirect;
     if (plan.info().algorithm == kAlgorithmHierarchy)

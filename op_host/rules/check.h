@@ -1,5 +1,4 @@
-// The rules for arguments of dispatch and combine: the one copy that CANN's tiling, the twin and Python
-// share.
+// The rules for arguments of dispatch and combine, shared by CANN's tiling, the emulator and Python.
 #pragma once
 
 #include <cstdarg>
@@ -26,7 +25,7 @@ public:
         memset(&result, 0, sizeof(result));
     }
 
-    // True when the call keeps all rules.
+    // Returns true if the call obeys all rules.
     bool Run() {
         return Communicator() && Context() && Unsupported() && Experts() &&
                (call_.op == kOpDispatch ? Dispatch() : Combine()) && Batches() && Mask() && Attributes();
@@ -45,7 +44,7 @@ private:
         return false;
     }
     static long long Wide(int64_t value) { return static_cast<long long>(value); }
-    // "(3, 64)". Only the first three sizes are known.
+    // For example "(3, 64)". Only the first three sizes are known.
     struct ShapeText {
         char text[96] = "(";
         explicit ShapeText(const TensorDesc& tensor) {
@@ -76,16 +75,15 @@ private:
                     Wide(rank), Wide(call_.comm_rank));
     }
 
-    // Of the communicator, not of the op: no caller passes these.
+    // The communicator, not the op: no caller passes these.
     bool Context() {
         return InRange("context_kind", call_.context_kind, kContextTable, kContextA2) &&
                InRange("ranks_per_server", call_.ranks_per_server, 0, MostRanks()) &&
-               InRange("meeting", call_.meeting, kMeetByBlocks, kMeetBySyncAll) &&
-               InRange("stamps", call_.stamps, 0, 1);
+               InRange("core_barrier", call_.core_barrier, kBarrierByBlocks, kBarrierBySyncAll) &&
+               InRange("timestamps", call_.timestamps, 0, 1);
     }
 
-    // What this package does not do yet, or never will on this path: refused by name and with the reason,
-    // nothing is ignored silently.
+    // What this package does not do yet, or never will on this path: refused by name with the reason, never ignored.
     bool Unsupported() {
 #define ASCEND_MOE_ONLY(allowed, name, why) Only(allowed, #name, kAttribute_##name, why)
         const int64_t shared = MOE_ATTRIBUTE(call_, shared_expert_rank_num), tp = MOE_ATTRIBUTE(call_, tp_world_size),
@@ -123,21 +121,21 @@ private:
         return true;
     }
     bool Algorithm() {
-        const bool direct = call_.comm_alg == kCommAlgDirect, near = TransportOf(call_) != kTransportRdma;
+        const bool direct = call_.comm_alg == kCommAlgDirect, intraNode = TransportOf(call_) != kTransportRdma;
         return Need(call_.comm_alg >= 0 && call_.comm_alg < kCommAlgCount, "comm_alg",
                     "comm_alg must be one of '', 'window', 'fullmesh', 'fullmesh_v1', 'fullmesh_v2', "
                     "'hierarchy', 'direct', 'auto'") &&
                (!HasTwoLevels(call_) || TwoLevels()) &&
-               Need(!direct || near, "comm_alg",
+               Need(!direct || intraNode, "comm_alg",
                     "comm_alg is 'direct', which reads other ranks' windows; %lld ranks with %d a server "
                     "reach each other by RDMA, which cannot: use 'window', or 'auto'",
                     Wide(call_.comm_world), call_.ranks_per_server);
     }
 
-    // What the two levels of hierarchy cannot do.
+    // What the two levels of hierarchy do not support.
     bool TwoLevels() {
         const int64_t world = call_.comm_world;
-        const int32_t lanes = call_.ranks_per_server;
+        const int32_t localRanks = call_.ranks_per_server;
         const char* why = call_.comm_alg == kCommAlgHccl
                               ? " by HCCL_INTRA_PCIE_ENABLE=1 and HCCL_INTRA_ROCE_ENABLE=0 (ASCEND_MOE_COMM_ALG=window "
                                 "overrules them)"
@@ -147,11 +145,11 @@ private:
         return Need(call_.contract == kContractV2, "comm_alg",
                     "comm_alg is 'hierarchy'%s, with %lld ranks and %d a server V1 has no way for it: use "
                     "npu_moe_distribute_dispatch_v2 and _combine_v2",
-                    why, Wide(world), lanes) &&
-               Need(lanes > 1 && world % lanes == 0, "comm_alg",
+                    why, Wide(world), localRanks) &&
+               Need(localRanks > 1 && world % localRanks == 0, "comm_alg",
                     "comm_alg is 'hierarchy'%s, there are %lld ranks with %d a server: every server must have the same "
                     "number of them, and more than one; use 'window', or 'auto'",
-                    why, Wide(world), lanes) &&
+                    why, Wide(world), localRanks) &&
                Need(MOE_GIVEN(call_, expert_scales) && (HasElements(weights) || empty), "expert_scales",
                     "expert_scales is %s, comm_alg 'hierarchy'%s needs it in dispatch and combine: a server sums its "
                     "rows by dispatch's weights",
@@ -187,7 +185,7 @@ private:
                     Wide(experts));
     }
 
-    // Of a tensor that is required, and its number of dimensions.
+    // Shape of a required tensor with this number of dimensions.
     bool Shape(const char* name, TensorIndex index, int32_t rank) {
         const TensorDesc& tensor = Tensor(call_, index);
         return Need(tensor.dtype != static_cast<int32_t>(kTypeAbsent), name, "%s is None, it is required", name) &&
@@ -275,20 +273,20 @@ private:
                     Wide(pairs)) &&
                Need(rows <= INT32_MAX, "expand_x", "expand_x has %lld rows, ep_send_counts can count at most %d",
                     Wide(rows), INT32_MAX) &&
-               Need(!v2 || length >= kTripleWords * rows, name,
+               Need(!v2 || length >= kSourceIndexWords * rows, name,
                     "assist_info_for_combine has %lld elements, expand_x's %lld rows need at least %lld", Wide(length),
-                    Wide(rows), Wide(kTripleWords * rows)) &&
+                    Wide(rows), Wide(kSourceIndexWords * rows)) &&
                Need(!v2 || TransportOf(call_) != kTransportRdma || length >= pairs, name,
                     "assist_info_for_combine has %lld elements, between servers it must have at least "
                     "BS*K = %lld: pass dispatch's own tensor",
                     Wide(length), Wide(pairs)) &&
-               KeptRecords(length) && Typed("ep_send_counts", kTensor_ep_send_counts, 1, kTypeInt32) &&
+               StoredRecords(length) && Typed("ep_send_counts", kTensor_ep_send_counts, 1, kTypeInt32) &&
                Need(counts >= slots, "ep_send_counts",
                     "ep_send_counts has %lld elements, it must have at least W*L = %lld", Wide(counts), Wide(slots)) &&
                Weights(ids) && SharedX() && OriginalX() && ConstExperts() && Performance();
     }
-    // Behind the triples.
-    bool KeptRecords(int64_t length) {
+    // The records after the source indices.
+    bool StoredRecords(int64_t length) {
         if (!HasTwoLevels(call_)) return true;
         const CallSizes sizes = SizesOf(call_);
         MoeDistributeInfo info = {};
@@ -296,9 +294,9 @@ private:
         info.topK = static_cast<uint32_t>(sizes.topK);
         info.maxBatch = static_cast<uint32_t>(sizes.maxBatch);
         info.capacity = Capacity(info.maxBatch, info.topK, static_cast<uint32_t>(sizes.localExperts));
-        info.nearRanks = static_cast<uint32_t>(call_.ranks_per_server);
+        info.intraNodeRanks = static_cast<uint32_t>(call_.ranks_per_server);
         const int64_t needed =
-            static_cast<int64_t>((KeptRecordsOffset(info) + KeptRecordsBytes(info)) / sizeof(int32_t));
+            static_cast<int64_t>((StoredRecordsOffset(info) + StoredRecordsBytes(info)) / sizeof(int32_t));
         return Need(length >= needed, "assist_info_for_combine",
                     "assist_info_for_combine has %lld elements, comm_alg 'hierarchy' needs at least %lld: pass "
                     "dispatch's own tensor",
@@ -368,7 +366,7 @@ private:
         return Need(experts == 0 || Given(call_, index), name, "%s is None, const_expert_num %lld needs it", name,
                     Wide(experts));
     }
-    // (C,), a factor an expert; or (C, H), by which the row says its own.
+    // (C,): a factor per expert; (C, H): vectors from which a row gets its own factor.
     bool Alphas(const char* name, TensorIndex index) {
         if (!NeedsConst(name, index)) return false;
         if (!Given(call_, index)) return true;

@@ -1,6 +1,6 @@
 // Event ids that the queues of a step hold at the same time, by pair of pipes. A queue of n tensors holds up to n ids
-// of the pair by which its consumer gives tensors back, because a free tensor keeps its id until it is filled again;
-// and one id of the pair by which its producer hands over for each tensor that is filled and not taken yet.
+// of the pair by which its consumer returns tensors, because a free tensor keeps its id until it is filled again, and
+// one id of the pair by which its producer hands over for each tensor that is filled and not taken.
 #pragma once
 
 #include "call_plan.h"
@@ -34,7 +34,7 @@ public:
             case Step::kServerSum:
                 Through(kRelayedMessages, 1);
                 Sums(plan.combine.sumRing, 1);
-                if (info_.quantMode != 0) Out(1);
+                if (CommQuantMode(info_) != 0) Out(1);
                 break;
             case Step::kWaitSums: break;  // only ServerTokens
         }
@@ -43,12 +43,12 @@ public:
     }
     uint32_t Of(EventPair pair) const { return held_[static_cast<uint32_t>(pair)]; }
     EventPair Fullest() const { return static_cast<EventPair>(std::max_element(held_, held_ + kPairs) - held_); }
-    // Of the pair of which most are held.
+    // The number for the pair with most.
     uint32_t Most() const { return Of(Fullest()); }
 
 private:
     void Hold(EventPair pair, uint32_t ids) { held_[static_cast<uint32_t>(pair)] += ids; }
-    // Queues of `ring` tensors, of which `filled` at most are filled and not taken: into UB for the vector unit, out of
+    // Queues of `ring` tensors, of which at most `filled` are filled and not taken: into UB for the vector unit, out of
     // it, and from GM to GM.
     void In(uint32_t ring, uint32_t filled) {
         Hold(EventPair::kMte2V, filled);
@@ -63,7 +63,7 @@ private:
         Hold(EventPair::kMte3Mte2, ring);
     }
 
-    // RowLoader. Direct loads rows ahead of those that it quantizes.
+    // RowLoader. Direct loads rows before it quantizes them.
     void Rows() {
         const uint32_t ring = plan_.dispatch.sendRing;
         if (info_.quantMode == 0) return Through(ring, 1);
@@ -72,12 +72,12 @@ private:
     }
     void DispatchSend() {
         Rows();
-        if (plan_.dispatch.tailRing != 0) Out(plan_.dispatch.tailRing);
+        if (plan_.dispatch.trailerRing != 0) Out(plan_.dispatch.trailerRing);
     }
-    // Where rows are read once for several experts, all of the ring is on its way before the first is stored.
+    // If rows are read once for several experts, the whole ring is in flight before the first store.
     void Gather() { Through(plan_.dispatch.copyRing, plan_.dispatch.sharedLanes != 0 ? plan_.dispatch.copyRing : 1); }
     void CombineSend() {
-        Triples();
+        SourceIndices();
         ReturnedRows();
     }
     // ReturnLoader.
@@ -87,8 +87,8 @@ private:
         In(ring, 1);
         Out(ring);
     }
-    void Triples() {
-        if (info_.triples != 0) Hold(EventPair::kMte2S, 1);  // from Begin to the first chunk
+    void SourceIndices() {
+        if (info_.sourceIndices != 0) Hold(EventPair::kMte2S, 1);  // from Begin to the first chunk
     }
     void Sums(uint32_t groups, uint32_t filled) {
         In(groups, filled);
@@ -96,7 +96,7 @@ private:
     }
     void Return() {
         const uint32_t groups = plan_.combine.sumRing / plan_.combine.sumGroup;
-        Triples();
+        SourceIndices();
         ReturnedRows();
         Sums(groups, groups);
     }

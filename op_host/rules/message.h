@@ -1,4 +1,4 @@
-// What an error record says, in words and as fields. Host code of every backend prints these.
+// Texts and fields of error records, for the host code of every backend.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ inline const char* ErrorName(uint32_t code) {
         case kInvalidExpertId: return "InvalidExpertId";
         case kRoutingOverflow: return "RoutingOverflow";
         case kInvalidCounts:
-        case kInvalidTriple: return "ArgumentError";
+        case kInvalidSourceIndex: return "ArgumentError";
         case kConfigMismatch: return "ConfigMismatch";
         case kRoutingMismatch: return "RoutingMismatch";
         case kPeerLost: return "PeerLost";
@@ -59,7 +59,7 @@ inline std::string FieldValue(int32_t field, int32_t value) {
     }
 }
 
-// A record in words: one line, what, which rank, the rule with its numbers, the fix.
+// A record as one line: what, which rank, the rule with its numbers, the fix.
 class RecordText {
 public:
     explicit RecordText(const int32_t* record) : record_(record) {}
@@ -78,7 +78,7 @@ public:
                     "not repeat an expert in a token's ids",
                     Op(), At(kRecCulprit), At(kRecDetail1), At(kRecDetail0), At(kRecCapacity));
             case kInvalidCounts: return Counts();
-            case kInvalidTriple: return Triple();
+            case kInvalidSourceIndex: return SourceIndex();
             case kConfigMismatch: return Config();
             case kRoutingMismatch: return Routing();
             case kPeerLost:
@@ -105,7 +105,7 @@ public:
                 return Format("rank=%d;owner=%d;rows=%d;capacity=%d", At(kRecCulprit), At(kRecDetail0), At(kRecDetail1),
                               At(kRecCapacity));
             case kInvalidCounts: return Format("argument=ep_send_counts;rank=%d", At(kRecCulprit));
-            case kInvalidTriple: return Format("argument=assist_info_for_combine;rank=%d", At(kRecCulprit));
+            case kInvalidSourceIndex: return Format("argument=assist_info_for_combine;rank=%d", At(kRecCulprit));
             case kConfigMismatch:
                 return Format("field=%s;rank=%d;ours=%s;theirs=%s", Field(), At(kRecCulprit), Ours().c_str(),
                               Theirs().c_str());
@@ -124,14 +124,14 @@ public:
 
 private:
     int32_t At(uint32_t word) const { return record_[word]; }
-    // A caller's int64 id beyond int32 comes as the nearest int32.
+    // A caller's int64 id beyond int32 becomes the nearest int32.
     static const char* Saturated(int32_t id) {
         return id == INT32_MAX ? " or more" : id == INT32_MIN ? " or less" : "";
     }
     const char* Op() const { return OpName(At(kRecOp)); }
     uint32_t Epoch() const { return static_cast<uint32_t>(At(kRecEpoch)); }
     int32_t Reporter() const { return At(kRecReporter); }
-    // Of a fatal error that hierarchy's waits have found.
+    // For fatal errors detected by hierarchy's waits.
     uint32_t LevelNumber() const {
         const uint32_t code = static_cast<uint32_t>(At(kRecCode));
         const bool waited = code == kPeerLost || code == kCommTimeout || code == kCorruptStatus;
@@ -174,15 +174,16 @@ private:
             "expand_x; pass dispatch's ep_recv_counts",
             At(kRecCulprit), At(kRecDetail1), where);
     }
-    std::string Triple() const {
+    std::string SourceIndex() const {
         static const char* const kWords[] = {"source rank", "token", "k", "?"};
-        if (At(kRecDetail0) == static_cast<int32_t>(kTripleRecords)) {
+        if (At(kRecDetail0) == static_cast<int32_t>(kSourceIndexRecords)) {
             return Format(
-                "combine: assist_info_for_combine of rank %d holds %d behind its triples, which comm_alg \"hierarchy\" "
+                "combine: assist_info_for_combine of rank %d holds %d behind its source indices, which comm_alg "
+                "\"hierarchy\" "
                 "cannot have written: pass dispatch's own tensor, and the same comm_alg to both ops",
                 At(kRecCulprit), At(kRecDetail1));
         }
-        if ((At(kRecDetail0) & 3) == static_cast<int32_t>(kTripleOrder)) {
+        if ((At(kRecDetail0) & 3) == static_cast<int32_t>(kSourceIndexOrder)) {
             return Format(
                 "combine: assist_info_for_combine of rank %d is not in dispatch's order at row %d (token %d, "
                 "k %d): comm_alg \"direct\" takes rows and assist_info_for_combine as dispatch wrote them; "
@@ -237,7 +238,7 @@ private:
             "combine the same expert_ids and x_active_mask as dispatch",
             expert, At(kRecDetail2), At(kRecCulprit), At(kRecDetail1));
     }
-    // Nothing of the windows was touched. Which fix: the group's own size is what its windows were made with.
+    // No window was touched. The fix depends on the group's own size, which its windows were made with.
     std::string Context() const {
         const int32_t field = At(kRecDetail0);
         if (field == static_cast<int32_t>(kContextFieldAddress))

@@ -1,6 +1,6 @@
-// The description of the operators: inputs, outputs and attributes of each op type, in the one order that its
-// definition, the aclnn entry points and the kernel entries share; and which of torch_npu's two functions have them.
-// No CANN types.
+// The description of the operators: inputs, outputs and attributes of each op type, in the order shared by its
+// definition, the aclnn entry points and the kernel entries; and which of torch_npu's two functions have them. No CANN
+// types.
 //
 // A row of it is one of:
 //   INPUT(name, type, need, functions)             a tensor; the functions that have it too
@@ -16,8 +16,8 @@
 //   the twin's launch (csrc/abi/op_launch.cpp), the virtual NPU's entry points (vnpu/cust_opapi);
 //   by the macros: the call on an NPU (csrc/npu/adapter.cpp);
 //   by tools/op_description.py, which reads a row a line: the aclnn entry points and their header, msopgen's JSON.
-// Typed are Python's functions and the kernel entries: tests/host/test_op_description.py and test_op_api.py hold them
-// against the rows.
+// Python's functions and the kernel entries are written by hand; tests/host/test_op_description.py and test_op_api.py
+// compare them with the rows.
 #pragma once
 
 // clang-format off
@@ -80,7 +80,7 @@
     INTEGER(timeout_us, kOptional, 0, kNeither)                                                                       \
     INTEGER(part, kOptional, 0, kNeither)                                                                             \
     INTEGER(ranks_per_server, kOptional, 0, kNeither)                                                                 \
-    INTEGER(meeting, kOptional, 0, kNeither)
+    INTEGER(core_barrier, kOptional, 0, kNeither)
 
 #define ASCEND_MOE_COMBINE_INPUTS(INPUT, RENAMED, REFUSED)                                                            \
     INPUT(expand_x, kRows, kRequired, kBoth)                                                                          \
@@ -130,9 +130,9 @@
     INTEGER(timeout_us, kOptional, 0, kNeither)                                                                       \
     INTEGER(part, kOptional, 0, kNeither)                                                                             \
     INTEGER(ranks_per_server, kOptional, 0, kNeither)                                                                 \
-    INTEGER(meeting, kOptional, 0, kNeither)
+    INTEGER(core_barrier, kOptional, 0, kNeither)
 
-// The bring-up's; not one of torch_npu's functions.
+// The bring-up's op; not one of torch_npu's functions.
 #define ASCEND_MOE_PROBE_INPUTS(INPUT, RENAMED, REFUSED)
 #define ASCEND_MOE_PROBE_OUTPUTS(OUTPUT, RENAMED)                                                                     \
     OUTPUT(report, kTypeInt32) /* [kProbeReportBlocks, kBlockWords] */
@@ -156,7 +156,7 @@
     OP(kOpProbe, AscendMoeProbe, PROBE, 1)
 
 // Columns of the dtype lists: kRows and kWireRows. A binary of the kernel is built for each. Dispatch sends rows as
-// they are, or as int8 when it quantizes: the columns behind the third, which an op that does not quantize has not.
+// they are, or as int8 if it quantizes: the columns after the third, which other ops do not have.
 #define ASCEND_MOE_COLUMNS(COLUMN)                                                                                    \
     COLUMN(kTypeBf16, kTypeBf16)                                                                                      \
     COLUMN(kTypeFp16, kTypeFp16)                                                                                      \

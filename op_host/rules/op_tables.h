@@ -9,7 +9,7 @@
 
 namespace moe {
 
-// Element types that differ from column to column: rows as a caller has them, and as dispatch sends them.
+// Element types that differ between columns: rows of the caller, and as dispatch sends them.
 constexpr uint32_t kRows = 100, kWireRows = 101;
 constexpr bool kRequired = true, kOptional = false;
 
@@ -20,7 +20,7 @@ struct OpTensor {
     TensorIndex index, v2_index;  // in CallSpec; of outputs unused
 };
 
-// An integer, or a string where `text` is not null.
+// An integer, or a string if `text` is not null.
 struct OpAttribute {
     const char* name;
     bool required;
@@ -28,7 +28,7 @@ struct OpAttribute {
     const char* text;  // default
 };
 
-// What a function has and takes no value for.
+// Arguments that a function has and takes no value for.
 struct OpRefused {
     const char* name;
     uint32_t index;  // TensorIndex or AttributeIndex in CallSpec
@@ -43,7 +43,7 @@ struct Span {
     const T* end() const { return data + size; }
     const T& operator[](size_t i) const { return data[i]; }
 };
-// Without the last element: no table below is empty in C++, each has one more.
+// Without the last element: each table below has one more, because none may be empty in C++.
 template <typename T, size_t kSize>
 constexpr Span<T> RowsOf(const T (&table)[kSize]) {
     return {table, kSize - 1};
@@ -105,7 +105,7 @@ inline const OpInterface& InterfaceOf(uint32_t op) {
 }
 
 // clang-format off
-// Places of the outputs; of a kernel's arguments, as its entry has them.
+// Places of the outputs, and of a kernel's arguments in its entry.
 #define ASCEND_MOE_PLACE(name, ...) name,
 #define ASCEND_MOE_PLACES(op, OP)                                                                        \
     struct op##Output {                                                                                  \
@@ -141,12 +141,12 @@ struct RowTypes {
 constexpr RowTypes kRowTypes[] = {ASCEND_MOE_COLUMNS(ASCEND_MOE_COLUMN)};
 #undef ASCEND_MOE_COLUMN
 
-// Place of an input in CallSpec, as the function of that contract calls it.
+// Place of an input in CallSpec, by its name in the function of that contract.
 inline TensorIndex IndexOf(const OpTensor& input, int32_t contract) {
     return contract == static_cast<int32_t>(kContractV2) ? input.v2_index : input.index;
 }
 
-// Names in CallSpec, and their places; kTensorCount and kAttributeCount for those that it has not.
+// Names in CallSpec and their places; kTensorCount and kAttributeCount for unknown ones.
 #define ASCEND_MOE_NAME(name) #name,
 constexpr const char* kTensorNames[] = {ASCEND_MOE_TENSORS(ASCEND_MOE_NAME)};
 constexpr const char* kAttributeNames[] = {ASCEND_MOE_ATTRIBUTES(ASCEND_MOE_NAME)};

@@ -1,4 +1,4 @@
-// Tiling: from a checked call to window need, UB plan and the words that the kernels read.
+// Tiling: from a checked call to window need, UB layout and the words that the kernels read.
 #pragma once
 
 #include "vendor_needs.h"
@@ -7,14 +7,14 @@
 
 namespace moe {
 
-// What a round trip fills of each half of a window: one region a source rank, or the half as a whole.
+// What a round trip fills of each ping-pong buffer of a window: one region per source rank, or the whole buffer.
 struct WindowNeed {
     uint64_t dispatchRegion;
-    uint64_t combineRegion;  // V1
-    uint64_t dispatchHalf;   // direct
-    uint64_t combineHalf;    // V2, direct
+    uint64_t combineRegion;     // V1
+    uint64_t dispatchPingPong;  // direct
+    uint64_t combinePingPong;   // V2, direct
 };
-// Bytes of a row on its way back. To a dispatch the op gives no comm_quant_mode, but a plan of both ops may.
+// Bytes of a returned row. Dispatch has no comm_quant_mode, but a plan of both ops may.
 inline uint32_t ReturnedRowOf(const CallSpec& call, const MoeDistributeInfo& info) {
     if (MOE_ATTRIBUTE(call, comm_quant_mode) == kCommQuantMode) return CommQuantRowBytes(info.hidden);
     return info.hidden * TypeSize(info.xType);
@@ -25,66 +25,68 @@ inline WindowNeed DirectNeedOf(const MoeDistributeInfo& info, uint32_t back) {
     const uint64_t returned = static_cast<uint64_t>(info.world) * info.capacity;
     return {0, 0, PublishedWeightsOffset(info, row) + weights, returned * RowStep(info, back)};
 }
-// Regions of ranks have rows for an owner, and come back as they are; those of servers have records with rows, and sums
-// of `back` bytes.
+// Regions of ranks contain rows for an owner, which return as they are; those of servers records with rows, and sums of
+// `back` bytes.
 inline WindowNeed HierarchyNeedOf(const MoeDistributeInfo& info, uint64_t back) {
-    const uint64_t message = FarMessageBytes(info.world), tail = RelayTailBytes(info.world, info.nearRanks);
+    const uint64_t message = InterNodeMessageBytes(info.world),
+                   trailer = RelayTrailerBytes(info.world, info.intraNodeRanks);
     const uint64_t row = DispatchRowStride(info.hidden, TypeSize(info.wireType), info.quantMode != 0, 0);
     const uint64_t plain = static_cast<uint64_t>(info.hidden) * TypeSize(info.xType);
-    const uint64_t tails = (1 + info.hasWeights) * kBlock;  // combine does not know of dispatch's
-    return {std::max(info.capacity * (row + tails) + message, info.maxBatch * (row + RecordBytes(info.topK)) + tail),
-            std::max(info.capacity * plain + message, info.maxBatch * back + tail), 0, 0};
+    const uint64_t trailers = (1 + info.hasWeights) * kBlock;  // combine does not know dispatch's
+    return {
+        std::max(info.capacity * (row + trailers) + message, info.maxBatch * (row + RecordBytes(info.topK)) + trailer),
+        std::max(info.capacity * plain + message, info.maxBatch * back + trailer), 0, 0};
 }
-// `back`: bytes of a row on its way back.
+// `back`: bytes of a returned row.
 inline WindowNeed WindowNeedOf(const MoeDistributeInfo& info, uint32_t back) {
     if (info.algorithm == kAlgorithmDirect) return DirectNeedOf(info, back);
     if (info.algorithm == kAlgorithmHierarchy) return HierarchyNeedOf(info, back);
-    const bool triples = info.triples != 0;
-    const uint64_t sent = RowStep(info, TailedRowBytes(info)), returned = RowStep(info, back);
-    const uint32_t slot = RowStep(info, SlotBytes(back));
-    // A status run follows the rows that come over RDMA.
-    const uint64_t run = info.transport == kTransportRdma ? FarMessageBytes(info.world) : 0;
+    const bool sourceIndices = info.sourceIndices != 0;
+    const uint64_t sent = RowStep(info, RowBytesWithTrailer(info)), returned = RowStep(info, back);
+    const uint32_t step = RowStep(info, IndexedRowBytes(back));
+    // Over RDMA a status message follows the rows.
+    const uint64_t run = info.transport == kTransportRdma ? InterNodeMessageBytes(info.world) : 0;
     return {BytesOnWire(info, info.capacity * sent) + run,
-            triples ? 0 : BytesOnWire(info, info.capacity * returned) + run, 0,
-            triples ? static_cast<uint64_t>(info.maxBatch) * info.topK * slot : 0};
+            sourceIndices ? 0 : BytesOnWire(info, info.capacity * returned) + run, 0,
+            sourceIndices ? static_cast<uint64_t>(info.maxBatch) * info.topK * step : 0};
 }
 
-// The half of a window that direct needs: in dispatch also for the rows that will come back, by either algorithm.
-inline uint64_t DirectHalfOf(const CallSpec& call, const MoeDistributeInfo& info) {
+// The ping-pong buffer that direct needs: in dispatch also for the rows that will return, by either algorithm.
+inline uint64_t DirectPingPongOf(const CallSpec& call, const MoeDistributeInfo& info) {
     const uint32_t row = ReturnedRowOf(call, info);
     const WindowNeed direct = DirectNeedOf(info, row);
-    if (call.op != kOpDispatch) return direct.combineHalf;
+    if (call.op != kOpDispatch) return direct.combinePingPong;
     MoeDistributeInfo as = info;
     as.algorithm = kAlgorithmWindow;
     const WindowNeed window = WindowNeedOf(as, row);
-    const uint64_t back = std::max(window.combineHalf, info.world * CeilTo(window.combineRegion, 512));
-    return std::max(direct.dispatchHalf, std::min(direct.combineHalf, back));
+    const uint64_t back = std::max(window.combinePingPong, info.world * CeilTo(window.combineRegion, 512));
+    return std::max(direct.dispatchPingPong, std::min(direct.combinePingPong, back));
 }
 
-// What comm_alg selects. "auto", the default, goes by what is equal on all ranks: direct where ranks reach each other
-// by memory and its rows fit.
+// The algorithm selected by comm_alg. "auto", the default, uses values that are equal on all ranks: direct if ranks
+// reach each other by memory and its rows fit.
 inline uint32_t AlgorithmOf(const CallSpec& call, const MoeDistributeInfo& info) {
     if (call.comm_alg == kCommAlgDirect) return kAlgorithmDirect;
     if (HasTwoLevels(call)) return kAlgorithmHierarchy;
     if (call.comm_alg < kCommAlgAuto || info.transport != kTransportMemory) return kAlgorithmWindow;
-    return DirectHalfOf(call, info) <= HalfBytes(info.dataBytes) ? kAlgorithmDirect : kAlgorithmWindow;
+    return DirectPingPongOf(call, info) <= PingPongBytes(info.dataBytes) ? kAlgorithmDirect : kAlgorithmWindow;
 }
 
-// What this op fills of a half, and whether the window has room for it.
-inline bool Fits(const CallSpec& call, const MoeDistributeInfo& info, uint64_t& region, uint64_t& half) {
+// What this op fills of a ping-pong buffer, and whether the window has room for it.
+inline bool Fits(const CallSpec& call, const MoeDistributeInfo& info, uint64_t& region, uint64_t& pingPong) {
     const WindowNeed need = WindowNeedOf(info, ReturnedRowOf(call, info));
     const bool dispatch = call.op == kOpDispatch;
     region = dispatch ? need.dispatchRegion : need.combineRegion;
-    half = dispatch ? need.dispatchHalf : need.combineHalf;
-    return region <= RegionBytes(info.dataBytes, info.regions) && half <= HalfBytes(info.dataBytes);
+    pingPong = dispatch ? need.dispatchPingPong : need.combinePingPong;
+    return region <= RegionBytes(info.dataBytes, info.regions) && pingPong <= PingPongBytes(info.dataBytes);
 }
-// What the rows of this op begin at multiples of: kRowUnit where stores alone carry them and the window has the room.
-// It follows from what is equal on all ranks, and no call is refused for it.
+// The alignment of this op's rows: kRowUnit if only stores carry them and the window has room. It depends on values
+// that are equal on all ranks, and no call is refused for it.
 inline uint32_t RowUnitOf(const CallSpec& call, MoeDistributeInfo info) {
     if (info.transport != kTransportMemory || info.algorithm == kAlgorithmHierarchy) return kBlock;
-    uint64_t region, half;
+    uint64_t region, pingPong;
     info.rowUnit = kRowUnit;
-    return Fits(call, info, region, half) ? kRowUnit : kBlock;
+    return Fits(call, info, region, pingPong) ? kRowUnit : kBlock;
 }
 
 inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
@@ -114,22 +116,23 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.windowMiB = static_cast<uint32_t>(call.window_mib);
     info.capacity = Capacity(info.maxBatch, info.topK, info.localExperts);
     info.dataBytes = static_cast<uint64_t>(call.window_mib) * kMiB;
-    info.lentBytes = static_cast<uint64_t>(call.lent_mib) * kMiB;
-    info.lentGeneration = !dispatch && call.lent_mib > 0 ? 1 : 0;  // for hosts that do not put the block's own
+    info.registeredBytes = static_cast<uint64_t>(call.registered_mib) * kMiB;
+    info.registeredGeneration =
+        !dispatch && call.registered_mib > 0 ? 1 : 0;  // for hosts that do not set the block's own
     info.contextKind = static_cast<uint32_t>(call.context_kind);
     info.transport = TransportOf(call);
     info.ranksPerServer = static_cast<uint32_t>(call.ranks_per_server);
     info.rdmaFlags = info.transport == kTransportRdma && call.rdma_flags != 0 ? 1 : 0;
     const bool levels = HasTwoLevels(call);
-    info.nearRanks = call.near_stores != 0 || levels ? static_cast<uint32_t>(call.ranks_per_server) : 1;
-    info.regions = RegionsOf(info.world, levels ? info.nearRanks : 0);
-    // Over RDMA both contracts send rows in V1's way; expand_idx then fills the first BS*K words of V2's
-    // tensor. With two levels rows have triples, and come back packed all the same.
+    info.intraNodeRanks = call.intra_node_stores != 0 || levels ? static_cast<uint32_t>(call.ranks_per_server) : 1;
+    info.regions = RegionsOf(info.world, levels ? info.intraNodeRanks : 0);
+    // Over RDMA both contracts send rows in V1's layout; expand_idx then fills the first BS*K words of V2's tensor.
+    // With two levels rows have source indices but return compacted.
     const bool carried = info.transport == kTransportMemory || (levels && dispatch);
-    info.triples = info.contract == kContractV2 && carried ? 1 : 0;
+    info.sourceIndices = info.contract == kContractV2 && carried ? 1 : 0;
     info.deadlineCycles = static_cast<uint64_t>(call.deadline_micros) * kCyclesPerMicro;
-    info.meeting = static_cast<uint32_t>(call.meeting);
-    info.stamps = static_cast<uint32_t>(call.stamps);
+    info.coreBarrier = static_cast<uint32_t>(call.core_barrier);
+    info.timestamps = static_cast<uint32_t>(call.timestamps);
     info.part = static_cast<uint32_t>(call.part);
     const SpecialNumbers special = SpecialOf(call);
     info.firstCopy = info.experts + static_cast<uint32_t>(special.zero);
@@ -143,14 +146,14 @@ inline void FillInfo(const CallSpec& call, MoeDistributeInfo& info) {
     info.rowUnit = RowUnitOf(call, info);
 }
 
-// HCCL_BUFFSIZE for such a region and half. A2 has the state area in the window's last MiB.
+// HCCL_BUFFSIZE for such a region and ping-pong buffer. A2 has the state area in the window's last MiB.
 inline uint32_t StateMiB(const MoeDistributeInfo& info) { return info.contextKind == kContextA2 ? 1 : 0; }
-inline int64_t NeededMiB(const MoeDistributeInfo& info, uint64_t regionBytes, uint64_t halfBytes) {
-    const uint64_t half = std::max(CeilTo(halfBytes, 512), info.regions * CeilTo(regionBytes, 512));
-    return static_cast<int64_t>((2 * half + kMiB - 1) / kMiB) + StateMiB(info);
+inline int64_t NeededMiB(const MoeDistributeInfo& info, uint64_t regionBytes, uint64_t pingPongBytes) {
+    const uint64_t pingPong = std::max(CeilTo(pingPongBytes, 512), info.regions * CeilTo(regionBytes, 512));
+    return static_cast<int64_t>((2 * pingPong + kMiB - 1) / kMiB) + StateMiB(info);
 }
 
-// The same call, as CANN's own operators would see it.
+// The same call for CANN's own operators.
 inline CannCall CannCallOf(const MoeDistributeInfo& info) {
     return {info.world,
             info.experts,
@@ -164,19 +167,19 @@ inline CannCall CannCallOf(const MoeDistributeInfo& info) {
 }
 
 inline bool CheckWindow(const CallSpec& call, const MoeDistributeInfo& info, CallPlan& plan, CheckResult& result) {
-    uint64_t region, half;
-    const bool fits = Fits(call, info, region, half);
-    plan.windowBytes = std::max(region, half);
+    uint64_t region, pingPong;
+    const bool fits = Fits(call, info, region, pingPong);
+    plan.windowBytes = std::max(region, pingPong);
     if (fits) return true;
     result.kind = kCheckWindow;
     const WindowNeed need = WindowNeedOf(info, ReturnedRowOf(call, info));
     const bool dispatch = call.op == kOpDispatch;
-    // Dispatch names what the round trip needs; combine what is left of it.
+    // Dispatch reports the need of the round trip; combine the rest of it.
     const uint64_t whole = dispatch ? std::max(need.dispatchRegion, need.combineRegion) : need.combineRegion;
     result.needed_mib =
-        NeededMiB(info, whole, dispatch ? std::max(need.dispatchHalf, need.combineHalf) : need.combineHalf);
+        NeededMiB(info, whole, dispatch ? std::max(need.dispatchPingPong, need.combinePingPong) : need.combinePingPong);
     if (call.comm_alg >= kCommAlgAuto && info.transport == kTransportMemory)
-        result.needed_mib = std::min(result.needed_mib, NeededMiB(info, 0, DirectHalfOf(call, info)));
+        result.needed_mib = std::min(result.needed_mib, NeededMiB(info, 0, DirectPingPongOf(call, info)));
     const CannCall cann = CannCallOf(info);
     const CannVersion& a3 = kCannVersions[info.contract == kContractV2 ? kCannA3V2 : kCannA3V1];
     const bool levels = info.algorithm == kAlgorithmHierarchy;
@@ -225,11 +228,11 @@ inline void PlanCombine(const CallSpec& call, const MoeDistributeInfo& info, Cal
     const bool direct = info.algorithm == kAlgorithmDirect;
     static const uint32_t kKeys[][2] = {
         {ASCEND_MOE_TILING_KEY_COMBINE, ASCEND_MOE_TILING_KEY_COMBINE_QUANT},
-        {ASCEND_MOE_TILING_KEY_COMBINE_SLOTS, ASCEND_MOE_TILING_KEY_COMBINE_SLOTS_QUANT},
+        {ASCEND_MOE_TILING_KEY_COMBINE_INDEXED, ASCEND_MOE_TILING_KEY_COMBINE_INDEXED_QUANT},
         {ASCEND_MOE_TILING_KEY_COMBINE_DIRECT, ASCEND_MOE_TILING_KEY_COMBINE_DIRECT_QUANT},
         {ASCEND_MOE_TILING_KEY_COMBINE_HIERARCHY, ASCEND_MOE_TILING_KEY_COMBINE_HIERARCHY_QUANT}};
     const bool levels = info.algorithm == kAlgorithmHierarchy;
-    plan.tilingKey = kKeys[levels ? 3 : direct ? 2 : info.triples][info.quantMode != 0];
+    plan.tilingKey = kKeys[levels ? 3 : direct ? 2 : info.sourceIndices][info.quantMode != 0];
     plan.combine.info = info;
     plan.combine.hasSharedExpertX = MOE_GIVEN(call, shared_expert_x) ? 1 : 0;
     RingChooser rings(plan, UbOf(call));
@@ -238,11 +241,11 @@ inline void PlanCombine(const CallSpec& call, const MoeDistributeInfo& info, Cal
     } else if (levels) {
         rings.HierarchyCombine();
     } else {
-        rings.WindowCombine();
+        rings.WindowCombineBase();
     }
 }
 
-// False: with the smallest rings and pieces a step still needs more UB than a core has.
+// Returns false if a step needs more UB than a core has even with the smallest rings and pieces.
 inline bool CheckUb(const CallSpec& call, const CallPlan& plan, CheckResult& result) {
     const MoeDistributeInfo& info = plan.info();
     const Step step = FullestStep(plan);
@@ -261,7 +264,7 @@ inline bool CheckUb(const CallSpec& call, const CallPlan& plan, CheckResult& res
     return false;
 }
 
-// Everything a launch needs, or the reason why not.
+// Plans everything a launch needs, or reports why it cannot run.
 inline bool PlanCall(const CallSpec& call, CallPlan& plan, CheckResult& result) {
     plan = CallPlan();
     if (!CheckCall(call, result)) return false;

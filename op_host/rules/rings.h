@@ -1,6 +1,5 @@
-// Tiling of UB: how many rows are on their way at a time in the steps of the kernels. Every choice is the largest with
-// which the step fits into UB (ub.h) and its queues into the event ids (events.h). Where not even one row fits, the
-// step takes smaller pieces.
+// Tiling of UB: rows in flight in the kernels' steps. Every choice is the largest with which the step fits into UB
+// (ub.h) and its queues into the event ids (events.h). If not even one row fits, the step takes smaller pieces.
 #pragma once
 
 #include "events.h"
@@ -8,10 +7,10 @@
 
 namespace moe {
 
-constexpr uint32_t kChunkBytes = 56 * 1024;  // one of the two chunks of rows on their way
+constexpr uint32_t kChunkBytes = 56 * 1024;  // one of the two chunks of rows in flight
 constexpr uint32_t kMaxSendRing = 4;
 constexpr uint32_t kMaxReturnRing = 4;
-constexpr uint32_t kMaxTailRing = 4;
+constexpr uint32_t kMaxTrailerRing = 4;
 constexpr uint32_t kMostPart = 8192;                                 // elements that are summed at a time
 constexpr uint32_t kPartUnit = 32;                                   // of them,
 constexpr uint32_t kFlaggedUnit = 128;                               // where scales of them end at whole blocks
@@ -24,7 +23,7 @@ inline uint32_t ChunkRows(uint32_t rowBytes) { return Max(1, Min(kChunkBytes / r
 inline uint32_t MostListCores(const MoeDistributeInfo& info) {
     return info.batch * info.topK <= kMostListPairs ? info.cores - 1 : 0;
 }
-// Roles pay where cores are many: they meet once, not twice, but a core that makes lists reads all ids.
+// Roles pay off with many cores: one core barrier instead of two, but a core that makes lists reads all ids.
 inline uint32_t ListCores(const MoeDistributeInfo& info, int32_t asked) {
     if (asked > 0) return Min(static_cast<uint32_t>(asked), MostListCores(info));
     if (info.cores < kManyCores) return 0;
@@ -32,7 +31,7 @@ inline uint32_t ListCores(const MoeDistributeInfo& info, int32_t asked) {
     return Min(info.cores / share, MostListCores(info));
 }
 
-// Reading rows once for all experts of a rank pays where cores are many.
+// Reading rows once for all experts of a rank pays off with many cores.
 inline bool SharesRows(const MoeDistributeInfo& info) {
     constexpr uint32_t kMostPairs = 1u << 19;  // keys are exact
     return info.hasScales == 0 && info.localExperts > 1 && info.topK > 1 && info.cores >= kManyCores &&
@@ -46,16 +45,15 @@ inline uint32_t SharedLanes(const MoeDistributeInfo& info) {
     return CeilDiv(Max(1, Min(kMostSharedLanes, entries)), kSharedLaneUnit) * kSharedLaneUnit;
 }
 
-// A part of a row of codes in flagged blocks is loaded in whole blocks of 32 bytes, its scales too; in hierarchy parts
-// of codes are made.
+// Parts of codes in flagged blocks, and parts made in hierarchy, are loaded in whole blocks of 32 bytes, scales too.
 inline uint32_t PartUnit(const MoeDistributeInfo& info) {
     const bool whole = info.rdmaFlags != 0 || info.algorithm == kAlgorithmHierarchy;
-    return whole && info.quantMode != 0 ? kFlaggedUnit : kPartUnit;
+    return whole && CommQuantMode(info) != 0 ? kFlaggedUnit : kPartUnit;
 }
 inline void SetParts(const MoeDistributeInfo& info, uint32_t parts, MoeDistributeCombineTiling& tiling) {
     tiling.partElements = static_cast<uint32_t>(CeilTo(CeilDiv(info.hidden, parts), PartUnit(info)));
     tiling.partsPerToken = CeilDiv(info.hidden, tiling.partElements);
-    // A whole row of codes is loaded with the scales where they lie in it.
+    // A whole row of codes is loaded together with its scales.
     if (tiling.partsPerToken == 1 && info.rdmaFlags == 0)
         tiling.partElements = static_cast<uint32_t>(CeilTo(info.hidden, kPartUnit));
 }
@@ -65,7 +63,7 @@ inline void SplitTokens(const MoeDistributeInfo& info, MoeDistributeCombineTilin
     const uint32_t parts = info.batch == 0 ? 1 : Max(1, info.cores / info.batch);
     SetParts(info, Max(CeilDiv(info.hidden, kMostPart), Min(parts, info.hidden / kLeastPart)), tiling);
 }
-// Direct combine: a token's H is shared so that all cores have as much to sum, in few parts.
+// Direct combine: shares a token's H so that all cores sum equally much, in few parts.
 inline void ShareTokens(const MoeDistributeInfo& info, MoeDistributeCombineTiling& tiling) {
     constexpr uint32_t kMostParts = 8, kLeastBytes = 2048;
     SplitTokens(info, tiling);
@@ -80,7 +78,7 @@ inline void ShareTokens(const MoeDistributeInfo& info, MoeDistributeCombineTilin
     SetParts(info, best, tiling);
 }
 
-// Fills in the rings of a plan whose other words are there.
+// Chooses the rings of a plan whose other words are set.
 class RingChooser {
 public:
     RingChooser(CallPlan& plan, uint32_t ub) : plan_(plan), info_(plan.info()), ub_(ub) {}
@@ -91,20 +89,20 @@ public:
     }
     // Chunks of window rows in flight while they become expand_x, and rows of each.
     void CopiedRows() {
-        const uint32_t most = ChunkRows(TailedRowBytes(info_));
+        const uint32_t most = ChunkRows(RowBytesWithTrailer(info_));
         plan_.dispatch.copyRing = 2;
         if (Grow(plan_.dispatch.copyRows, 1, most, Step::kCopy)) return;
         plan_.dispatch.copyRing = 1;
         Grow(plan_.dispatch.copyRows, 1, most, Step::kCopy);
     }
-    // `listCores`: as many as the caller asks for; 0: as many as pay.
+    // `listCores`: the caller's choice; 0: as many as pay off.
     void DirectDispatch(int32_t listCores) {
         SendRows(Step::kPublish);
         plan_.dispatch.listCores = ListCores(info_, listCores);
         if (!Fits(Step::kLists)) plan_.dispatch.listCores = 0;
         GatheredRows();
     }
-    void WindowCombine() {
+    void WindowCombineBase() {
         InPieces(plan_.combine.quantPiece, [this] { return ReturnedChunks(); });
         SplitTokens(info_, plan_.combine);
         plan_.combine.sumGroup = 1;
@@ -135,8 +133,8 @@ private:
     bool Fits(Step step) const {
         return UbBudget(plan_, step).Bytes() <= ub_ && EventBudget(plan_, step).Most() <= kMostRing;
     }
-    // `size`, a word of the plan's tiling, becomes the largest number of least..most with which the step fits. False:
-    // there is none; it is `least` then.
+    // Sets `size`, a word of the plan's tiling, to the largest number in least..most with which the step fits. Returns
+    // false, and sets `least`, if there is none.
     bool Grow(uint32_t& size, uint32_t least, uint32_t most, Step step) {
         size = most;
         if (Fits(step)) return true;
@@ -150,12 +148,12 @@ private:
     }
     uint32_t RowBytes() const { return info_.hidden * TypeSize(info_.xType); }
 
-    // Rows on their way while dispatch sends or publishes, and the piece of a row that is quantized at a time.
+    // Rows in flight while dispatch sends or publishes, and the piece of a row that is quantized at a time.
     void SendRows(Step step) {
         InPieces(plan_.dispatch.quantPiece, [this, step] { return SendRings(step); });
     }
-    // `piece`, the elements of a row that are quantized at a time, becomes the largest with which `fit` finds room,
-    // else the smallest.
+    // Sets `piece`, the elements quantized at a time, to the largest with which `fit` finds room, otherwise the
+    // smallest.
     template <typename Fit>
     bool InPieces(uint32_t& piece, Fit fit) {
         if (info_.quantMode == 0) return fit();
@@ -166,17 +164,16 @@ private:
         }
         return false;
     }
-    // In window also rows with their tails, where cores are many and there is room for two rows besides.
+    // In window also rows with their trailers, with many cores and room for two more rows.
     bool SendRings(Step step) {
         const bool window = step == Step::kSend && info_.algorithm == kAlgorithmWindow;
-        const bool tails = window && TailBlocks(info_) != 0 && info_.cores >= kManyCores;
-        plan_.dispatch.tailRing = tails ? kMaxTailRing : 0;
+        const bool trailers = window && TrailerBlocks(info_) != 0 && info_.cores >= kManyCores;
+        plan_.dispatch.trailerRing = trailers ? kMaxTrailerRing : 0;
         plan_.dispatch.sendRing = 2;
-        if (!Fits(step)) plan_.dispatch.tailRing = 0;
+        if (!Fits(step)) plan_.dispatch.trailerRing = 0;
         return Grow(plan_.dispatch.sendRing, 1, kMaxSendRing, step);
     }
-    // Chunks in flight, and rows of each, while direct dispatch gathers. With many cores each row leaves as it comes,
-    // rather than with others.
+    // Chunks in flight, and rows of each, while direct dispatch gathers. With many cores each row leaves as it comes.
     void GatheredRows() {
         MoeDistributeDispatchTiling& tiling = plan_.dispatch;
         tiling.copyRows = 1;
@@ -185,15 +182,15 @@ private:
             tiling.sharedLanes = tiling.sharedLanes / 2 < kLeastSharedLanes ? 0 : tiling.sharedLanes / 2;
         Grow(tiling.copyRows, 1, info_.cores >= kManyCores ? 1 : kMostPieces, Step::kGather);
     }
-    // Window combine: chunks of rows on their way back, two if they fit, and rows of each.
+    // Window combine: chunks of rows on the return path, two if they fit, and rows of each.
     bool ReturnedChunks() {
         plan_.combine.returnRing = 2;
         if (Grow(plan_.combine.sendRows, 1, ChunkRows(RowBytes()), Step::kSend)) return true;
         plan_.combine.returnRing = 1;
         return Fits(Step::kSend);
     }
-    // Direct combine: chunks of expand_x, and parts of rows to sum, on their way at a time. Two groups of parts at
-    // least, so that one is summed while another comes; then as many chunks as there is room for.
+    // Direct combine: chunks of expand_x, and parts of rows to sum, in flight. At least two groups of parts, so that
+    // one is summed while another loads; then as many chunks as fit.
     bool ReturnedGroups() {
         MoeDistributeCombineTiling& tiling = plan_.combine;
         for (tiling.returnRing = kMaxReturnRing; tiling.returnRing > 0; --tiling.returnRing) {
@@ -209,7 +206,7 @@ private:
         tiling.sumRing = 2;
         return false;
     }
-    // Smaller parts of H while combine sums. False: they are the smallest.
+    // Smaller parts of H while combine sums. Returns false if they are the smallest.
     bool MoreParts() {
         if (plan_.combine.partElements <= PartUnit(info_)) return false;
         for (uint32_t parts = plan_.combine.partsPerToken, before = parts; plan_.combine.partsPerToken == before;)
@@ -217,7 +214,7 @@ private:
         return true;
     }
 
-    // Half as many rows in a chunk of direct combine: codes of a short row take twice its bytes. Returns false when a
+    // Half as many rows in a chunk of direct combine: codes of a short row take twice its bytes. Returns false if a
     // chunk is one row.
     bool FewerRows() {
         if (plan_.combine.sendRows == 1) return false;

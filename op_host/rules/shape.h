@@ -17,7 +17,7 @@ struct OutputDesc {
     int64_t dims[2];
 };
 
-// Sizes that follow from the attributes alone. Divisions by nonsense give 0: the checks name the culprit.
+// Sizes that follow from the attributes alone. Invalid divisions give 0: the checks report the argument.
 struct CallSizes {
     int64_t world, batch, topK, hidden, localExperts, globalBatch, maxBatch, rows;
     bool sharedRank;
@@ -25,7 +25,7 @@ struct CallSizes {
 
 inline int64_t SafeDiv(int64_t a, int64_t b) { return b > 0 ? a / b : 0; }
 
-// Experts that no row travels to, by kind, in the order of their ids behind the others. V1's functions have none.
+// Experts that receive no rows, by kind, in the order of their ids after the others. V1's functions have none.
 struct SpecialNumbers {
     int64_t zero, copy, constant;
     int64_t All() const { return zero + copy + constant; }
@@ -43,7 +43,7 @@ inline bool IsSharedRank(const CallSpec& call) {
     return call.contract == kContractV1 && rank >= MOE_ATTRIBUTE(call, ep_world_size) - shared;
 }
 
-// With elastic_info a rank may change its kind, so it gets room for either.
+// With elastic_info a rank may change its kind, so it gets room for both.
 inline bool IsElastic(const CallSpec& call) {
     return MOE_GIVEN(call, elastic_info) && MOE_ATTRIBUTE(call, expert_shard_type) == 0;
 }
@@ -84,11 +84,10 @@ inline CallSizes SizesOf(const CallSpec& call) {
     return sizes;
 }
 
-// A2's servers are joined by RDMA; those of A3 are one supernode, where every window is a store away, as the
-// twin's own table is.
+// A2's servers are connected by RDMA; A3's are one supernode, where stores reach every window, as in the emulator.
 inline uint32_t TransportOf(const CallSpec& call) {
-    const bool far = call.ranks_per_server > 0 && call.ranks_per_server < MOE_ATTRIBUTE(call, ep_world_size);
-    return far && call.context_kind == static_cast<int32_t>(kContextA2) ? kTransportRdma : kTransportMemory;
+    const bool interNode = call.ranks_per_server > 0 && call.ranks_per_server < MOE_ATTRIBUTE(call, ep_world_size);
+    return interNode && call.context_kind == static_cast<int32_t>(kContextA2) ? kTransportRdma : kTransportMemory;
 }
 
 // comm_alg "hierarchy" has two levels between servers; within one it is the window algorithm.
@@ -127,7 +126,7 @@ inline OutputDesc CombineShape(const CallSpec& call) {
     return {type, 2, {sizes.batch, sizes.hidden}};
 }
 
-// Of either op, at most kMostOutputs. Returns how many.
+// Output shapes of either op, at most kMostOutputs. Returns how many.
 inline uint32_t OutputsOf(const CallSpec& call, OutputDesc* out) {
     if (call.op != static_cast<int32_t>(kOpDispatch)) return *out = CombineShape(call), 1;
     DispatchShapes(call, out);

@@ -1,6 +1,5 @@
-// UB of one core by item, in every step of a plan: the entries of the classes (op_kernel/protocol/ub.h) that the step's
-// kernel has, on the core that needs most. The rings of a plan are chosen by these sums (rings.h), so a plan that is
-// refused for want of UB needs no other account of it.
+// UB of one core by item, for every step of a plan: the entries of the classes (op_kernel/protocol/ub.h) in the step's
+// kernel, on the core that needs most. The rings of a plan are chosen by these sums (rings.h).
 #pragma once
 
 #include "call_plan.h"
@@ -13,11 +12,11 @@ struct UbItem {
     uint32_t bytes;
 };
 
-// Of one step.
+// The UB of one step.
 class UbBudget {
 public:
     UbBudget(const CallPlan& plan, Step step) : plan_(plan), info_(plan.info()) {
-        Add("verdicts of the cores", VerdictBytes(info_.cores));
+        Add("core barrier", CoreBarrierBytes(info_.cores));
         switch (step) {
             case Step::kSend: plan.op == kOpDispatch ? DispatchSend() : CombineSend(); break;
             case Step::kStatus: DispatchStatus(); break;
@@ -57,36 +56,36 @@ private:
     }
     void Places() { Add("histograms, places", RowPlacesUb(info_).Bytes()); }
     void Segments() { Add("segments, rows by source", SegmentTableUb(info_).Bytes()); }
-    // Sending a run, and waiting for a share of the sources. Core 0, which has `before` bytes from the entry
-    // besides, may have one source fewer than others.
+    // Sending a message, and waiting for a share of the sources. Core 0, which also has `before` bytes from the entry,
+    // may have one source fewer.
     void Status(uint32_t before) {
         const uint32_t run = StatusMessageBytes(info_.localExperts);
         const uint32_t first = info_.world / info_.cores, most = CeilDiv(info_.world, info_.cores);
         const bool ofFirst = before + first * run >= most * run;
         if (ofFirst) Add("abort blocks at entry", before);
         OwnRun();
-        Add("fail block", kFailWatchBytes);
+        Add("local abort flag", kLocalAbortFlagBytes);
         Add("flags of blocks", BlockFlagsUb(info_).Bytes());
         Waiter({info_, info_.localExperts, ofFirst ? first : most}, most);
     }
-    // `timed`: sources whose times are kept where performance_info is given.
+    // `timed`: sources whose times are measured for performance_info.
     void Waiter(const StatusWaiterUb& waiter, uint32_t timed) {
-        Add("notes", NotesBytes(info_));
+        Add("algorithm hints", HintsBytes(info_));
         Add("abort blocks", waiter.aborts);
         if (info_.measures != 0) Add("times of the sources", WaitTimesUb(timed).Bytes());
         Add("awaited runs", waiter.messages);
-        Add("counts of all sources", waiter.kept);
+        Add("counts of all sources", waiter.stored);
         Add("their comparison", waiter.match);
     }
 
-    // Rows of x on their way out, and what quantizes them.
+    // Rows of x on the way out, and their quantizer.
     void SendRows() {
         const RowLoaderUb loader(plan_.dispatch, ElementBytes());
         Add("rows of x", loader.Bytes() - loader.quantizer);
         Add("quantizer of rows", loader.quantizer);
     }
     void DispatchSend() {
-        const SendChunkUb chunk(plan_.dispatch, TailedRowBytes(info_));
+        const SendChunkUb chunk(plan_.dispatch, RowBytesWithTrailer(info_));
         Entry();
         Peers();
         Routing();
@@ -94,13 +93,13 @@ private:
         SendRows();
         if (TwoLevels()) {
             Add("tokens by server", ServerTokensUb(info_).Bytes());
-            Add("tails, weights, records", SendRecordsUb(info_).Bytes());
+            Add("trailers, weights, records", SendRecordsUb(info_).Bytes());
             Add("abort blocks", AbortBytes(info_.world));
             return;
         }
         Add("expand_idx, row numbers", chunk.index + chunk.rows);
-        Add("triples, weights", chunk.tails + chunk.weights);
-        Add("rows with tails", chunk.ring * InBlocks(chunk.row));
+        Add("source indices, weights", chunk.trailers + chunk.weights);
+        Add("rows with trailers", chunk.ring * InBlocks(chunk.row));
         Add("abort blocks", AbortBytes(info_.world));
     }
     void DispatchStatus() {
@@ -109,7 +108,7 @@ private:
         Status(0);
     }
     void DispatchCopy() {
-        const CopyOutUb copy(plan_.dispatch, TailedRowBytes(info_));
+        const CopyOutUb copy(plan_.dispatch, RowBytesWithTrailer(info_));
         const uint32_t run = StatusMessageBytes(info_.localExperts);
         Segments();
         Add("messages of all sources", copy.messages);
@@ -123,25 +122,25 @@ private:
         Peers();
         Routing();
         Places();
-        if (TwoLevels()) return ReturnToLane();
+        if (TwoLevels()) return ReturnToRail();
         const uint32_t row = ReturnedRowBytes(info_, ElementBytes());
-        if (info_.triples == 0) {
-            const PackedCombineUb packed(info_);
+        if (info_.sourceIndices == 0) {
+            const CompactedCombineUb compacted(info_);
             Segments();
-            Add("expand_idx, ep_send_counts", packed.Bytes());
+            Add("expand_idx, ep_send_counts", compacted.Bytes());
             ReturnedRows(ReturnLoaderUb(plan_.combine, row, ElementBytes()));
             Status(AbortBytes(info_.world));
             return;
         }
         Add("ep_send_counts", ReturnCountsUb(info_).Bytes());
         Add("counts of the messages", CountsMatchBytes(info_.experts));
-        Add("triples", kTripleReaderBytes);
-        ReturnedRows(ReturnLoaderUb(plan_.combine, SlotBytes(row), ElementBytes()));
+        Add("source indices", kSourceIndexReaderBytes);
+        ReturnedRows(ReturnLoaderUb(plan_.combine, IndexedRowBytes(row), ElementBytes()));
         Add("abort blocks at entry", AbortBytes(info_.world));
         OwnRun();
         AllRuns();
     }
-    // Rows of expand_x on their way, in chunks, and what makes codes of them.
+    // Chunks of rows of expand_x in flight, and their quantizer.
     void ReturnedRows(const ReturnLoaderUb& loader) {
         Add("rows of expand_x", loader.Bytes() - loader.quantizer);
         Add("quantizer of blocks", loader.quantizer);
@@ -151,22 +150,22 @@ private:
         Routing();
         if (TwoLevels()) {
             RelayTables();
-        } else if (info_.triples != 0) {
-            Add("marks of rows", kChunkBlockBytes);
+        } else if (info_.sourceIndices != 0) {
+            Add("tags of rows", kChunkBlockBytes);
         } else {
             Add("expand_idx", kChunkIntBytes);
         }
         Add("rows to sum", queue.Bytes());
         Sums();
     }
-    // Of Terms and WeightedSum.
+    // Addends and WeightedSum.
     void Sums() {
-        const TermsUb terms(info_, ElementBytes());
+        const AddendsUb addends(info_, ElementBytes());
         const WeightedSumUb sum(plan_.combine, ElementBytes());
-        Add("weights", terms.weights);
-        Add("factors of const experts", terms.factors);
+        Add("weights", addends.weights);
+        Add("factors of const experts", addends.factors);
         Add("results, sums in fp32", sum.Bytes() - sum.mix - sum.decoder);
-        Add("fp32 terms of const experts", sum.mix);
+        Add("fp32 addends of const experts", sum.mix);
         Add("codes as elements", sum.decoder);
     }
 
@@ -179,29 +178,29 @@ private:
     // A share of the sources again.
     void AwaitedRuns() {
         const uint32_t most = CeilDiv(info_.world, info_.cores);
-        Add("fail block", kFailWatchBytes);
+        Add("local abort flag", kLocalAbortFlagBytes);
         Waiter({info_, info_.localExperts, most}, most);
     }
     void Forward() {
         const uint32_t row = DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, 0);
         Peers();
         Add("items of servers", RelayUb(info_).Bytes());
-        Add("messages on their way", RelayUb(info_).Messages());
+        Add("messages in flight", RelayUb(info_).Messages());
         Add("rows with records", ForwardUb(plan_.dispatch, row).Bytes());
         AwaitedRuns();
     }
-    void ReturnToLane() {
+    void ReturnToRail() {
         Segments();
         Add("tokens by server", ServerTokensUb(info_).Bytes());
-        Add("ep_send_counts, numbers of records", ReturnToLaneUb(info_).Bytes());
+        Add("ep_send_counts, numbers of records", ReturnToRailUb(info_).Bytes());
         ReturnedRows(ReturnLoaderUb(ServerSumTiling(plan_.combine), info_.hidden * ElementBytes(), ElementBytes()));
         Status(AbortBytes(info_.world));
     }
     void ServerSum() {
         const ServerSumsUb sums(plan_.combine, ElementBytes());
         Add("items of servers", RelayUb(info_).Bytes());
-        Add("messages on their way", RelayUb(info_).Messages());
-        Add("rows that came, records", sums.came + sums.kept + sums.record);
+        Add("messages in flight", RelayUb(info_).Messages());
+        Add("rows that came, records", sums.came + sums.stored + sums.record);
         Add("rows to sum", sums.ring * InBlocks(sums.piece));
         Add("results, sums in fp32", sums.sum);
         Add("codes of sums", sums.codes + sums.quantizer);
@@ -212,9 +211,9 @@ private:
         AwaitedRuns();
     }
 
-    // Waiting for all sources, whose runs stay.
+    // Waiting for all sources, whose messages stay.
     void AllRuns() {
-        Add("fail block", kFailWatchBytes);
+        Add("local abort flag", kLocalAbortFlagBytes);
         Waiter({info_, Counts()}, info_.world);
     }
     void OwnRun() {
@@ -243,7 +242,7 @@ private:
         Add("counts", lists.counts);
         Add("lists", lists.lists);
         Add("positions", lists.positions);
-        Add("fail block", kFailWatchBytes);
+        Add("local abort flag", kLocalAbortFlagBytes);
     }
     void DirectGather() {
         const uint32_t stride = DispatchRowStride(info_.hidden, TypeSize(info_.wireType), info_.quantMode != 0, 0);
@@ -253,22 +252,22 @@ private:
         AllRuns();
         Segments();
         if (ScansSegments(info_.world, info_.cores)) {
-            const uint32_t kept = KeptBytes(info_.world, info_.cores, Counts(), info_.localExperts);
-            Add("sums of the counts", SegmentScanUb(info_.world, info_.localExperts, kept).Bytes());
+            const uint32_t stored = StoredBytes(info_.world, info_.cores, Counts(), info_.localExperts);
+            Add("sums of the counts", SegmentScanUb(info_.world, info_.localExperts, stored).Bytes());
         }
         if (plan_.dispatch.sharedLanes != 0) {
             const SharedRowGatherUb gather(plan_.dispatch, stride);
-            Add("lists, places, triples", gather.order.Bytes() + gather.places + gather.triples);
+            Add("lists, places, source indices", gather.order.Bytes() + gather.places + gather.sourceIndices);
             Add("rows of the sources", gather.ring * InBlocks(gather.row));
         } else {
             const DirectGatherUb gather(plan_.dispatch, stride);
-            Add("lists, triples", gather.lists + gather.triples);
+            Add("lists, source indices", gather.lists + gather.sourceIndices);
             Add("rows of the sources", gather.ring * InBlocks(gather.chunk));
         }
         if (info_.hasWeights != 0) Add("weights", WeightGatherUb().Bytes());
         Add("expert_token_nums", DispatchCountsBytes(info_.localExperts));
     }
-    // One plan for the whole op.
+    // One UB layout for the whole op.
     void DirectReturn() {
         const MoeDistributeCombineTiling& tiling = plan_.combine;
         const RowReturnUb back(tiling, ReturnedRowBytes(info_, ElementBytes()), ElementBytes());
@@ -276,13 +275,13 @@ private:
         Entry();
         Peers();
         Routing();
-        if (info_.triples == 0) Add("expand_idx, largest positions", IndexBoundsUb(info_).Bytes());
+        if (info_.sourceIndices == 0) Add("expand_idx, largest positions", IndexBoundsUb(info_).Bytes());
         Add("counts of the messages", CountsMatchBytes(info_.experts));
         Add("ep_send_counts", back.counts.Bytes());
-        Add("triples", back.triples);
+        Add("source indices", back.sourceIndices);
         Add("rows of expand_x", back.ring * InBlocks(back.chunk) + back.loader);
         Add("positions", kReturnedRowsBytes);
-        Add("terms", sum.Bytes() - sum.groups * InBlocks(sum.group));
+        Add("addends", sum.Bytes() - sum.groups * InBlocks(sum.group));
         Add("rows to sum", sum.groups * InBlocks(sum.group));
         Sums();
         Add("abort blocks at entry", AbortBytes(info_.world));

@@ -1,5 +1,5 @@
-// How much window CANN's own MoeDistribute operators ask for, and which calls they take: for comparison, and
-// for whoever goes from those operators to these. Nothing here decides anything about our kernels.
+// The window size that CANN's own MoeDistribute operators need, and which calls they take: for comparison and
+// migration. Nothing here affects our kernels.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ struct CannCall {
 };
 MOE_FN int64_t CannLocalExperts(const CannCall& call) { return call.world > 0 ? call.experts / call.world : 0; }
 MOE_FN int64_t CannRound(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
-// In MiB, as it is exported. CANN's error texts print bytes / MiB + 1, which is one more where it divides.
+// In MiB, as exported. CANN's error texts print bytes / MiB + 1, which is one more for whole MiB.
 MOE_FN int64_t CannMiB(int64_t bytes) { return CannRound(bytes, kMiB) / static_cast<int64_t>(kMiB); }
 
 // A3, V1 operators: the expression that dispatch's and combine's tiling compare with HCCL_BUFFSIZE.
@@ -38,21 +38,21 @@ MOE_FN int64_t CannA3V1Documented(const CannCall& c) {
 }
 MOE_FN int64_t CannA3V1(const CannCall& c) { return std::max(CannA3V1Checked(c), CannA3V1Documented(c)); }
 
-// A3, V2 operators. Two halves, each with a slot of maxBS rows for every (source, local expert) of dispatch,
-// and one row for every (token, k) and shared expert of combine. Rows count 2 bytes an element, quantized
-// too; 44 bytes are the scale's block and the triple.
-MOE_FN int64_t CannA3Halves(const CannCall& c, int64_t dispatchRow) {
+// A3, V2 operators. Two ping-pong buffers, each with a slot of maxBS rows for every (source, local expert) of dispatch,
+// and one row for every (token, k) and shared expert of combine. Rows count 2 bytes an element, quantized too; 44 bytes
+// are the scale's block and the source index.
+MOE_FN int64_t CannA3Buffers(const CannCall& c, int64_t dispatchRow) {
     return 2 * (c.maxBatch * c.world * CannLocalExperts(c) * dispatchRow +
                 c.maxBatch * (c.topK + c.sharedNum) * CannRound(2 * c.hidden, 512));
 }
 MOE_FN int64_t CannA3FullmeshV1(const CannCall& c) {
-    return CannA3Halves(c, CannRound(CannRound(2 * c.hidden, 32) + 44, 512));
+    return CannA3Buffers(c, CannRound(CannRound(2 * c.hidden, 32) + 44, 512));
 }
-// comm_alg "fullmesh_v2": a row travels in 512-byte packets of 480 bytes and a flag. Combine asks for the
-// space of fullmesh_v1 all the same.
+// comm_alg "fullmesh_v2": a row travels in 512-byte packets of 480 bytes and a flag. Combine needs the space of
+// fullmesh_v1 anyway.
 MOE_FN int64_t CannA3FullmeshV2(const CannCall& c) {
     const int64_t packets = CannRound(CannRound(2 * c.hidden, 32) + 44, 480) / 480;
-    return std::max(CannA3Halves(c, packets * 512), CannA3FullmeshV1(c));
+    return std::max(CannA3Buffers(c, packets * 512), CannA3FullmeshV1(c));
 }
 
 // A2, full mesh: documented as 2 * (BS * W * min(L, K) * H * 2 + 2 MiB); no tiling checks it.
@@ -69,7 +69,7 @@ MOE_FN int64_t CannA2HierarchyLater(const CannCall& c) {
            8 * static_cast<int64_t>(kMiB);
 }
 
-// A3, hierarchy: between super-pods, to which every other comm_alg is confined. Documented.
+// A3, hierarchy: between super-pods, to which every other comm_alg is limited. Documented.
 MOE_FN int64_t CannA3Hierarchy(const CannCall& c) {
     return c.experts * c.maxBatch * (2 * c.hidden + 3 * CannRound(c.topK, 8)) * 4 + 64 +
            404 * static_cast<int64_t>(kMiB);
@@ -79,8 +79,8 @@ MOE_FN int64_t CannA3Hierarchy(const CannCall& c) {
 static_assert(CannA3FullmeshV1({2, 128, 512, 2048, 8, 0, 0, 1, 0}) == 608 * static_cast<int64_t>(kMiB),
               "the published example");
 
-// One version of those operators. Which calls it refuses: by the ranges that its tiling checks, or where it
-// checks nothing, that its documents state.
+// One version of those operators, with the calls it refuses: by the ranges its tiling checks or, if it checks nothing,
+// its documents state.
 struct CannVersion {
     const char* name;
     int64_t (*bytes)(const CannCall&);
@@ -116,14 +116,14 @@ constexpr CannVersion kCannVersions[] = {
      false, true, 0}};
 enum CannVersionIndex : uint32_t { kCannA3V1, kCannA3V2, kCannA3V2Flagged, kCannA3V2Hierarchy };
 
-// What the call breaks: name, value, rule, separated by "; ".
+// The rules that the call breaks: name, value, rule, separated by "; ".
 inline std::string CannRefusal(const CannVersion& version, const CannCall& c) {
     std::string text;
-    const auto need = [&](bool kept, const std::string& broken) {
-        if (!kept) text += (text.empty() ? "" : "; ") + broken;
+    const auto need = [&](bool holds, const std::string& broken) {
+        if (!holds) text += (text.empty() ? "" : "; ") + broken;
     };
-    const auto number = [&](bool kept, const char* name, int64_t value, const std::string& rule) {
-        need(kept, std::string(name) + " is " + std::to_string(value) + ", must be " + rule);
+    const auto number = [&](bool holds, const char* name, int64_t value, const std::string& rule) {
+        need(holds, std::string(name) + " is " + std::to_string(value) + ", must be " + rule);
     };
     const auto range = [&](const char* name, int64_t value, int64_t low, int64_t high) {
         const std::string rule = "in " + std::to_string(low) + ".." + std::to_string(high);
@@ -147,7 +147,7 @@ inline std::string CannRefusal(const CannVersion& version, const CannCall& c) {
     return text;
 }
 
-// Why a group on several super-pods of A3 is refused, and what goes there instead.
+// Why a group on several A3 super-pods is refused, and what to use instead.
 inline std::string SuperPodRule() {
     const CannVersion& cann = kCannVersions[kCannA3V2Hierarchy];
     const auto to = [](const char* name, int64_t most) { return std::string(name) + " to " + std::to_string(most); };

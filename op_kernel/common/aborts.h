@@ -1,5 +1,5 @@
-// How a wait ends before its time: abort blocks that other ranks have posted, the local abort flag of the own rank's
-// cores, and the notes in which ranks of other servers ask for a rank that is missing.
+// What ends a wait early: abort blocks of other ranks, this rank's local abort flag, and the hints by which ranks of
+// other servers ask for a missing rank; and the waits for aborts and hints themselves.
 #ifndef ASCEND_MOE_COMMON_ABORTS_H
 #define ASCEND_MOE_COMMON_ABORTS_H
 
@@ -8,20 +8,20 @@
 
 namespace moe {
 
-// Looks at messages, or at the cores of the own rank, for one look at aborts.
+// Polls of messages, or of this rank's cores, per poll of the aborts.
 #ifdef TWIN_POLL_SLEEPS  // until something has changed, which may be an abort
 constexpr uint32_t kLooksAnAbort = 1;
 #else
 constexpr uint32_t kLooksAnAbort = 16;
 #endif
 
-// Abort blocks of this rank's state area, many in one contiguous read. In a wait core 0 alone reads them, and calls the
-// other cores by the fail block; when its time is over, or it is called, every core reads them for itself, so that all
-// give the same reason.
+// Polls the abort blocks in this rank's state area, many per read. During a wait only core 0 reads them and signals the
+// other cores through the local abort flag. When its deadline has passed or it was signaled, every core reads them
+// itself, so all report the same reason.
 //
-// An abort block of the next op does not end this one: its source has completed this op, for which it had a message of
-// every rank. So it has sent its own, and each of the others has begun to send theirs and will complete that, or is
-// found missing by itself. The next op finds the block when it begins.
+// An abort block of the next op does not end this op: its source has completed this op, so it had a message from every
+// rank. Each of those ranks can complete this op or is detected as missing on its own. The next op reads the block when
+// it begins.
 class AbortWatch {
 public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, uint32_t epoch) {
@@ -32,48 +32,48 @@ public:
                                 world_ * kBlockWords);
         pipe.InitBuffer(buf_, AbortBytes(world_));
     }
-    // Between servers, in a wait: Look also finds notes of other algorithms, where there is no abort.
-    __aicore__ inline void TakeNotes(uint32_t algorithm) { algorithm_ = algorithm; }
-    // And from this cycle on notes that accuse this rank.
+    // Between servers, during a wait: Look also finds hints about other algorithms if there is no abort.
+    __aicore__ inline void TakeHints(uint32_t algorithm) { algorithm_ = algorithm; }
+    // From this cycle on, Look also finds hints that accuse this rank.
     __aicore__ inline void AnswerFrom(int64_t cycle) { answerFrom_ = cycle; }
-    // True: there is an abort block of this op or one before; `verdict` is that of the lowest source rank. Or kNoted,
-    // or kAccused.
-    __aicore__ inline bool Look(Verdict& verdict) {
-        noted_ = 0;
+    // Returns true if there is an abort block of this op or an earlier one; `status` is that of the lowest source rank,
+    // or kHinted or kAccused.
+    __aicore__ inline bool Look(OpStatus& status) {
+        hinted_ = 0;
         turns_ = kMostTurns;
-        Verdict note;
+        OpStatus hint;
         for (uint32_t first = 0; first < world_; first += kAbortsAtOnce) {
-            if (LookAt(first, Min(kAbortsAtOnce, world_ - first), verdict, note)) return true;
+            if (LookAt(first, Min(kAbortsAtOnce, world_ - first), status, hint)) return true;
         }
-        if (note.code == kOk && turns_ < kMostTurns && AscendC::GetSystemCycle() >= answerFrom_) note.code = kAccused;
-        if (note.code != kOk) verdict = note;
-        return note.code != kOk;
+        if (hint.code == kOk && turns_ < kMostTurns && AscendC::GetSystemCycle() >= answerFrom_) hint.code = kAccused;
+        if (hint.code != kOk) status = hint;
+        return hint.code != kOk;
     }
-    // After Look: so many turns this rank may wait for an answer; fewer where it is accused.
+    // After Look: the number of turns this rank may wait for an answer; fewer if it is accused.
     __aicore__ inline uint32_t turns() const { return turns_; }
-    // After Look has found no abort: whether every other rank has told in a note that it is in this op, or in the next
-    // one; else which is the first that has not.
-    __aicore__ inline bool AllNoted() const { return noted_ == world_; }
-    __aicore__ inline uint32_t missing() const { return noted_; }
+    // After Look without an abort: whether every other rank has sent a hint of this op or the next; otherwise the first
+    // rank that has not.
+    __aicore__ inline bool AllHinted() const { return hinted_ == world_; }
+    __aicore__ inline uint32_t missing() const { return hinted_; }
 
 private:
-    // `note`: of the first rank that runs another algorithm in this op.
-    __aicore__ inline void TakeNote(const LocalTensor<uint32_t>& words, uint32_t at, uint32_t source, Verdict& note) {
-        const uint32_t epoch = words.GetValue(at + kNtEpoch), algorithm = words.GetValue(at + kNtAlgorithm);
-        const bool whole = words.GetValue(at + kNtMagic) == kNoteMagic && words.GetValue(at + kNtMark) == epoch;
+    // `hint`: from the first rank that runs another algorithm in this op.
+    __aicore__ inline void TakeHint(const LocalTensor<uint32_t>& words, uint32_t at, uint32_t source, OpStatus& hint) {
+        const uint32_t epoch = words.GetValue(at + kHtEpoch), algorithm = words.GetValue(at + kHtAlgorithm);
+        const bool whole = words.GetValue(at + kHtMagic) == kHintMagic && words.GetValue(at + kHtTag) == epoch;
         const bool here = source == rank_ || (whole && (epoch == epoch_ || epoch == NextEpoch(epoch_)));
-        if (here && noted_ == source) ++noted_;
-        if (here && source != rank_ && words.GetValue(at + kNtAccused) == rank_ + 1)
-            turns_ = Max(1, Min(turns_, Min(words.GetValue(at + kNtTurns), kMostTurns) - 1));
-        if (!whole || epoch != epoch_ || algorithm == algorithm_ || note.code != kOk) return;
-        note.code = kNoted;
-        note.source = source;
-        note.reporter = rank_;
-        note.detail0 = kFieldAlgorithm;
-        note.detail1 = algorithm_;
-        note.detail2 = algorithm;
+        if (here && hinted_ == source) ++hinted_;
+        if (here && source != rank_ && words.GetValue(at + kHtAccused) == rank_ + 1)
+            turns_ = Max(1, Min(turns_, Min(words.GetValue(at + kHtTurns), kMostTurns) - 1));
+        if (!whole || epoch != epoch_ || algorithm == algorithm_ || hint.code != kOk) return;
+        hint.code = kHinted;
+        hint.source = source;
+        hint.reporter = rank_;
+        hint.detail0 = kFieldAlgorithm;
+        hint.detail1 = algorithm_;
+        hint.detail2 = algorithm;
     }
-    __aicore__ inline bool LookAt(uint32_t first, uint32_t count, Verdict& verdict, Verdict& note) {
+    __aicore__ inline bool LookAt(uint32_t first, uint32_t count, OpStatus& status, OpStatus& hint) {
         LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
         SyncFunc<HardEvent::S_MTE2>();
         AscendC::DataCopy(words, blocks_[first * kBlockWords], count * kBlockWords);
@@ -81,26 +81,26 @@ private:
         for (uint32_t i = 0; i < count; ++i) {
             const uint32_t at = i * kBlockWords, source = first + i;
             const uint32_t magic = words.GetValue(at + kAbMagic);
-            if (algorithm_ != 0 && (magic == kNoteMagic || source == rank_)) TakeNote(words, at, source, note);
-            if (magic != kAbortMagic || words.GetValue(at + kAbMark) != kAbortMagic) continue;
+            if (algorithm_ != 0 && (magic == kHintMagic || source == rank_)) TakeHint(words, at, source, hint);
+            if (magic != kAbortMagic || words.GetValue(at + kAbTag) != kAbortMagic) continue;
             if (words.GetValue(at + kAbEpoch) == NextEpoch(epoch_)) {
-                if (noted_ == source) ++noted_;
+                if (hinted_ == source) ++hinted_;
                 continue;
             }
-            verdict = Verdict();
-            verdict.code = words.GetValue(at + kAbCode);
-            verdict.source = words.GetValue(at + kAbCulprit);
-            verdict.reporter = words.GetValue(at + kAbReporter);
-            verdict.detail0 = words.GetValue(at + kAbDetail0);
-            verdict.detail1 = words.GetValue(at + kAbDetail1);
-            // A damaged abort block is a failure too: its source has given up, or its memory is wrong.
-            if (verdict.code < kFirstFatal || verdict.code > kKernelFault || verdict.source >= world_ ||
-                verdict.reporter >= world_) {
-                verdict.detail0 = kAbortBlockIndex;
-                verdict.detail1 = verdict.code;
-                verdict.code = kCorruptStatus;
-                verdict.source = source;
-                verdict.reporter = rank_;
+            status = OpStatus();
+            status.code = words.GetValue(at + kAbCode);
+            status.source = words.GetValue(at + kAbCulprit);
+            status.reporter = words.GetValue(at + kAbReporter);
+            status.detail0 = words.GetValue(at + kAbDetail0);
+            status.detail1 = words.GetValue(at + kAbDetail1);
+            // A corrupted abort block is a failure too: its source has given up, or its memory is bad.
+            if (status.code < kFirstFatal || status.code > kKernelFault || status.source >= world_ ||
+                status.reporter >= world_) {
+                status.detail0 = kAbortBlockIndex;
+                status.detail1 = status.code;
+                status.code = kCorruptStatus;
+                status.source = source;
+                status.reporter = rank_;
             }
             return true;
         }
@@ -112,53 +112,51 @@ private:
     uint32_t world_ = 0;
     uint32_t rank_ = 0;
     uint32_t epoch_ = 0;
-    uint32_t algorithm_ = 0;  // 0: nobody asks for notes
-    uint32_t noted_ = 0;      // this many first ranks
+    uint32_t algorithm_ = 0;  // 0: hints are not read
+    uint32_t hinted_ = 0;     // number of leading ranks
     uint32_t turns_ = kMostTurns;
     int64_t answerFrom_ = 0;
 };
 
-// The fail block of this rank's own state area. In direct every core waits for all messages, and the cores do
-// not meet afterwards. They agree without a meeting, because:
-// - A good message stays until this rank's next op but one: its source writes to the same place again only
-//   after it has the message that this rank sends in the next op. So all cores accept what one core has
-//   accepted.
-// - Collective errors are words of good messages: every core that has seen all messages has the same worst
-//   error.
-// - Only core 0 looks at the clock and at the abort blocks, and calls a message corrupt. When it gives up, it
-//   writes the reason into the fail block, and the other cores leave with that reason. If core 0 has seen all
-//   messages, it does not give up, and the other cores will see them too.
-// - Only core 0 checks the hashes, and in combine whether the counts are those of this rank's own ids. The
-//   other cores accept messages that are right in all other words. A core that had seen all messages before
-//   core 0 gave up still copies or sums its rows. That is harmless: dispatch's counts, which core 0 writes, say that
-//   there are none, and combine's cores write zeros over their sums when they hear of it (Exchange::Hear). Such a core
-//   never reads outside the areas that unchecked words are about.
-class FailWatch {
+// The local abort flag in this rank's state area. In direct, every core waits for all messages and no core barrier
+// follows. The cores agree without one because:
+// - A valid message stays until this rank's next op but one: its source writes there again only after it has this
+//   rank's message of the next op. So every core accepts what one core has accepted.
+// - Collective errors are words of valid messages: every core that has all messages finds the same worst error.
+// - Only core 0 checks the clock and the abort blocks, and reports corrupted messages. If it gives up, it writes the
+//   reason into the local abort flag and the other cores return it. If core 0 has all messages, it does not give up,
+//   and the other cores will have them too.
+// - Only core 0 checks the hashes and, in combine, the counts against this rank's own ids. The other cores accept
+//   messages whose other words are right. A core that had all messages before core 0 gave up still copies or sums its
+//   rows. This is harmless: core 0 writes zero counts in dispatch, and the cores of combine overwrite their sums with
+//   zeros (Exchange::WaitAfterSums). Such a core never reads outside the areas that unchecked words refer to.
+class LocalAbortFlag {
 public:
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context, uint32_t epoch) {
         epoch_ = epoch;
-        block_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kFailOffset),
+        block_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kLocalAbortOffset),
                                kBlockWords);
-        pipe.InitBuffer(buf_, kFailWatchBytes);
+        pipe.InitBuffer(buf_, kLocalAbortFlagBytes);
     }
     __aicore__ inline void Post(uint32_t code) {
         LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
-        words.SetValue(kFbMagic, FailWord(epoch_));
-        words.SetValue(kFbEpoch, epoch_);
-        words.SetValue(kFbCode, code);
-        for (uint32_t w = kFbCode + 1; w < kBlockWords; ++w) words.SetValue(w, 0);
+        words.SetValue(kLaMagic, LocalAbortWord(epoch_));
+        words.SetValue(kLaEpoch, epoch_);
+        words.SetValue(kLaCode, code);
+        for (uint32_t w = kLaCode + 1; w < kBlockWords; ++w) words.SetValue(w, 0);
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(block_, words, kBlockWords);
     }
-    // kOk while core 0 has not given up.
+    // Returns kOk unless core 0 has given up.
     __aicore__ inline uint32_t Look() {
         const LocalTensor<uint32_t> words = Load();
-        return words.GetValue(kFbMagic) == FailWord(epoch_) ? words.GetValue(kFbCode) : kOk;
+        return words.GetValue(kLaMagic) == LocalAbortWord(epoch_) ? words.GetValue(kLaCode) : kOk;
     }
-    // Whether an op of this rank has failed for good.
+    // Whether an earlier op of this rank has failed fatally.
     __aicore__ inline bool FailedBefore() {
         const LocalTensor<uint32_t> words = Load();
-        return words.GetValue(kFbMagic) == FailWord(words.GetValue(kFbEpoch)) && words.GetValue(kFbCode) >= kFirstFatal;
+        return words.GetValue(kLaMagic) == LocalAbortWord(words.GetValue(kLaEpoch)) &&
+               words.GetValue(kLaCode) >= kFirstFatal;
     }
 
 private:
@@ -174,8 +172,8 @@ private:
     uint32_t epoch_ = 0;
 };
 
-// Between servers, core 0: tells all other ranks which algorithm this rank runs in this op, once.
-class Notes {
+// Between servers, core 0: sends all other ranks the algorithm that this rank runs in this op, once.
+class AlgorithmHints {
 public:
     __aicore__ inline void Init(WindowSender& sender, RdmaLink& link, const MoeDistributeInfo& info, uint32_t epoch,
                                 GM_ADDR list) {
@@ -185,38 +183,38 @@ public:
         epoch_ = epoch;
         list_ = list;
     }
-    // In each plan of UB where it may send.
-    __aicore__ inline void BuffInit(TPipe& pipe) { pipe.InitBuffer(buf_, NotesBytes(*info_)); }
+    // Call in each UB layout that may send hints.
+    __aicore__ inline void BuffInit(TPipe& pipe) { pipe.InitBuffer(buf_, HintsBytes(*info_)); }
     __aicore__ inline void Begin(int64_t now) { begun_ = now; }
-    // After each look in vain.
+    // Call after each unsuccessful poll.
     __aicore__ inline void Look() {
-        if (AscendC::GetSystemCycle() - begun_ > static_cast<int64_t>(info_->deadlineCycles / kNoteShare)) Send();
+        if (AscendC::GetSystemCycle() - begun_ > static_cast<int64_t>(info_->deadlineCycles / kHintShare)) Send();
     }
     __aicore__ inline void Send() {
         if (!sent_) Put(0, 0);
     }
-    // Asks a rank that this one misses whom it misses itself.
+    // Asks a missing rank which rank it is missing itself.
     __aicore__ inline void Accuse(uint32_t rank, uint32_t turns) { Put(rank + 1, turns); }
 
 private:
     __aicore__ inline void Put(uint32_t accused, uint32_t turns) {
         sent_ = true;
-        LocalTensor<uint32_t> note = buf_.Get<uint32_t>();
+        LocalTensor<uint32_t> hint = buf_.Get<uint32_t>();
         SyncFunc<HardEvent::MTE3_S>();
-        for (uint32_t w = 0; w < kBlockWords; ++w) note.SetValue(w, 0);
-        note.SetValue(kNtMagic, kNoteMagic);
-        note.SetValue(kNtEpoch, epoch_);
-        note.SetValue(kNtAlgorithm, info_->algorithm);
-        note.SetValue(kNtAccused, accused);
-        note.SetValue(kNtTurns, turns);
-        note.SetValue(kNtMark, epoch_);
+        for (uint32_t w = 0; w < kBlockWords; ++w) hint.SetValue(w, 0);
+        hint.SetValue(kHtMagic, kHintMagic);
+        hint.SetValue(kHtEpoch, epoch_);
+        hint.SetValue(kHtAlgorithm, info_->algorithm);
+        hint.SetValue(kHtAccused, accused);
+        hint.SetValue(kHtTurns, turns);
+        hint.SetValue(kHtTag, epoch_);
         SyncFunc<HardEvent::S_MTE3>();
-        sender_->StageAbort(note);
+        sender_->StageAbort(hint);
         uint32_t count = 0;
         for (uint32_t peer = 0; peer < info_->world; ++peer) {
             if (peer == info_->rank) continue;
-            if (!sender_->servers().Far(peer)) {
-                sender_->PutAbort(peer, note);
+            if (!sender_->servers().InterNode(peer)) {
+                sender_->PutAbort(peer, hint);
                 continue;
             }
             const LocalTensor<uint64_t> item = buf_.Get<uint64_t>()[kBlock / sizeof(uint64_t)];
@@ -239,29 +237,94 @@ private:
     bool sent_ = false;
 };
 
-// Core 0 of window, while it waits for the other cores, each of which waits for a share of the sources: calls them when
-// there is an abort, or a note. If all of them have their messages nevertheless, the op is right, and the next op finds
-// the abort.
+// Core 0 of window while it waits for the other cores, which wait for their shares of the sources: signals them when
+// there is an abort or a hint. If they have all their messages anyway, the op succeeds, and the next op finds the
+// abort.
 class AbortCaller {
 public:
-    // `notes`: nullptr where it has none to send.
-    __aicore__ inline AbortCaller(AbortWatch& aborts, FailWatch& fail, Notes* notes)
-        : aborts_(&aborts), fail_(&fail), notes_(notes) {}
-    // After a look in vain.
+    // `hints`: nullptr if none are sent.
+    __aicore__ inline AbortCaller(AbortWatch& aborts, LocalAbortFlag& localAbort, AlgorithmHints* hints)
+        : aborts_(&aborts), localAbort_(&localAbort), hints_(hints) {}
+    // Call after an unsuccessful poll.
     __aicore__ inline void operator()() {
-        if (notes_ != nullptr) notes_->Look();
+        if (hints_ != nullptr) hints_->Look();
         if (called_ || ++looks_ % kLooksAnAbort != 0) return;
-        Verdict abort;
+        OpStatus abort;
         called_ = aborts_->Look(abort);
-        if (called_) fail_->Post(abort.code);
+        if (called_) localAbort_->Post(abort.code);
     }
 
 private:
     AbortWatch* aborts_;
-    FailWatch* fail_;
-    Notes* notes_;
+    LocalAbortFlag* localAbort_;
+    AlgorithmHints* hints_;
     uint32_t looks_ = 0;
     bool called_ = false;
+};
+
+// Core 0, between servers, after the deadline: accuses the missing rank, which may be waiting for another one, and
+// takes its abort as the answer. A rank that has stopped does not answer.
+class Accuser {
+public:
+    // Returns `missed`, or the abort of a rank that knows the cause.
+    __aicore__ inline OpStatus Ask(TPipe& pipe, const WindowContext& context, const MoeDistributeInfo& info,
+                                   uint32_t epoch, AlgorithmHints& hints, const OpStatus& missed) {
+        const int64_t share = static_cast<int64_t>(info.deadlineCycles / kTurnShare);
+        const int64_t turn = share < kCyclesPerSecond ? share : kCyclesPerSecond;
+        AbortWatch watch;
+        watch.Init(pipe, context, epoch);
+        watch.TakeHints(info.algorithm);
+        hints.BuffInit(pipe);
+        OpStatus found;
+        watch.Look(found);
+        uint32_t turns = watch.turns();
+        if (found.code < kFirstFatal) hints.Accuse(missed.source, turns);
+        for (int64_t end = AscendC::GetSystemCycle() + turns * turn; found.code < kFirstFatal; watch.Look(found)) {
+            const int64_t now = AscendC::GetSystemCycle();
+            if (now > end) return missed;
+            if (watch.turns() < turns) {  // accused since, or by a rank with fewer turns
+                turns = watch.turns();
+                hints.Accuse(missed.source, turns);
+                end = end < now + turns * turn ? end : now + turns * turn;
+            }
+            MOE_POLL_HINT();
+        }
+        return found;
+    }
+};
+
+// Core 0, after a hint about another algorithm: waits until every rank has sent a hint of this op. All ranks then leave
+// it together, none still reads an earlier op, and the communicator stays usable.
+class HintWaiter {
+public:
+    __aicore__ inline OpStatus Wait(TPipe& pipe, const WindowContext& context, const MoeDistributeInfo& info,
+                                    uint32_t epoch, AlgorithmHints& hints) {
+        AbortWatch watch;
+        watch.Init(pipe, context, epoch);
+        watch.TakeHints(info.algorithm);
+        hints.BuffInit(pipe);
+        hints.Send();
+        const int64_t start = AscendC::GetSystemCycle();
+        for (bool late = false;; late = Expired(info, start)) {
+            OpStatus found;
+            watch.Look(found);
+            if (watch.AllHinted()) return OpStatus();
+            if (found.code >= kFirstFatal) return found;
+            if (late) {
+                OpStatus missed;
+                missed.code = kCommTimeout;
+                missed.source = watch.missing();
+                missed.reporter = info.rank;
+                return missed;
+            }
+            MOE_POLL_HINT();
+        }
+    }
+
+private:
+    __aicore__ inline bool Expired(const MoeDistributeInfo& info, int64_t start) const {
+        return AscendC::GetSystemCycle() - start > static_cast<int64_t>(info.deadlineCycles);
+    }
 };
 
 }  // namespace moe

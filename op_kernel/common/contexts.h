@@ -1,5 +1,4 @@
-// The areas of a rank, behind accessors, whatever the launch's communication context is: our own window
-// table, or that of A3 or A2.
+// The areas of a rank behind accessors, for each communication context: our own window table, A3's and A2's.
 #ifndef ASCEND_MOE_COMMON_CONTEXTS_H
 #define ASCEND_MOE_COMMON_CONTEXTS_H
 
@@ -7,9 +6,9 @@
 
 namespace moe {
 
-// HCCL's communication contexts as device memory holds them: a private ABI, so only what is read here is
-// named, and what a launch relies on is checked against the tiling before the first store. A test compares
-// every offset with the structs that the twin fills.
+// HCCL's communication contexts as laid out in device memory. This is a private ABI: only the fields read here are
+// named, and what a launch relies on is checked against the tiling before the first store. A test compares every offset
+// with the structs that the emulator fills.
 
 // ---- A3 (Ascend 910_93): HcclOpResParam; a peer is reached through remote[peer].device, `remoteStart` bytes into the
 // context: 2984 or 3320, by release ----
@@ -79,14 +78,14 @@ struct BatchItem {
     uint32_t peer;
 };
 
-// ---- WindowTable: for communicators that our own host side opens ----
-// The host fills it in GM. Addresses are in this rank's view: through them it reaches the peer's areas.
+// ---- WindowTable: for communicators that our own host code opens; the host fills it in GM with addresses as this rank
+// sees them ----
 struct WindowTable {
     uint32_t magic;
     uint32_t rank;
     uint32_t world;
     uint32_t reserved;
-    uint64_t windowBytes;  // data and lent area, which follow each other
+    uint64_t windowBytes;  // data and registered area, which follow each other
     uint64_t stateBytes;
     uint64_t data[kMaxWorld];
     uint64_t state[kMaxWorld];
@@ -100,8 +99,8 @@ struct ContextMismatch {
     uint32_t theirs = 0;
 };
 
-// One adapter for the three contexts. The lent area, if there is one, lies right behind the data. On A2 the
-// last MiB of windowsIn is the state area.
+// One adapter for the three contexts. The registered area, if any, follows the data. On A2 the last MiB of windowsIn is
+// the state area.
 class WindowContext {
 public:
     __aicore__ inline void Init(GM_ADDR context, const MoeDistributeInfo& info) {
@@ -111,10 +110,9 @@ public:
         world_ = info.world;
         regions_ = info.regions;
         dataBytes_ = info.dataBytes;
-        lentBytes_ = info.lentBytes;
+        registeredBytes_ = info.registeredBytes;
     }
-    // Compares the context with the tiling. Nobody may use an address of the context before this returns no
-    // field. What every address needs is read here, once.
+    // Compares the context with the tiling. No address may be used before this returns kContextFieldCount.
     __aicore__ inline ContextMismatch Check() {
         const ContextMismatch mismatch = Compare();
         if (mismatch.field != kContextFieldCount) return mismatch;
@@ -124,8 +122,8 @@ public:
         own_ = WindowOf(rank_);
         return mismatch;
     }
-    // Begins to load where the windows of all ranks lie: data() then finds them in UB, until ForgetPeers. The caller
-    // waits for MTE2 before it asks for another rank's. Above kMostPeersInUb ranks they stay in GM.
+    // Starts to load all ranks' window addresses: data() then finds them in UB until ForgetPeers. The caller waits for
+    // MTE2 before it asks for another rank's. Above kMostPeersInUb ranks they stay in GM.
     __aicore__ inline void LoadPeers(TPipe& pipe, const MoeDistributeInfo& info) {
         const uint32_t bytes = PeersBytes(info);
         if (bytes == 0 || many_ != nullptr) return;  // many: they lie apart
@@ -141,25 +139,25 @@ public:
         peers_ = buffer.Get<uint64_t>();
         loaded_ = true;
     }
-    // Their plan of UB ends.
+    // Call when their UB layout ends.
     __aicore__ inline void ForgetPeers() { loaded_ = false; }
     __aicore__ inline uint32_t rank() const { return rank_; }
     __aicore__ inline uint32_t world() const { return world_; }
-    __aicore__ inline uint32_t regions() const { return regions_; }  // of a half
+    __aicore__ inline uint32_t regions() const { return regions_; }  // of a ping-pong buffer
     __aicore__ inline uint64_t data_bytes() const { return dataBytes_; }
-    // The window memory that callers own between window_empty and the combine that publishes it.
-    __aicore__ inline uint64_t lent_bytes() const { return lentBytes_; }
-    __aicore__ inline GM_ADDR lent(uint32_t rank) const { return data(rank) + dataBytes_; }
+    // Window memory that callers own between window_empty and the combine that publishes it.
+    __aicore__ inline uint64_t registered_bytes() const { return registeredBytes_; }
+    __aicore__ inline GM_ADDR registered(uint32_t rank) const { return data(rank) + dataBytes_; }
     __aicore__ inline GM_ADDR data(uint32_t rank) const {
         if (rank == rank_) return own_;
         return loaded_ ? WindowInUb(rank) : WindowOf(rank);
     }
     __aicore__ inline GM_ADDR state(uint32_t rank) const {
         if (kind_ == kContextTable) return reinterpret_cast<GM_ADDR>(Table()->state[rank]);
-        if (kind_ == kContextA2) return data(rank) + dataBytes_ + lentBytes_;
+        if (kind_ == kContextA2) return data(rank) + dataBytes_ + registeredBytes_;
         return reinterpret_cast<GM_ADDR>(rank == rank_ ? A3()->windowsExp : A3Of(rank)->windowsExp);
     }
-    // A2: this rank's own windowsOut, laid out as windowsIn is.
+    // A2: this rank's own windowsOut, laid out like windowsIn.
     __aicore__ inline GM_ADDR staging() const {
         return reinterpret_cast<GM_ADDR>(many_ != nullptr ? many_[rank_].localOut.address : A2()->windowsOut[rank_]);
     }
@@ -172,8 +170,8 @@ private:
         if (kind_ == kContextA2) return A2Window(rank);
         return reinterpret_cast<GM_ADDR>(rank == rank_ ? A3()->windowsIn : A3Of(rank)->windowsIn);
     }
-    // On A3 a rank has two words, of the host and of the device; the latter leads to its address. That takes the place
-    // of the first word when it is asked for, and the second becomes 0.
+    // On A3 a rank has two words, a host and a device pointer; the latter leads to its address, which replaces the
+    // first word on first use; the second becomes 0.
     __aicore__ inline GM_ADDR WindowInUb(uint32_t rank) const {
         if (kind_ != kContextA3) return reinterpret_cast<GM_ADDR>(peers_.GetValue(rank));
         const uint64_t pointer = peers_.GetValue(2 * rank + 1);
@@ -208,13 +206,13 @@ private:
     __aicore__ inline ContextMismatch Compare(uint32_t rank, uint32_t world, uint64_t window, uint64_t state) const {
         if (rank != rank_) return Differs(kContextFieldRank, rank_, rank);
         if (world != world_) return Differs(kContextFieldWorld, world_, world);
-        const uint64_t ours = dataBytes_ + lentBytes_;
+        const uint64_t ours = dataBytes_ + registeredBytes_;
         if (window < ours) return Differs(kContextFieldWindow, KiB(ours), KiB(window));
         const uint64_t need = StateBytes(world_);
         if (state < need) return Differs(kContextFieldState, KiB(need), KiB(state));
         return ContextMismatch();
     }
-    // Whatever lies in the context still fits the record.
+    // Saturates: any content of the context must fit the record.
     __aicore__ inline uint32_t KiB(uint64_t bytes) const {
         const uint64_t size = bytes / 1024;
         return static_cast<uint32_t>(size < kMostKiB ? size : kMostKiB);
@@ -234,28 +232,28 @@ private:
     GM_ADDR context_ = nullptr;
     GM_ADDR own_ = nullptr;                 // this rank's window
     __gm__ A3Pointer* pointers_ = nullptr;  // A3
-    __gm__ A2Remote* many_ = nullptr;       // A2, where windowsIn does not say it
-    LocalTensor<uint64_t> peers_;           // what LoadPeers has loaded
+    __gm__ A2Remote* many_ = nullptr;       // A2, if windowsIn lacks the addresses
+    LocalTensor<uint64_t> peers_;           // loaded by LoadPeers
     bool loaded_ = false;
     uint32_t kind_ = kContextTable;
     uint32_t rank_ = 0;
     uint32_t world_ = 0;
     uint32_t regions_ = 0;
     uint64_t dataBytes_ = 0;
-    uint64_t lentBytes_ = 0;
+    uint64_t registeredBytes_ = 0;
 };
 
-// The epoch word of this rank's control block. It moves by MTE: the scalar unit's cache would have to be
-// cleaned, and writes of it do not keep order with the stores of the status messages.
+// The epoch word in this rank's control block. It is moved by MTE: the scalar cache would have to be cleaned, and its
+// writes are not ordered with the stores of status messages.
 class EpochWord {
 public:
-    // The block stays in UB for Publish, until the first plan of UB ends.
+    // The block stays in UB for Publish until the first UB layout ends.
     __aicore__ inline void Init(TPipe& pipe, const WindowContext& context) {
         control_.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context.state(context.rank()) + kControlOffset),
                                  kBlockWords);
         pipe.InitBuffer(buf_, kEpochWordBytes);
     }
-    // A control block without our magic is a fresh window: its epoch is 0.
+    // A control block without our magic is a new window with epoch 0.
     __aicore__ inline uint32_t Read() {
         LocalTensor<uint32_t> words = buf_.Get<uint32_t>();
         AscendC::DataCopy(words, control_, kBlockWords);

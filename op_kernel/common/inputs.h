@@ -1,4 +1,4 @@
-// The arguments of combine and the checks on them that both algorithms share.
+// The arguments of combine, and the checks on them that all algorithms share.
 #ifndef ASCEND_MOE_COMMON_INPUTS_H
 #define ASCEND_MOE_COMMON_INPUTS_H
 
@@ -8,7 +8,7 @@
 
 namespace moe {
 
-// All GM arguments of the entry that the bodies use.
+// The GM arguments of the entry that the bodies use.
 struct CombineArguments {
     GM_ADDR expandX;
     GM_ADDR expertIds;
@@ -28,16 +28,16 @@ struct CombineArguments {
     GM_ADDR tiling;
 };
 
-__aicore__ inline Verdict MismatchOf(const MoeDistributeInfo& info, uint32_t expert, uint32_t ours, uint32_t theirs) {
-    Verdict verdict = InvalidOf(info, kRoutingMismatch, expert, ours);
-    verdict.detail2 = theirs;
-    return verdict;
+__aicore__ inline OpStatus MismatchOf(const MoeDistributeInfo& info, uint32_t expert, uint32_t ours, uint32_t theirs) {
+    OpStatus status = InvalidOf(info, kRoutingMismatch, expert, ours);
+    status.detail2 = theirs;
+    return status;
 }
 
-// The segments of expand_x from ep_send_counts: monotone, within expand_x, and no source over its capacity.
-// `prefix`: room for all of them.
-__aicore__ inline Verdict LoadSegments(const MoeDistributeInfo& info, GM_ADDR epSendCounts,
-                                       const LocalTensor<int32_t>& prefix, SegmentTable& segments) {
+// Reads the segments of expand_x from ep_send_counts; they must be monotone, within expand_x, and no source over its
+// capacity. `prefix`: room for all of them.
+__aicore__ inline OpStatus LoadSegments(const MoeDistributeInfo& info, GM_ADDR epSendCounts,
+                                        const LocalTensor<int32_t>& prefix, SegmentTable& segments) {
     GlobalTensor<int32_t> sendCounts;
     sendCounts.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(epSendCounts), segments.slots());
     CopyIn(prefix, sendCounts, segments.slots());
@@ -49,26 +49,26 @@ __aicore__ inline Verdict LoadSegments(const MoeDistributeInfo& info, GM_ADDR ep
         if (segments.SourceRows(s) > info.capacity)
             return InvalidOf(info, kInvalidCounts, kCountsOfSource | s, segments.SourceRows(s));
     }
-    return Verdict();
+    return OpStatus();
 }
 
-// A peer must return exactly the rows that this rank's own ids sent it. `counts`: the count blocks of its message.
-__aicore__ inline Verdict CompareCountBlocks(const MoeDistributeInfo& info, RoutingTable& routing, uint32_t source,
-                                             const LocalTensor<uint32_t>& counts) {
+// A peer must return exactly the rows that this rank's ids sent to it. `counts`: the count blocks of its message.
+__aicore__ inline OpStatus CompareCountBlocks(const MoeDistributeInfo& info, RoutingTable& routing, uint32_t source,
+                                              const LocalTensor<uint32_t>& counts) {
     for (uint32_t l = 0; l < info.localExperts; ++l) {
         const uint32_t expert = source * info.localExperts + l;
         const uint32_t ours = routing.Total(static_cast<int32_t>(expert));
         const uint32_t theirs = counts.GetValue(StatusWriter::WordOfCounts(l));
         if (ours != theirs) return MismatchOf(info, expert, ours, theirs);
     }
-    return Verdict();
+    return OpStatus();
 }
-__aicore__ inline Verdict CompareCounts(const MoeDistributeInfo& info, RoutingTable& routing, uint32_t source,
-                                        const LocalTensor<uint32_t>& message) {
+__aicore__ inline OpStatus CompareCounts(const MoeDistributeInfo& info, RoutingTable& routing, uint32_t source,
+                                         const LocalTensor<uint32_t>& message) {
     return CompareCountBlocks(info, routing, source, message[kHeaderBlocks * kBlockWords]);
 }
 
-// The same for the messages of all ranks at once, by vector instructions. It says only whether all counts are right.
+// Compares the messages of all ranks at once with vector instructions; reports only whether all counts are right.
 class CountsMatch {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info) {
@@ -76,7 +76,7 @@ public:
         lanes_ = CountsLanes(info.experts);
         pipe.InitBuffer(buf_, CountsMatchBytes(info.experts));
     }
-    // `counts`: the count blocks of the first rank's message, seen by the scalar unit; those of the next `words`
+    // `counts`: the count blocks of the first rank's message, visible to the scalar unit; the next rank's are `words`
     // further.
     __aicore__ inline bool Equal(RoutingTable& routing, const LocalTensor<uint32_t>& counts, uint32_t words) {
         LocalTensor<int32_t> value = buf_.Get<int32_t>(), other = value[lanes_];
@@ -100,8 +100,7 @@ public:
     }
 
 private:
-    // Where the count of each expert lies, in bytes: of the first ranks, until a whole block is full, then as far
-    // behind as the messages are.
+    // Byte offset of each expert's count: by scalars for the first ranks until a whole block is full, then by vectors.
     __aicore__ inline void FindPlaces(const LocalTensor<int32_t>& place, uint32_t stride) {
         const uint32_t rows = info_->localExperts, world = info_->world;
         uint32_t done = 0;
@@ -125,22 +124,22 @@ private:
     uint32_t lanes_ = 0;
 };
 
-// Core 0 of combine: checks, while its first rows are under way, the words of the messages that the other cores trust
-// (see FailWatch). Returns what CompareCounts says; errors in the messages are the exchange's.
-__aicore__ inline Verdict JudgeMessages(Exchange& exchange, const MoeDistributeInfo& info, RoutingTable& routing,
-                                        StatusWaiter& waiter, CountsMatch& match) {
+// Core 0 of combine, while its first rows are in flight: checks the words of the messages that the other cores trust
+// (see LocalAbortFlag). Returns the status of CompareCounts; errors in the messages go to the exchange.
+__aicore__ inline OpStatus JudgeMessages(Exchange& exchange, const MoeDistributeInfo& info, RoutingTable& routing,
+                                         StatusWaiter& waiter, CountsMatch& match) {
     const bool equal = match.Equal(routing, waiter.CountsOf(0), waiter.words());
-    Verdict verdict;
-    if (!exchange.CheckCountsHashes(waiter, equal) || equal) return verdict;
+    OpStatus status;
+    if (!exchange.CheckCountsHashes(waiter, equal) || equal) return status;
     for (uint32_t source = 0; source < info.world; ++source)
-        Worsen(verdict, CompareCountBlocks(info, routing, source, waiter.CountsOf(source)));
-    return verdict;
+        Worsen(status, CompareCountBlocks(info, routing, source, waiter.CountsOf(source)));
+    return status;
 }
 
-// A position of expand_idx past the expert's pairs would read another row. The verdict is the first such
-// among pairs [begin, end).
-__aicore__ inline Verdict CheckIndex(const MoeDistributeInfo& info, GM_ADDR expandIdx, RoutingTable& routing,
-                                     uint32_t begin, uint32_t end, const LocalTensor<int32_t>& index) {
+// A position in expand_idx beyond the expert's pairs would read another row. Returns the first such among pairs [begin,
+// end).
+__aicore__ inline OpStatus CheckIndex(const MoeDistributeInfo& info, GM_ADDR expandIdx, RoutingTable& routing,
+                                      uint32_t begin, uint32_t end, const LocalTensor<int32_t>& index) {
     GlobalTensor<int32_t> source;
     source.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
     for (uint32_t at = begin; at < end; at += kChunkPairs) {
@@ -155,10 +154,10 @@ __aicore__ inline Verdict CheckIndex(const MoeDistributeInfo& info, GM_ADDR expa
             if (position >= total) return MismatchOf(info, static_cast<uint32_t>(id) | kMismatchIndex, total, position);
         }
     }
-    return Verdict();
+    return OpStatus();
 }
 
-// After a failure each core writes zeros into its share of the sums, and core 0 the error record.
+// After a failure each core writes zeros into its share of the sums, and core 0 writes the error record.
 __aicore__ inline void LeaveCombine(Exchange& exchange, const MoeDistributeCombineTiling& tiling, GM_ADDR sums,
                                     uint32_t rowBytes) {
     exchange.NextPlan();
@@ -181,18 +180,18 @@ __aicore__ inline void LeaveCombine(Exchange& exchange, const MoeDistributeCombi
     exchange.Report();
 }
 
-// The triples (source rank, token, k) of a core's share of expand_x in combine, a chunk at a time, checked.
+// Reads and checks the source indices (source rank, token, k) of a core's share of expand_x, a chunk at a time.
 
-// In direct readers count positions again instead of reading triples, so the rows must be in dispatch's order: the
-// triples of a segment are of its source, in ascending order of (token, k). Window takes rows in any order.
-class TripleReader {
+// In direct, readers recount positions instead of reading source indices, so rows must be in dispatch's order: those of
+// a segment belong to its source and ascend in (token, k). Window takes rows in any order.
+class SourceIndexReader {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx) {
         info_ = &info;
         expandIdx_ = expandIdx;
-        pipe.InitBuffer(buf_, kTripleReaderBytes);
+        pipe.InitBuffer(buf_, kSourceIndexReaderBytes);
     }
-    // Rows [begin, end) are this core's share. Begins to load their first triples, before the copies of rows.
+    // Rows [begin, end) are this core's share. Starts to load their first source indices, before the copies of rows.
     __aicore__ inline void Begin(uint32_t begin, uint32_t end) {
         next_ = begin;
         end_ = end;
@@ -202,16 +201,16 @@ public:
         AscendC::SetFlag<HardEvent::MTE2_S>(loaded_);
         loading_ = true;
     }
-    // Only ends the load that Begin has started.
+    // Ends the load that Begin has started.
     __aicore__ inline void Drop() {
         if (!loading_) return;
         loading_ = false;
         AscendC::WaitFlag<HardEvent::MTE2_S>(loaded_);
         GetTPipePtr()->ReleaseEventID<HardEvent::MTE2_S>(loaded_);
     }
-    // Goes to the next chunk of the share, rows [first(), stop()). False: none is left, or a triple of it is wrong;
-    // then `verdict` is the first such. `counts` are right.
-    __aicore__ inline bool Next(ReturnCounts& counts, Verdict& verdict) {
+    // Goes to the next chunk of the share, rows [first(), stop()). Returns false if none is left or a source index in
+    // it is invalid; `status` is then the first such. Requires checked `counts`.
+    __aicore__ inline bool Next(ReturnCounts& counts, OpStatus& status) {
         if (next_ == end_) return false;
         if (loading_) {
             Drop();
@@ -223,46 +222,46 @@ public:
         }
         first_ = next_;
         next_ += Chunk();
-        before_ = first_ == 0 ? 0 : kTripleWords;
-        const Verdict found = Check(counts);
-        Worsen(verdict, found);
+        before_ = first_ == 0 ? 0 : kSourceIndexWords;
+        const OpStatus found = Check(counts);
+        Worsen(status, found);
         return found.code == kOk;
     }
     __aicore__ inline uint32_t first() const { return first_; }
     __aicore__ inline uint32_t stop() const { return next_; }
-    // Word `word` of the triple of a row of the chunk.
+    // Word `word` of a row's source index.
     __aicore__ inline uint32_t Word(uint32_t row, uint32_t word) {
-        const uint32_t at = before_ + (row - first_) * kTripleWords + word;
+        const uint32_t at = before_ + (row - first_) * kSourceIndexWords + word;
         return static_cast<uint32_t>(buf_.Get<int32_t>().GetValue(at));
     }
 
 private:
-    __aicore__ inline uint32_t Chunk() const { return Min(kTripleRows, end_ - next_); }
-    // The row before the chunk comes with it, where there is one: order goes across chunks and cores.
+    __aicore__ inline uint32_t Chunk() const { return Min(kSourceIndexRows, end_ - next_); }
+    // Also loads the row before the chunk, if any: the order is checked across chunks and cores.
     __aicore__ inline void Load() {
-        const uint32_t before = next_ == 0 ? 0 : 1, words = (Chunk() + before) * kTripleWords;
+        const uint32_t before = next_ == 0 ? 0 : 1, words = (Chunk() + before) * kSourceIndexWords;
         GlobalTensor<int32_t> assist;
         assist.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int32_t*>(expandIdx_) + static_cast<uint64_t>(next_ - before) * kTripleWords,
+            reinterpret_cast<__gm__ int32_t*>(expandIdx_) + static_cast<uint64_t>(next_ - before) * kSourceIndexWords,
             words);
         CopyIn(buf_.Get<int32_t>(), assist, words);
     }
     __aicore__ inline int32_t PairBefore() {
         if (before_ == 0) return 0;
-        // Another core checks this triple: until then its words are anything.
-        const LocalTensor<int32_t> triple = buf_.Get<int32_t>();
-        return static_cast<int32_t>(static_cast<uint32_t>(triple.GetValue(1)) * info_->topK +
-                                    static_cast<uint32_t>(triple.GetValue(2)));
+        // Another core checks this source index; until then its words are arbitrary.
+        const LocalTensor<int32_t> sourceIndex = buf_.Get<int32_t>();
+        return static_cast<int32_t>(static_cast<uint32_t>(sourceIndex.GetValue(1)) * info_->topK +
+                                    static_cast<uint32_t>(sourceIndex.GetValue(2)));
     }
-    __aicore__ inline Verdict Check(ReturnCounts& counts) {
-        const uint32_t limits[kTripleWords] = {info_->world, info_->maxBatch, info_->topK};
+    __aicore__ inline OpStatus Check(ReturnCounts& counts) {
+        const uint32_t limits[kSourceIndexWords] = {info_->world, info_->maxBatch, info_->topK};
         uint32_t start = counts.Start(slot_), end = counts.End(slot_);
         int32_t before = PairBefore();
         for (uint32_t row = first_; row < next_; ++row) {
-            uint32_t value[kTripleWords];
-            for (uint32_t w = 0; w < kTripleWords; ++w) {
+            uint32_t value[kSourceIndexWords];
+            for (uint32_t w = 0; w < kSourceIndexWords; ++w) {
                 value[w] = Word(row, w);
-                if (value[w] >= limits[w]) return InvalidOf(*info_, kInvalidTriple, row * 4 + w, value[w]);
+                if (value[w] >= limits[w]) return InvalidOf(*info_, kInvalidSourceIndex, row * 4 + w, value[w]);
             }
             if (info_->algorithm != kAlgorithmDirect) continue;
             while (end <= row) {
@@ -271,10 +270,10 @@ private:
             }
             const int32_t pair = static_cast<int32_t>(value[1] * info_->topK + value[2]);
             if (value[0] != slot_ % info_->world || (row != start && before >= pair))
-                return InvalidOf(*info_, kInvalidTriple, row * 4 + kTripleOrder, static_cast<uint32_t>(pair));
+                return InvalidOf(*info_, kInvalidSourceIndex, row * 4 + kSourceIndexOrder, static_cast<uint32_t>(pair));
             before = pair;
         }
-        return Verdict();
+        return OpStatus();
     }
 
     UbBuf buf_;

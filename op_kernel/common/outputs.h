@@ -1,5 +1,5 @@
-// The outputs of dispatch that both algorithms write in the same way: fields of rows, and the counts. And the
-// counts that status messages of dispatch carry.
+// Outputs of dispatch that all algorithms write in the same way: fields of rows, and counts; and the counts in
+// dispatch's status messages.
 #ifndef ASCEND_MOE_COMMON_OUTPUTS_H
 #define ASCEND_MOE_COMMON_OUTPUTS_H
 
@@ -8,7 +8,7 @@
 
 namespace moe {
 
-// All GM arguments of the entry, in its order.
+// The GM arguments of the entry, in order.
 struct DispatchArguments {
     GM_ADDR x;
     GM_ADDR expertIds;
@@ -34,7 +34,7 @@ constexpr bool kQuantized = AscendC::IsSameType<DTYPE_EXPAND_X, int8_t>::value, 
 #else
 constexpr bool kQuantized = true, kPlain = true;
 #endif
-// What the entry does for a tiling key, if the binary reaches it.
+// Runs the body of a tiling key if this binary can reach it.
 template <typename Op, bool kReached>
 __aicore__ inline void Run(const DispatchArguments& arguments, const MoeDistributeDispatchTiling& tiling, TPipe& pipe) {
     if constexpr (kReached) {
@@ -49,7 +49,7 @@ __aicore__ inline uint32_t WireSize(const MoeDistributeInfo& info) {
     return info.wireType == kTypeInt8 ? 1 : info.wireType == kTypeFp32 ? 4 : 2;
 }
 
-// The first `bytes` of each of `count` rows in UB, `stride` apart, to consecutive places of an output.
+// Stores the first `bytes` of each of `count` rows in UB, `stride` apart, to consecutive places of an output.
 __aicore__ inline void StoreField(GM_ADDR output, uint32_t row, const LocalTensor<int8_t>& field, uint32_t bytes,
                                   uint32_t stride, uint32_t count) {
     GlobalTensor<int8_t> target;
@@ -123,10 +123,10 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
 };
 
-// Rows that this rank sends to the experts of every peer: the totals that core 0 left in the workspace.
+// Rows that this rank sends to each peer's experts: the totals that core 0 left in the workspace.
 class SendCounts {
 public:
-    // Begins to load the totals.
+    // Starts to load the totals.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
         localExperts_ = info.localExperts;
         pipe.InitBuffer(buf_, SendCountsBytes(info.experts));
@@ -149,12 +149,10 @@ private:
     bool loaded_ = false;
 };
 
-// What dispatch of window and hierarchy do when rows and messages have come: the messages stay in the workspace, the
-// rows of the own window become expand_x and the outputs beside it, ordered by (local expert, source rank, flat
-// (token, k)).
+// Dispatch of window and hierarchy after rows and messages have arrived: the messages are stored in the workspace; the
+// rows of the own window become expand_x and its fields, ordered by (local expert, source rank, flat (token, k)).
 
-// Each core stores the messages of its sources in the workspace, [W] messages, so that later every core has the counts
-// of all sources.
+// Each core stores its sources' messages in the workspace, [W] messages, so that later every core has all counts.
 class MessageKeeper {
 public:
     __aicore__ inline void Init(const MoeDistributeInfo& info, GM_ADDR workspace) {
@@ -163,10 +161,10 @@ public:
             reinterpret_cast<__gm__ uint32_t*>(workspace + CountsOffset(info.cores, info.experts)),
             static_cast<uint64_t>(info.world) * words_);
     }
-    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
+    __aicore__ inline OpStatus Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(messages_[static_cast<uint64_t>(source) * words_], message, words_);
-        return Verdict();
+        return OpStatus();
     }
     __aicore__ inline const GlobalTensor<uint32_t>& messages() const { return messages_; }
     __aicore__ inline uint32_t words() const { return words_; }
@@ -176,8 +174,8 @@ private:
     uint32_t words_ = 0;
 };
 
-// Those of all sources, loaded into UB: their counts.
-struct KeptCounts {
+// The counts of all sources' messages, loaded into UB.
+struct StoredCounts {
     LocalTensor<int32_t> values;
     uint32_t words;
     __aicore__ inline int32_t operator()(uint32_t source, uint32_t localExpert) const {
@@ -185,38 +183,38 @@ struct KeptCounts {
     }
 };
 
-// The rows of the own window, in phase LocalWindowCopy. A row has `stride` bytes, of which `tailBytes` at the end are
-// its tail.
+// Copies the rows of the own window, in phase LocalWindowCopy. A row has `stride` bytes; the last `trailerBytes` are
+// its trailer.
 template <bool kQuant>
 class ArrivedRows {
 public:
     __aicore__ inline void Init(const DispatchArguments& arguments, const MoeDistributeDispatchTiling& tiling,
-                                uint32_t stride, uint32_t tailBytes) {
+                                uint32_t stride, uint32_t trailerBytes) {
         args_ = &arguments;
         tiling_ = &tiling;
         info_ = &tiling.info;
         stride_ = stride;
-        tailOffset_ = stride - tailBytes;
+        trailerOffset_ = stride - trailerBytes;
     }
-    // UB: the segment table, all counts, and copyRing chunks of window rows. `counts`: core 0 stores them.
+    // UB: the segment table, all counts, and copyRing chunks of window rows. `counts`: stored by core 0.
     __aicore__ inline void Copy(Exchange& exchange, const MessageKeeper& keeper, DispatchCounts& counts) {
-        MOE_PHASE(exchange.stamps(), LocalWindowCopy);
+        MOE_PHASE(exchange.timestamps(), LocalWindowCopy);
         exchange.NextPlan();
         SegmentTable segments;
         segments.Init(exchange.pipe(), *info_);
         const CopyOutUb ub(*tiling_, stride_);
         UbBuf messagesBuf;
         exchange.pipe().InitBuffer(messagesBuf, ub.messages);
-        KeptCounts kept = {messagesBuf.Get<int32_t>(), keeper.words()};
+        StoredCounts stored = {messagesBuf.Get<int32_t>(), keeper.words()};
         AscendC::DataCopy(messagesBuf.Get<uint32_t>(), keeper.messages(), info_->world * keeper.words());
         if (SegmentScan::Suits(*info_) && info_->transport == kTransportMemory) {
             SegmentScan scan;
             scan.Init(exchange.pipe(), *info_, keeper.words(), 0);
             SyncFunc<HardEvent::MTE2_V>();
-            scan.Run(kept.values, segments);
+            scan.Run(stored.values, segments);
         } else {
             SyncFunc<HardEvent::MTE2_S>();
-            segments.FromCounts(kept);
+            segments.FromCounts(stored);
         }
         if (info_->transport == kTransportRdma) segments.AlignEnd();
         exchange.pipe().InitBuffer(copyQueue_, Ring(ub.ring), ub.chunk);
@@ -226,8 +224,8 @@ public:
     }
 
 private:
-    // This core's share of expand_x is contiguous. A chunk ends where its segment (local expert, source)
-    // ends, because the next segment lies in another region of the window.
+    // This core's share of expand_x is contiguous. A chunk ends at its segment (local expert, source), because the next
+    // segment lies in another region of the window.
     __aicore__ inline void CopyRows(Exchange& exchange, SegmentTable& segments) {
         const uint32_t begin = PartBegin(segments.Rows(), exchange.core(), info_->cores);
         const uint32_t end = PartBegin(segments.Rows(), exchange.core() + 1, info_->cores);
@@ -252,8 +250,9 @@ private:
         if (kQuant)
             StoreField(args_->dynamicScales, row, chunk[PayloadBytes(info_->hidden, size)], sizeof(float), stride_,
                        count);
-        if (info_->triples != 0)
-            StoreField(args_->expandIdx, row, chunk[tailOffset_], kTripleWords * sizeof(int32_t), stride_, count);
+        if (info_->sourceIndices != 0)
+            StoreField(args_->expandIdx, row, chunk[trailerOffset_], kSourceIndexWords * sizeof(int32_t), stride_,
+                       count);
         if (info_->hasWeights != 0)
             StoreField(args_->expandScales, row, chunk[stride_ - kBlock], sizeof(float), stride_, count);
         copyQueue_.FreeTensor(chunk);
@@ -264,7 +263,7 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
     uint32_t stride_ = 0;
-    uint32_t tailOffset_ = 0;
+    uint32_t trailerOffset_ = 0;
 };
 
 }  // namespace moe

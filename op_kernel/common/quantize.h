@@ -1,5 +1,5 @@
-// Makes rows as they travel ("wire rows"): plain, or int8 with an fp32 scale a token (quant_mode 2). A new
-// quantization of rows belongs here.
+// Makes the rows that travel ("wire rows"): plain, or int8 with an fp32 scale per token (quant_mode 2). Add new
+// quantizations of rows here.
 #ifndef ASCEND_MOE_COMMON_QUANTIZE_H
 #define ASCEND_MOE_COMMON_QUANTIZE_H
 
@@ -7,7 +7,7 @@
 
 namespace moe {
 
-// rint of `count` values within -127..127, which are lost. Integers pass through `narrow` exactly.
+// rint of `count` values within -127..127, which are overwritten. Integers pass through `narrow` exactly.
 __aicore__ inline void RoundToInt8(const LocalTensor<int8_t>& wire, const LocalTensor<float>& value,
                                    const LocalTensor<half>& narrow, uint32_t count) {
     LocalTensor<int32_t> code = value.ReinterpretCast<int32_t>();
@@ -19,9 +19,8 @@ __aicore__ inline void RoundToInt8(const LocalTensor<int8_t>& wire, const LocalT
     AscendC::Cast(wire, narrow, AscendC::RoundMode::CAST_TRUNC, count);
 }
 
-// Per-token dynamic quantization in UB: s = 127 / max|v|, q = rint(v * s), scale = 1 / s with v = x [*
-// smooth]. A row longer than `piece` elements is done in pieces, once for the maximum and once for the codes; the bits
-// are those of a row in one piece.
+// Per-token dynamic quantization in UB: s = 127 / max|v|, q = rint(v * s), scale = 1 / s with v = x [* smooth]. A row
+// longer than `piece` elements is read twice in pieces, for the maximum and for the codes; the bits are the same.
 template <typename XType, bool kSmooth>
 class RowQuantizer {
 public:
@@ -41,14 +40,13 @@ public:
         }
     }
 
-    // `wire`: payload, then the block that carries the scale. The caller orders MTE2 before this (row) and V,
-    // S before MTE3 (wire). What lies behind the last code, and behind the scale, to the end of its block travels
-    // and is never read.
+    // `wire`: payload, then the block with the scale. The caller orders MTE2 before this (row) and V, S before MTE3
+    // (wire). Padding after the codes and after the scale travels and is never read.
     __aicore__ inline void Quantize(const LocalTensor<int8_t>& wire, const LocalTensor<XType>& row, uint32_t expert) {
         const float largest = Largest(row, expert);
         float scale = 1.0f;
         if (largest == 0.0f) {
-            // An all-zero row has no scale of its own: codes 0, scale 1.
+            // An all-zero row has codes 0 and scale 1.
             AscendC::Duplicate(wire.ReinterpretCast<int16_t>(), static_cast<int16_t>(0), payload_ / sizeof(int16_t));
         } else {
             const float inverse = 127.0f / largest;
@@ -63,10 +61,10 @@ public:
     }
 
 private:
-    // max|v| of the row. Of a row in one piece the values stay for Encode.
+    // max|v| of the row. For a row in one piece the values stay for Encode.
     __aicore__ inline float Largest(const LocalTensor<XType>& row, uint32_t expert) {
         LocalTensor<float> value = valueBuf_.Get<float>(), magnitude = scratchBuf_.Get<float>();
-        // The maximum, that of each piece, scratch.
+        // The maximum, the maxima of pieces, scratch.
         LocalTensor<float> reduced = reduceBuf_.Get<float>();
         LocalTensor<float> ofPiece = reduced[kBlockWords];
         LocalTensor<float> scratch = ofPiece[QuantMaximaWords(hidden_, piece_)];
@@ -95,7 +93,7 @@ private:
         AscendC::PipeBarrier<PIPE_V>();
         RoundToInt8(wire, value, scratchBuf_.Get<half>(), count);
     }
-    // v of `count` elements from `at` on.
+    // Computes v for `count` elements from `at` on.
     __aicore__ inline void Widen(const LocalTensor<XType>& row, uint32_t expert, uint32_t at, uint32_t count) {
         LocalTensor<float> value = valueBuf_.Get<float>();
         if (kSmooth) {
@@ -103,7 +101,7 @@ private:
             CopyIn(smoothBuf_.Get<float>(), scales_[static_cast<uint64_t>(expert) * hidden_ + at], count);
             SyncFunc<HardEvent::MTE2_V>();
         }
-        AscendC::PipeBarrier<PIPE_V>();  // the piece before has been read
+        AscendC::PipeBarrier<PIPE_V>();  // the previous piece has been read
         if constexpr (AscendC::IsSameType<XType, float>::value) {
             if constexpr (kSmooth) {
                 AscendC::Mul(value, row[at], smoothBuf_.Get<float>(), count);
@@ -126,10 +124,9 @@ private:
     uint32_t payload_ = 0;
 };
 
-constexpr uint32_t kMostStarted = 4;  // rows whose loads may be begun before the first is fetched
+constexpr uint32_t kMostStarted = 4;  // rows whose loads may start before the first is fetched
 
-// Hands out wire rows of tokens. Reads and quantizes a token once for consecutive pairs whose wire rows are
-// equal.
+// Provides wire rows of tokens. Reads and quantizes a token once for consecutive pairs with equal wire rows.
 template <typename XType, bool kQuant, bool kSmooth>
 class RowLoader {
 public:
@@ -163,7 +160,7 @@ public:
             }
             LocalTensor<int8_t> in = inQueue_.template DeQue<int8_t>();
             LocalTensor<int8_t> out = outQueue_.template AllocTensor<int8_t>();
-            // The queue makes V wait for the last store from this tensor, and S writes the scale after V's maximum.
+            // The queue makes V wait for the last store from this tensor; S writes the scale after V's maximum.
             quantizer_.Quantize(out, in.template ReinterpretCast<XType>(), expert);
             inQueue_.FreeTensor(in);
             outQueue_.EnQue(out);
@@ -177,13 +174,12 @@ public:
         }
         return row_;
     }
-    // Begins to load a row ahead. Rows must be fetched in the order of Start, with fewer under way than the
-    // ring holds.
+    // Starts to load a row. Rows must be fetched in the order of Start, with fewer in flight than the ring holds.
     __aicore__ inline void Start(uint32_t token) {
         Load(RowOf(token));
         ++started_;
     }
-    // Rows that are started and not yet fetched.
+    // Rows started and not yet fetched.
     __aicore__ inline uint32_t started() const { return started_; }
     __aicore__ inline void Release() {
         if (!held_) return;
@@ -219,14 +215,14 @@ private:
     uint32_t rowBytes_ = 0;
     uint32_t token_ = 0;
     uint32_t expert_ = 0;
-    uint32_t started_ = 0;  // rows on their way that are fetched next
+    uint32_t started_ = 0;  // rows in flight, fetched next
     bool held_ = false;
 };
 
-// ---- comm_quant_mode 2: rows on their way back ----
+// ---- comm_quant_mode 2: rows on the return path ----
 
-// The quantization of a row by blocks of kCodesOfScale elements: b = max|v| * (1/127), q = rint(fp16(v / b)), and b
-// travels rounded to the type of rows. A block of zeros has codes 0 and scale 0.
+// Quantizes a row by blocks of kCodesOfScale elements: b = max|v| * (1/127), q = rint(fp16(v / b)); b travels rounded
+// to the type of rows. A block of zeros has codes 0 and scale 0.
 template <typename XType>
 class CommQuantizer {
 public:
@@ -239,12 +235,12 @@ public:
         pipe.InitBuffer(valueBuf_, ub.values);
         pipe.InitBuffer(scratchBuf_, ub.values);
         pipe.InitBuffer(scaleBuf_, ub.scales);
-        // The blocks behind a piece, up to a whole repeat, have maxima too, which nobody reads.
+        // Blocks after a piece, up to a whole repeat, have maxima too, which are never read.
         AscendC::Duplicate(scratchBuf_.Get<float>(), 0.0f, static_cast<int32_t>(lanes));
     }
-    // The piece of a row of x that begins at element `at`, into its places in `wire`. The caller orders MTE2 before
-    // this (row), and V before MTE3 (wire). What lies behind the codes and behind the scales, to the ends of their
-    // blocks of 32 bytes, travels and is never read.
+    // Quantizes the piece of a row of x that begins at element `at` into its places in `wire`. The caller orders MTE2
+    // before this (row), and V before MTE3 (wire). Padding after the codes and after the scales travels and is never
+    // read.
     __aicore__ inline void Quantize(const LocalTensor<int8_t>& wire, const LocalTensor<XType>& row, uint32_t at) {
         const LocalTensor<int8_t> scales = wire[BlockScalesOffset(hidden_) + at / kCodesOfScale * kScaleBytes];
         QuantizePiece(wire[at], scales.template ReinterpretCast<XType>(), row, Elements(at));
@@ -252,9 +248,9 @@ public:
     __aicore__ inline uint32_t Elements(uint32_t at) const { return Min(piece_, hidden_ - at); }
 
 private:
-    // In the place of a scale of 0, because 0 / 0 is no code. Every other scale is at least 2^-140, also of the least
-    // bf16, and stays as it is: kInstead - scale * kHuge is less. No number here is subnormal, and where a unit
-    // flushes such scales to 0, their rows have codes 0.
+    // Replaces a scale of 0, because 0 / 0 is no code. Every other scale, also of the least bf16, is at least 2^-140
+    // and stays: kInstead - scale * kHuge is less. No number here is subnormal; if a unit flushes such scales to 0,
+    // their rows have codes 0.
     static constexpr float kInstead = 0x1p-20f, kHuge = 0x1p127f;
 
     __aicore__ inline void QuantizePiece(const LocalTensor<int8_t>& codes, const LocalTensor<XType>& scales,
@@ -263,7 +259,7 @@ private:
         LocalTensor<float> scale = scaleBuf_.Get<float>();
         const int32_t repeats = static_cast<int32_t>(CommQuantLanes(count) / kRepeatWords);
         const uint32_t blocks = count / kCodesOfScale;
-        AscendC::PipeBarrier<PIPE_V>();  // the piece before has been read
+        AscendC::PipeBarrier<PIPE_V>();  // the previous piece has been read
         AscendC::Cast(value, row, AscendC::RoundMode::CAST_NONE, count);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Abs(scratch, value, static_cast<int32_t>(count));
@@ -294,7 +290,7 @@ private:
     uint32_t piece_ = 0;
 };
 
-// Rows as CommQuantizer made them: code times scale, rounded to the type of rows.
+// Decodes rows of CommQuantizer: code times scale, rounded to the type of rows.
 template <typename XType>
 class CommDecoder {
 public:
@@ -305,10 +301,10 @@ public:
         pipe.InitBuffer(rowBuf_, ub.row);
         pipe.InitBuffer(wideBuf_, ub.wide);
         pipe.InitBuffer(scaleBuf_, ub.scales);
-        // Scales behind those of a part, up to a whole repeat, go nowhere.
+        // Scales after those of a part, up to a whole repeat, are unused.
         AscendC::Duplicate(scaleBuf_.Get<float>(), 0.0f, static_cast<int32_t>(lanes / kCodesOfScale));
     }
-    // The row, until the next call. `value`: fp32 scratch. What V does before, it must have waited for.
+    // The decoded row, valid until the next call. `value`: fp32 scratch. The caller waits for V's earlier work.
     __aicore__ inline LocalTensor<XType> Decode(const LocalTensor<int8_t>& codes, const LocalTensor<XType>& scales,
                                                 const LocalTensor<float>& value, uint32_t count) {
         LocalTensor<half> narrow = rowBuf_.Get<half>();
@@ -330,12 +326,12 @@ private:
     UbBuf rowBuf_, wideBuf_, scaleBuf_;
 };
 
-// Chunks of rows of expand_x as they go back: as they are, or as codes. A row of a chunk begins every `stride` bytes.
+// Chunks of rows of expand_x as they return: plain, or as codes. A row of a chunk begins every `stride` bytes.
 template <typename XType, bool kQuant>
 class ReturnLoader {
 public:
-    // UB: returnRing chunks of sendRows rows; with codes the same again as they lie in expand_x, or as many pieces of a
-    // row that is longer than a piece, and the quantizer's.
+    // UB: returnRing chunks of sendRows rows; with codes also the rows of expand_x, or pieces of a row longer than a
+    // piece, and the quantizer's buffers.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling, GM_ADDR expandX,
                                 uint32_t stride) {
         const ReturnLoaderUb ub(tiling, stride, sizeof(XType));
@@ -352,7 +348,7 @@ public:
             pipe.InitBuffer(copyQueue_, ring, ub.chunk);
         }
     }
-    // Begins to load rows [row, row + count), at most sendRows.
+    // Starts to load rows [row, row + count), at most sendRows.
     __aicore__ inline void Load(uint32_t row, uint32_t count) {
         row_ = row;
         count_ = count;
@@ -366,7 +362,7 @@ public:
             copyQueue_.EnQue(chunk);
         }
     }
-    // The rows of the last Load, ready for MTE3. What was stored from their memory before has left.
+    // The rows of the last Load, ready for MTE3; earlier stores from their memory are done.
     __aicore__ inline LocalTensor<int8_t> Take() {
         if constexpr (kQuant) {
             LocalTensor<int8_t> out = outQueue_.template AllocTensor<int8_t>();
@@ -391,12 +387,12 @@ public:
     }
 
 private:
-    // Whether rows are quantized whole: then they come a chunk at a time.
+    // Whether rows are quantized whole, a chunk at a time.
     __aicore__ inline bool Whole() const { return piece_ * sizeof(XType) >= rowBytes_; }
     __aicore__ inline uint32_t PieceBytes(uint32_t at) const {
         return static_cast<uint32_t>(quantizer_.Elements(at) * sizeof(XType));
     }
-    // Bytes of expand_x behind the begin of the chunk.
+    // Source bytes at `offset` from the start of the chunk.
     __aicore__ inline GlobalTensor<int8_t> Source(uint64_t offset, uint32_t bytes) const {
         GlobalTensor<int8_t> source;
         source.SetGlobalBuffer(
@@ -414,7 +410,7 @@ private:
             quantizer_.Quantize(out[i * stride_], in[i * rowBytes_].template ReinterpretCast<XType>(), 0);
         inQueue_.FreeTensor(in);
     }
-    // The first piece is on its way.
+    // The first piece is in flight.
     __aicore__ inline void QuantizePieces(const LocalTensor<int8_t>& out) {
         const uint32_t hidden = static_cast<uint32_t>(rowBytes_ / sizeof(XType));
         for (uint32_t i = 0; i < count_; ++i) {

@@ -1,5 +1,4 @@
-// What core 0 leaves behind when an op fails: the error record, and on a fatal error abort blocks to the
-// peers.
+// What core 0 writes when an op fails: the error record and, on a fatal error, abort blocks to the peers.
 #ifndef ASCEND_MOE_COMMON_REPORT_H
 #define ASCEND_MOE_COMMON_REPORT_H
 
@@ -20,7 +19,7 @@ public:
     }
 
     // Call on core 0 with the UB free: resets the pipe. `items`: room in GM for a BatchWrite list.
-    __aicore__ inline void Write(TPipe& pipe, const Verdict& verdict, WindowSender& sender, RdmaLink& link,
+    __aicore__ inline void Write(TPipe& pipe, const OpStatus& status, WindowSender& sender, RdmaLink& link,
                                  GM_ADDR items) {
         AscendC::PipeBarrier<PIPE_ALL>();
         pipe.Reset();
@@ -34,38 +33,38 @@ public:
         AscendC::Duplicate(words, static_cast<int32_t>(0), kErrorRecordWords);
         SyncFunc<HardEvent::V_S>();
         words.SetValue(kRecMagic, kRecordMagic);
-        words.SetValue(kRecCode, static_cast<int32_t>(verdict.code));
+        words.SetValue(kRecCode, static_cast<int32_t>(status.code));
         words.SetValue(kRecOp, static_cast<int32_t>(op_));
         words.SetValue(kRecEpoch, static_cast<int32_t>(epoch_));
         words.SetValue(kRecRank, static_cast<int32_t>(info_->rank));
-        words.SetValue(kRecCulprit, static_cast<int32_t>(verdict.source));
-        words.SetValue(kRecDetail0, static_cast<int32_t>(verdict.detail0));
-        words.SetValue(kRecDetail1, static_cast<int32_t>(verdict.detail1));
-        words.SetValue(kRecDetail2, static_cast<int32_t>(verdict.detail2));
-        words.SetValue(kRecReporter, static_cast<int32_t>(verdict.reporter));
+        words.SetValue(kRecCulprit, static_cast<int32_t>(status.source));
+        words.SetValue(kRecDetail0, static_cast<int32_t>(status.detail0));
+        words.SetValue(kRecDetail1, static_cast<int32_t>(status.detail1));
+        words.SetValue(kRecDetail2, static_cast<int32_t>(status.detail2));
+        words.SetValue(kRecReporter, static_cast<int32_t>(status.reporter));
         words.SetValue(kRecCapacity, static_cast<int32_t>(info_->capacity));
         words.SetValue(kRecWaitedMillis, static_cast<int32_t>(info_->deadlineCycles / (1000 * kCyclesPerMicro)));
         words.SetValue(kRecIds, static_cast<int32_t>(info_->ids));
         words.SetValue(kRecMaxBatch, static_cast<int32_t>(info_->maxBatch));
         words.SetValue(kRecTopK, static_cast<int32_t>(info_->topK));
         words.SetValue(kRecWorld, static_cast<int32_t>(info_->world));
-        if (verdict.code >= kFirstFatal && verdict.code != kContextMismatch) {
+        if (status.code >= kFirstFatal && status.code != kContextMismatch) {
             LocalTensor<uint32_t> headers = headerBuf.Get<uint32_t>();
             LoadHeaders(headers, sender.servers());
-            // This rank has not sent its message yet: it found the failure at entry and awaits nobody.
-            if (Arrived(headers, info_->rank)) ListAwaited(headers, words, verdict);
-            if (verdict.reporter == info_->rank) {
+            // If this rank has not sent its message yet, it found the failure at entry and awaits nobody.
+            if (Arrived(headers, info_->rank)) ListAwaited(headers, words, status);
+            if (status.reporter == info_->rank) {
                 const LocalTensor<uint32_t> block = abortBuf.Get<uint32_t>();
-                SetAbort(block, verdict, FirstFailure(block));
+                SetAbort(block, status, FirstFailure(block));
                 PostAborts(headers, block, sender);
                 if (info_->transport == kTransportRdma)
-                    PostFarAborts(headers, block, sender, itemBuf.Get<uint64_t>(), link, items);
+                    PostInterNodeAborts(headers, block, sender, itemBuf.Get<uint64_t>(), link, items);
                 PostAwaitedAborts(headers, block, sender);
             }
         }
         SyncFunc<HardEvent::S_MTE3>();
-        if (!AlreadyReported(beforeBuf.Get<int32_t>(), verdict)) CopyOut(record_, words, kErrorRecordWords);
-        if (verdict.code != kContextMismatch) {
+        if (!AlreadyReported(beforeBuf.Get<int32_t>(), status)) CopyOut(record_, words, kErrorRecordWords);
+        if (status.code != kContextMismatch) {
             GlobalTensor<int32_t> own;
             own.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(context_->state(info_->rank) + kErrorRecordOffset),
                                 kErrorRecordWords);
@@ -75,19 +74,18 @@ public:
     }
 
 private:
-    // Whether the record already holds a failure that has to stay. On an NPU the host reads the record after
-    // more ops have run, and the first failure explains the others. A fatal failure replaces a collective
-    // failure.
-    __aicore__ inline bool AlreadyReported(const LocalTensor<int32_t>& before, const Verdict& verdict) const {
+    // Whether the record already holds a failure that must stay. On an NPU the host reads the record after more ops
+    // have run, and the first failure explains the others. A fatal failure replaces a collective one.
+    __aicore__ inline bool AlreadyReported(const LocalTensor<int32_t>& before, const OpStatus& status) const {
         const DataCopyExtParams params{1, kBlock, 0, 0, 0};
         const DataCopyPadExtParams<int32_t> pad{false, 0, 0, 0};
         AscendC::DataCopyPad(before, record_, params, pad);
         SyncFunc<HardEvent::MTE2_S>();
         if (before.GetValue(kRecMagic) != kRecordMagic) return false;
-        return before.GetValue(kRecCode) >= static_cast<int32_t>(kFirstFatal) || verdict.code < kFirstFatal;
+        return before.GetValue(kRecCode) >= static_cast<int32_t>(kFirstFatal) || status.code < kFirstFatal;
     }
-    // Loads header 0 of every message, [2 parities][W] blocks. Over RDMA the messages of far ranks lie behind
-    // their rows; a block there that is no header becomes zeros.
+    // Loads header 0 of every message, [2 parities][W] blocks. Over RDMA messages of inter-node ranks follow their
+    // rows; blocks there that are no header become zeros.
     __aicore__ inline void LoadHeaders(const LocalTensor<uint32_t>& headers, const ServerMap& servers) {
         const uint32_t stride = StatusStride(info_->world);
         GlobalTensor<uint32_t> messages;
@@ -99,16 +97,16 @@ private:
         AscendC::DataCopyPad(headers, messages, params, pad);
         if (info_->transport == kTransportRdma && info_->algorithm != kAlgorithmHierarchy) {
             AscendC::PipeBarrier<PIPE_ALL>();
-            LoadFarHeaders(headers, servers);
+            LoadInterNodeHeaders(headers, servers);
         }
         SyncFunc<HardEvent::MTE2_S>();
     }
-    __aicore__ inline void LoadFarHeaders(const LocalTensor<uint32_t>& headers, const ServerMap& servers) {
+    __aicore__ inline void LoadInterNodeHeaders(const LocalTensor<uint32_t>& headers, const ServerMap& servers) {
         for (uint32_t parity = 0; parity < 2; ++parity) {
             for (uint32_t rank = 0; rank < info_->world; ++rank) {
-                if (!servers.Far(rank)) continue;
+                if (!servers.InterNode(rank)) continue;
                 GlobalTensor<uint32_t> message;
-                message.SetGlobalBuffer(FarMessage(*context_, parity, rank), kBlockWords);
+                message.SetGlobalBuffer(InterNodeMessage(*context_, parity, rank), kBlockWords);
                 AscendC::DataCopy(headers[HeaderAt(parity, rank)], message, kBlockWords);
                 SyncFunc<HardEvent::MTE2_S>();
                 const uint32_t at = HeaderAt(parity, rank), epoch = headers.GetValue(at + kH0Epoch);
@@ -124,21 +122,21 @@ private:
     __aicore__ inline uint32_t HeaderAt(uint32_t parity, uint32_t rank) const {
         return (parity * info_->world + rank) * kBlockWords;
     }
-    // The newest header of a rank that has not arrived: that of the op before, or what is older.
+    // The newest header of a rank that has not arrived: of the previous op, or older.
     __aicore__ inline uint32_t NewestHeader(const LocalTensor<uint32_t>& headers, uint32_t rank) const {
         const uint32_t other = HeaderAt(1 - Parity(epoch_), rank);
         const uint32_t seen = headers.GetValue(other + kH0Magic) ^ kStatusMagic;
         return NextEpoch(seen) == epoch_ ? other : HeaderAt(Parity(epoch_), rank);
     }
     __aicore__ inline void ListAwaited(const LocalTensor<uint32_t>& headers, const LocalTensor<int32_t>& words,
-                                       const Verdict& verdict) {
-        // A message may have come, and not all blocks of its rows.
-        const bool late = info_->rdmaFlags != 0 && verdict.code == kCommTimeout && verdict.reporter == info_->rank;
+                                       const OpStatus& status) {
+        // A message may have arrived before all blocks of its rows.
+        const bool late = info_->rdmaFlags != 0 && status.code == kCommTimeout && status.reporter == info_->rank;
         uint32_t count = 0;
         for (uint32_t rank = 0; rank < info_->world; ++rank) {
-            if (Arrived(headers, rank) && !(late && rank == verdict.source)) continue;
+            if (Arrived(headers, rank) && !(late && rank == status.source)) continue;
             // Messages of other servers may wait for their relay.
-            if (info_->algorithm == kAlgorithmHierarchy && rank != verdict.source) continue;
+            if (info_->algorithm == kAlgorithmHierarchy && rank != status.source) continue;
             if (count < kMaxAwaited) {
                 const uint32_t at = kRecAwaited + count * 3, header = NewestHeader(headers, rank);
                 words.SetValue(at, static_cast<int32_t>(rank));
@@ -149,8 +147,8 @@ private:
         }
         words.SetValue(kRecAwaitedCount, static_cast<int32_t>(count));
     }
-    // The op in which this rank has failed, or its host has seen that a peer is gone: AbortWatch compares it. Later ops
-    // of this rank post the same again.
+    // The op in which this rank failed, or in which its host saw that a peer is gone; AbortWatch compares it. Later ops
+    // of this rank post the same block again.
     __aicore__ inline uint32_t FirstFailure(const LocalTensor<uint32_t>& block) const {
         GlobalTensor<uint32_t> own;
         own.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(context_->state(info_->rank) + AbortOffset(info_->rank)),
@@ -160,24 +158,24 @@ private:
         SyncFunc<HardEvent::MTE2_S>();
         return block.GetValue(kAbMagic) == kAbortMagic ? block.GetValue(kAbEpoch) : epoch_;
     }
-    __aicore__ inline void SetAbort(const LocalTensor<uint32_t>& block, const Verdict& verdict, uint32_t epoch) {
+    __aicore__ inline void SetAbort(const LocalTensor<uint32_t>& block, const OpStatus& status, uint32_t epoch) {
         block.SetValue(kAbMagic, kAbortMagic);
         block.SetValue(kAbEpoch, epoch);
-        block.SetValue(kAbCode, verdict.code);
-        block.SetValue(kAbCulprit, verdict.source);
+        block.SetValue(kAbCode, status.code);
+        block.SetValue(kAbCulprit, status.source);
         block.SetValue(kAbReporter, info_->rank);
-        block.SetValue(kAbDetail0, verdict.detail0);
-        block.SetValue(kAbDetail1, verdict.detail1);
-        block.SetValue(kAbMark, kAbortMagic);
+        block.SetValue(kAbDetail0, status.detail0);
+        block.SetValue(kAbDetail1, status.detail1);
+        block.SetValue(kAbTag, kAbortMagic);
         SyncFunc<HardEvent::S_MTE3>();
     }
-    // To this rank itself, so that the failure is sticky; to peers that are here; through the server to far
-    // ones; and last to those awaited, whose memory may be gone.
+    // Posts to this rank, so that the failure is sticky; to peers that have arrived; through the server to inter-node
+    // ranks; and last to awaited ranks, whose memory may be gone.
     __aicore__ inline void PostAborts(const LocalTensor<uint32_t>& headers, const LocalTensor<uint32_t>& block,
                                       WindowSender& sender) {
         sender.PutAbort(info_->rank, block);
         for (uint32_t rank = 0; rank < info_->world; ++rank) {
-            if (rank != info_->rank && Arrived(headers, rank) && !sender.servers().Far(rank))
+            if (rank != info_->rank && Arrived(headers, rank) && !sender.servers().InterNode(rank))
                 sender.PutAbort(rank, block);
         }
         sender.Flush();
@@ -185,21 +183,21 @@ private:
     __aicore__ inline void PostAwaitedAborts(const LocalTensor<uint32_t>& headers, const LocalTensor<uint32_t>& block,
                                              WindowSender& sender) {
         for (uint32_t rank = 0; rank < info_->world; ++rank) {
-            if (rank != info_->rank && !Arrived(headers, rank) && !sender.servers().Far(rank))
+            if (rank != info_->rank && !Arrived(headers, rank) && !sender.servers().InterNode(rank))
                 sender.PutAbort(rank, block);
         }
         sender.Flush();
     }
-    // An item of one block a far rank, those that are here first.
-    __aicore__ inline void PostFarAborts(const LocalTensor<uint32_t>& headers, const LocalTensor<uint32_t>& block,
-                                         WindowSender& sender, const LocalTensor<uint64_t>& list, RdmaLink& link,
-                                         GM_ADDR items) {
+    // One item of one block per inter-node rank, arrived ranks first.
+    __aicore__ inline void PostInterNodeAborts(const LocalTensor<uint32_t>& headers, const LocalTensor<uint32_t>& block,
+                                               WindowSender& sender, const LocalTensor<uint64_t>& list, RdmaLink& link,
+                                               GM_ADDR items) {
         constexpr uint32_t kItemWords = kBlock / sizeof(uint64_t);
         sender.StageAbort(block);
         uint32_t count = 0;
         for (uint32_t here = 0; here < 2; ++here) {
             for (uint32_t rank = 0; rank < info_->world; ++rank) {
-                if (!sender.servers().Far(rank) || Arrived(headers, rank) != (here == 0)) continue;
+                if (!sender.servers().InterNode(rank) || Arrived(headers, rank) != (here == 0)) continue;
                 WindowSender::SetItem(list[count * kItemWords], sender.AbortItemOf(rank));
                 ++count;
             }

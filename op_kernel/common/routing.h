@@ -1,16 +1,16 @@
-// This rank's routing: which (token, k) pairs go where. Each core reads its share of the ids and leaves a
-// histogram over the experts in the workspace, [cores][E] int32. After the cores have met, each core sums the
-// histograms: the totals of the rank, and for its own pairs the counts of the cores before it, which give
-// every pair its position among the rank's pairs of that expert.
+// This rank's routing: which (token, k) pairs go where. Each core reads its share of the ids and writes a histogram
+// over the experts to the workspace, [cores][E] int32. After the core barrier each core sums the histograms: the rank's
+// totals, and the counts of the cores before it, which give each of its pairs its position among the rank's pairs of
+// that expert.
 #ifndef ASCEND_MOE_COMMON_ROUTING_H
 #define ASCEND_MOE_COMMON_ROUTING_H
 
-#include "verdict.h"
+#include "core_barrier.h"
 
 namespace moe {
 
-// Rows [cores][lanes] int32 in the workspace, one from each core: their sum, or their maximum, lane by lane.
-// Many rows are loaded at a time and folded in halves, so that instructions are few and long.
+// Folds rows [cores][lanes] int32 in the workspace, one per core, into their sum or maximum. Loads many rows at a time
+// and folds them by halves, so that instructions are few and long.
 class CoreRows {
 public:
     // `lanes` of a row, a multiple of 8.
@@ -18,8 +18,8 @@ public:
         lanes_ = lanes;
         rows_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(rows), static_cast<uint64_t>(cores) * lanes);
     }
-    // Folds lanes [first, first + count) of the rows of cores [begin, end) into `to`, which holds the neutral
-    // value. `queue`: for loads; its tensors hold `room` int32, at least `lanes`.
+    // Folds lanes [first, first + count) of the rows of cores [begin, end) into `to`, which holds the neutral value.
+    // `queue`: for loads; its tensors hold `room` int32, at least `lanes`.
     template <bool kLargest, typename Queue>
     __aicore__ inline void Fold(Queue& queue, uint32_t room, const LocalTensor<int32_t>& to, uint32_t first,
                                 uint32_t count, uint32_t begin, uint32_t end) {
@@ -59,7 +59,7 @@ private:
     uint32_t lanes_ = 0;
 };
 
-constexpr int32_t kNotRouted = -1;  // id -1: nowhere
+constexpr int32_t kNotRouted = -1;  // id -1: routed nowhere
 constexpr int32_t kInactive = -2;   // masked
 
 // Streams expert_ids and x_active_mask. `Id(i)` is the routed or special expert, kNotRouted or kInactive.
@@ -67,7 +67,7 @@ class PairReader {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expertIds, GM_ADDR mask) {
         info_ = &info;
-        kept_ = 0;
+        stored_ = 0;
         ids_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expertIds), info.batch * info.topK);
         const PairReaderUb ub(info);
         pipe.InitBuffer(idBuf_, ub.ids);
@@ -79,17 +79,17 @@ public:
     }
     // Loads pairs [begin, begin + count), count <= kChunkPairs.
     __aicore__ inline void Load(uint32_t begin, uint32_t count) {
-        if (count == kept_ && begin == begin_) return;
-        kept_ = 0;
+        if (count == stored_ && begin == begin_) return;
+        stored_ = 0;
         Start(begin, count);
         SyncFunc<HardEvent::MTE2_S>();
     }
-    // Starts to load pairs that later calls of Load find here. The caller makes S wait for MTE2.
+    // Starts to load pairs for later calls of Load. The caller makes S wait for MTE2.
     __aicore__ inline void Keep(uint32_t begin, uint32_t count) {
         Start(begin, count);
-        kept_ = count;
+        stored_ = count;
     }
-    // The id of pair begin + i, of token `token`; kInactive where it is masked.
+    // The id of pair begin + i, of token `token`; kInactive if it is masked.
     __aicore__ inline int32_t Id(uint32_t i, uint32_t token) {
         if (info_->maskRank != 0) {
             const uint32_t at = info_->maskRank == 1 ? token - firstToken_ : i;
@@ -99,7 +99,7 @@ public:
         return id == kInactive ? kInvalid : id;
     }
     __aicore__ inline bool Routed(int32_t id) const { return id >= 0 && id < static_cast<int32_t>(info_->experts); }
-    // Zero, copy and const experts have ids behind the others.
+    // Ids of zero, copy and const experts follow the others.
     __aicore__ inline bool Special(int32_t id) const {
         return id >= static_cast<int32_t>(info_->experts) && id < static_cast<int32_t>(info_->ids);
     }
@@ -109,7 +109,7 @@ public:
     __aicore__ inline int32_t RawId(uint32_t i) { return idBuf_.Get<int32_t>().GetValue(i); }
 
 private:
-    // What callers load for the same pairs after this needs no wait of its own for reads of earlier pairs.
+    // Loads of the same pairs that callers start after this need no extra wait for reads of earlier pairs.
     __aicore__ inline void Start(uint32_t begin, uint32_t count) {
         begin_ = begin;
         SyncFunc<HardEvent::S_MTE2>();
@@ -129,7 +129,7 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     uint32_t begin_ = 0;
     uint32_t firstToken_ = 0;
-    uint32_t kept_ = 0;  // pairs that stay until others are loaded
+    uint32_t stored_ = 0;  // pairs kept until others are loaded
 };
 
 class RoutingTable {
@@ -143,7 +143,7 @@ public:
         const uint32_t pairs = info.batch * info.topK;
         begin_ = PartBegin(pairs, core, info.cores);
         end_ = PartBegin(pairs, core + 1, info.cores);
-        // A token's pairs stay together, so that its row is read once, unless cores would have none.
+        // A token's pairs stay on one core, so that its row is read once, unless some cores would get none.
         if (info.batch >= info.cores)
             ShareTokens(PartBegin(info.batch, core, info.cores), PartBegin(info.batch, core + 1, info.cores));
         pairs_.Init(pipe, info, expertIds, mask);
@@ -158,7 +158,7 @@ public:
                                 lanes_);
     }
 
-    // This core's share is the pairs of these tokens; the shares of all cores follow each other.
+    // This core's share is the pairs of these tokens; the shares of all cores are consecutive.
     __aicore__ inline void ShareTokens(uint32_t begin, uint32_t end) {
         begin_ = begin * info_->topK;
         end_ = end * info_->topK;
@@ -168,10 +168,9 @@ public:
     __aicore__ inline void Fetch() {
         if (begin_ < end_) pairs_.Keep(begin_, Min(kChunkPairs, end_ - begin_));
     }
-    // Counts this core's pairs and hands its histogram to the others. The first bad id of the share is the
-    // verdict.
-    __aicore__ inline Verdict Count() {
-        Verdict verdict;
+    // Counts this core's pairs and writes its histogram for the others. Returns the first invalid id of the share.
+    __aicore__ inline OpStatus Count() {
+        OpStatus status;
         LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
         AscendC::Duplicate(running, static_cast<int32_t>(0), lanes_);
         SyncFunc<HardEvent::V_S>();
@@ -183,8 +182,8 @@ public:
                 const int32_t id = pairs_.Id(i, token);
                 if (pairs_.Routed(id)) {
                     running.SetValue(id, running.GetValue(id) + 1);
-                } else if (pairs_.Invalid(id) && verdict.code == kOk) {
-                    verdict =
+                } else if (pairs_.Invalid(id) && status.code == kOk) {
+                    status =
                         InvalidOf(*info_, kInvalidExpertId, token << 8 | k, static_cast<uint32_t>(pairs_.RawId(i)));
                 }
                 if (++k == info_->topK) {
@@ -195,22 +194,22 @@ public:
         }
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(histograms_[static_cast<uint64_t>(core_) * lanes_], running, lanes_);
-        return verdict;
+        return status;
     }
 
-    // What a core needs to know where it only looks at pairs of its own share: `running`, the counts of the
-    // cores before it. `queue`, `room`: see CoreRows.
+    // For a core that only reads pairs of its own share: `running`, the counts of the cores before it. `queue`, `room`:
+    // see CoreRows.
     template <typename Queue>
     __aicore__ inline void AccumulateBefore(Queue& queue, uint32_t room) {
         Gather(queue, room, runningBuf_.Get<int32_t>(), 0, lanes_, core_);
     }
-    // The totals of experts [first, first + count) only: Total(0) is then that of the first.
+    // Only the totals of experts [first, first + count); Total(0) is then the first one's.
     template <typename Queue>
     __aicore__ inline void AccumulateShare(Queue& queue, uint32_t room, uint32_t first, uint32_t count) {
         Gather(queue, room, totalBuf_.Get<int32_t>(), first, count, info_->cores);
     }
-    // After Count. False: no owner can get more rows than its capacity. True: a token has more pairs for an
-    // owner than the owner has experts, which happens only if it picks an expert twice.
+    // After Count. Returns false if no owner can get more rows than its capacity; true if a token has more pairs for an
+    // owner than the owner has experts, i.e. an expert twice.
     __aicore__ inline bool MayOverflow() {
         if (info_->localExperts >= info_->topK) return false;
         uint32_t owners[kMaxTopK];
@@ -230,11 +229,10 @@ public:
         return false;
     }
 
-    // Finds each expert's first row number in its owner's region: the rows of the experts before it. Over
-    // RDMA numbers count from the end of the owner's rows and are negative. The verdict is the first owner
-    // over its capacity.
-    __aicore__ inline Verdict Place() {
-        Verdict verdict;
+    // Finds each expert's first row number in its owner's region: the rows of the experts before it. Over RDMA numbers
+    // are negative, counted from the end of the owner's rows. Returns the first owner over its capacity.
+    __aicore__ inline OpStatus Place() {
+        OpStatus status;
         LocalTensor<int32_t> total = totalBuf_.Get<int32_t>();
         LocalTensor<int32_t> prefix = prefixBuf_.Get<int32_t>();
         uint32_t expert = 0;
@@ -245,34 +243,33 @@ public:
                 rows += static_cast<uint32_t>(total.GetValue(expert));
             }
             if (info_->transport == kTransportRdma) AlignEnd(expert - info_->localExperts, expert, rows);
-            if (rows > info_->capacity && verdict.code == kOk)
-                verdict = InvalidOf(*info_, kRoutingOverflow, owner, rows);
+            if (rows > info_->capacity && status.code == kOk) status = InvalidOf(*info_, kRoutingOverflow, owner, rows);
         }
-        return verdict;
+        return status;
     }
 
-    // Core 0 leaves the totals where later phases find an owner's slice.
+    // Core 0 stores the totals, in which later phases find an owner's slice.
     __aicore__ inline void StoreTotals() {
         if (core_ != 0) return;
         SyncFunc<HardEvent::V_MTE3>();
         AscendC::DataCopy(totals_, totalBuf_.Get<int32_t>(), lanes_);
     }
 
-    // The totals that core 0 stored in an earlier plan.
+    // The totals that core 0 stored in an earlier UB layout.
     __aicore__ inline void LoadTotals() {
         AscendC::DataCopy(totalBuf_.Get<int32_t>(), totals_, lanes_);
         SyncFunc<HardEvent::MTE2_S>();
     }
 
-    // The next routed pair of `expert`: its position among the rank's pairs of that expert.
+    // The position of the next routed pair of `expert` among the rank's pairs of that expert.
     __aicore__ inline uint32_t TakePosition(int32_t expert) {
         LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
         const int32_t position = running.GetValue(expert);
         running.SetValue(expert, position + 1);
         return static_cast<uint32_t>(position);
     }
-    // Takes the positions of this token's pairs back; the token is the first that is loaded. Direct combine:
-    // the core that sums the token's first part has counted its pairs, so `running` includes them already.
+    // Takes back the positions of this token's pairs; the token is the first loaded. Direct combine: the core that sums
+    // the token's first part has counted its pairs, so `running` includes them.
     __aicore__ inline void GiveBack(uint32_t token) {
         LocalTensor<int32_t> running = runningBuf_.Get<int32_t>();
         for (uint32_t k = 0; k < info_->topK; ++k) {

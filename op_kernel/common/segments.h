@@ -1,6 +1,6 @@
-// The rows of expand_x as segments, [L][W]: segment (local expert, source rank) has slot local expert * W +
-// source. End(slot) is the inclusive prefix sum of the counts, so rows Start(slot)..End(slot) of expand_x are
-// the segment; Offset(slot) is the number of its first row among the rows of its source.
+// The rows of expand_x as segments, [L][W]: segment (local expert, source rank) has slot local expert * W + source.
+// End(slot) is the inclusive prefix sum of the counts, so the segment is rows Start(slot)..End(slot); Offset(slot) is
+// the number of its first row among its source's rows.
 #ifndef ASCEND_MOE_COMMON_SEGMENTS_H
 #define ASCEND_MOE_COMMON_SEGMENTS_H
 
@@ -19,7 +19,7 @@ public:
         pipe.InitBuffer(offsetBuf_, ub.slots);
         pipe.InitBuffer(sourceBuf_, ub.sources);
     }
-    // From counts as the sources gave them, counts(source, local expert).
+    // From the sources' counts, counts(source, local expert).
     template <typename Counts>
     __aicore__ inline void FromCounts(Counts& counts) {
         Begin();
@@ -27,7 +27,8 @@ public:
             for (uint32_t s = 0; s < world_; ++s, ++slot) Append(slot, s, counts(s, l));
         }
     }
-    // From inclusive prefix sums [local expert][source]. False when they fall, start below 0 or pass `limit`.
+    // From inclusive prefix sums [local expert][source]. Returns false if they decrease, start below 0 or exceed
+    // `limit`.
     __aicore__ inline bool FromPrefix(const LocalTensor<int32_t>& prefix, uint32_t limit, uint32_t& badSlot) {
         Begin();
         int32_t before = 0;
@@ -43,7 +44,7 @@ public:
         }
         return true;
     }
-    // Over RDMA: offsets become negative, counted from the end of the source's rows.
+    // Over RDMA: makes offsets negative, counted from the end of the source's rows.
     __aicore__ inline void AlignEnd() {
         LocalTensor<int32_t> offset = offsetBuf_.Get<int32_t>(), bySource = sourceBuf_.Get<int32_t>();
         for (uint32_t slot = 0, s = 0; slot < slots(); ++slot) {
@@ -59,7 +60,7 @@ public:
     __aicore__ inline uint32_t Start(uint32_t slot) { return slot == 0 ? 0 : End(slot - 1); }
     // Number of the segment's first row in its source's region.
     __aicore__ inline int32_t Offset(uint32_t slot) { return offsetBuf_.Get<int32_t>().GetValue(slot); }
-    // Exchange::SetStatus calls these: rows of a local expert that go back to a source.
+    // For Exchange::SetStatus: rows of a local expert that return to a source.
     __aicore__ inline void Select(uint32_t) {}
     __aicore__ inline uint32_t Rows(uint32_t source, uint32_t localExpert) {
         const uint32_t slot = localExpert * world_ + source;
@@ -71,9 +72,9 @@ public:
     }
     __aicore__ inline LocalTensor<int32_t> Ends() { return endBuf_.Get<int32_t>(); }
     __aicore__ inline LocalTensor<int32_t> Offsets() { return offsetBuf_.Get<int32_t>(); }
-    // The number of all rows, when Ends() and Offsets() were filled from outside.
+    // The number of all rows, if Ends() and Offsets() were filled by the caller.
     __aicore__ inline void SetRows(int32_t rows) { total_ = rows; }
-    // The slot that holds `row`.
+    // The slot that contains `row`.
     __aicore__ inline uint32_t Seek(uint32_t row) {
         uint32_t slot = 0;
         for (uint32_t end = slots() - 1; slot < end;) {
@@ -106,14 +107,13 @@ private:
     int32_t total_ = 0;
 };
 
-// The segments of a rank's rows from the counts of all sources, by vector instructions: prefix sums over the
-// sources and over the local experts, where a loop over all W * L slots takes the scalar unit tens of
-// microseconds.
+// Computes the segments from all sources' counts with vector instructions, as prefix sums over sources and local
+// experts. A scalar loop over all W * L slots takes tens of microseconds.
 class SegmentScan {
 public:
-    // The vector way needs W to be a multiple of 8, and pays only with more than one core.
+    // Requires W to be a multiple of 8; pays off with more than one core.
     static __aicore__ inline bool Suits(const MoeDistributeInfo& info) { return ScansSegments(info.world, info.cores); }
-    // `rowWords`: of a source's row in the counts, which lie as in its message, from block `firstBlock` of it on.
+    // `rowWords`: words per source in the counts, which are laid out as in its message from block `firstBlock` on.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, uint32_t rowWords, uint32_t firstBlock) {
         world_ = info.world;
         localExperts_ = info.localExperts;
@@ -126,18 +126,18 @@ public:
         pipe.InitBuffer(baseBuf_, ub.base);
         FindPlaces();
     }
-    // Uses up the counts.
+    // Overwrites the counts.
     __aicore__ inline void Run(const LocalTensor<int32_t>& counts, SegmentTable& segments) {
         const LocalTensor<uint32_t> places = placeBuf_.Get<uint32_t>();
         const uint32_t slots = world_ * localExperts_;
-        // In its source's list a segment begins where the experts before it end.
+        // In its source's list a segment begins where the previous experts end.
         const bool odd = Steps(localExperts_) % 2 != 0;
         LocalTensor<int32_t> first = odd ? spareBuf_.Get<int32_t>() : segments.Offsets();
         AscendC::Duplicate(first, static_cast<int32_t>(0), static_cast<int32_t>(world_));
         AscendC::PipeBarrier<PIPE_V>();  // the counts were made by vectors
         if (slots > world_) AscendC::Gather(first[world_], counts, places, 0u, slots - world_);
         Sum(first, odd ? segments.Offsets() : spareBuf_.Get<int32_t>(), localExperts_, world_);
-        // Among its expert's rows it ends where its source does, and they begin where the experts before end.
+        // Within its expert's rows a segment ends where its source does; they begin where the previous experts end.
         const LocalTensor<int32_t> end = Sum(counts, sumBuf_.Get<int32_t>(), world_, rowWords_);
         const int32_t total = AddBases(end);
         AscendC::PipeBarrier<PIPE_V>();
@@ -146,8 +146,7 @@ public:
         segments.SetRows(total);
     }
 
-    // Every row becomes the sum of those up to it, in Steps(rows) steps from one place to the other; the last
-    // is returned.
+    // Turns every row into the sum of the rows up to it, in Steps(rows) steps between two buffers; returns the last.
     static __aicore__ inline uint32_t Steps(uint32_t rows) {
         uint32_t steps = 0;
         for (uint32_t shift = 1; shift < rows; shift *= 2) ++steps;
@@ -173,8 +172,8 @@ private:
         return StatusWriter::CountWord(localExpert) - firstWord_;
     }
 
-    // Where the count of [local expert][source] lies, in bytes: four rows of experts, then the rows that lie
-    // a block, two blocks, .. further.
+    // Byte offset of the count of [local expert][source]: four rows of experts, then rows one block, two blocks, ...
+    // further.
     __aicore__ inline void FindPlaces() {
         LocalTensor<int32_t> place = placeBuf_.Get<int32_t>(), source = spareBuf_.Get<int32_t>();
         const int32_t row = static_cast<int32_t>(world_);
@@ -192,7 +191,7 @@ private:
         }
         AscendC::PipeBarrier<PIPE_V>();
     }
-    // Adds to every row what all sources have for the experts before. Returns the number of all rows.
+    // Adds the previous experts' total to every row. Returns the number of all rows.
     __aicore__ inline int32_t AddBases(const LocalTensor<int32_t>& end) {
         LocalTensor<int32_t> base = baseBuf_.Get<int32_t>();
         AscendC::Duplicate(base, static_cast<int32_t>(0), static_cast<int32_t>(rowWords_));
@@ -224,8 +223,8 @@ private:
     uint32_t firstWord_ = 0;  // of the message, in a row
 };
 
-// After all cores have counted: the totals of the rank's experts, the counts of the cores before this one, and where
-// an owner's rows of each expert begin. Loads as many histograms [cores][E] as fit in UB at a time.
+// After all cores have counted: the totals of the rank's experts, the counts of the previous cores, and where an
+// owner's rows of each expert begin. Loads as many histograms [cores][E] at a time as fit in UB.
 class RowPlaces {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, RoutingTable& routing, GM_ADDR workspace,
@@ -247,8 +246,8 @@ public:
         pipe.InitBuffer(spareBuf_, ub.experts);
         pipe.InitBuffer(reduceBuf_, ub.reduce);
     }
-    // After all cores have counted. The first owner over its capacity is the verdict.
-    __aicore__ inline Verdict Find() {
+    // After all cores have counted. Returns the first owner over its capacity.
+    __aicore__ inline OpStatus Find() {
         LoadHistograms(0);
         if (byVectors_) FindPlaces();
         Accumulate();
@@ -266,7 +265,7 @@ private:
         AscendC::DataCopy(rowsBuf_.Get<int32_t>(), histograms_[static_cast<uint64_t>(core) * lanes_],
                           Min(atOnce_, info_->cores - core) * lanes_);
     }
-    // The sum of `count` rows into the first of them.
+    // Sums `count` rows into the first.
     __aicore__ inline void Fold(const LocalTensor<int32_t>& rows, uint32_t count) {
         while (count > 1) {
             const uint32_t half = count / 2;
@@ -302,7 +301,7 @@ private:
         }
         SyncFunc<HardEvent::V_S>();
     }
-    // Where the total of [local expert][owner] lies, in bytes.
+    // Byte offset of the total of [local expert][owner].
     __aicore__ inline void FindPlaces() {
         LocalTensor<int32_t> place = placeBuf_.Get<int32_t>();
         const uint32_t world = info_->world, rows = info_->localExperts;
@@ -315,7 +314,7 @@ private:
                           static_cast<int32_t>(Min(done, rows - done) * world));
         }
     }
-    __aicore__ inline Verdict SumByOwner() {
+    __aicore__ inline OpStatus SumByOwner() {
         const LocalTensor<int32_t> total = totalBuf_.Get<int32_t>(), first = firstBuf_.Get<int32_t>();
         const LocalTensor<uint32_t> places = placeBuf_.Get<uint32_t>();
         const uint32_t world = info_->world, rows = info_->localExperts;
@@ -330,7 +329,7 @@ private:
         AscendC::Sub(first, sum, total, static_cast<int32_t>(info_->experts));
         AscendC::ReduceMax(result, most, result[kBlockWords], static_cast<int32_t>(world), false);
         SyncFunc<HardEvent::V_S>();
-        if (result.GetValue(0) <= static_cast<float>(info_->capacity)) return Verdict();
+        if (result.GetValue(0) <= static_cast<float>(info_->capacity)) return OpStatus();
         return routing_->Place();
     }
 
@@ -344,9 +343,8 @@ private:
     bool byVectors_ = false;
 };
 
-// ep_send_counts [L*W] int32: where the rows of each (local expert, source rank) end. Every core loads and
-// checks all of them by vector instructions. Only if they are wrong, the scalar unit searches for the first
-// wrong count.
+// ep_send_counts [L*W] int32: where the rows of each (local expert, source rank) end. Every core loads and checks all
+// with vector instructions; only if they are wrong, the scalar unit searches for the first wrong count.
 class ReturnCounts {
 public:
     // UB: ends, starts, and floats for the check.
@@ -359,13 +357,13 @@ public:
         pipe.InitBuffer(countBuf_, ub.sums);
         pipe.InitBuffer(workBuf_, ub.work);
     }
-    // Begins to load; the caller waits for MTE2.
+    // Starts to load; the caller waits for MTE2.
     __aicore__ inline void Load(GM_ADDR epSendCounts) {
         GlobalTensor<int32_t> counts;
         counts.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(epSendCounts), slots_);
         LocalTensor<int32_t> start = startBuf_.Get<int32_t>();
         CopyIn(endBuf_.Get<int32_t>(), counts, slots_);
-        // A segment starts where the one before ends: the same words, one place further on, behind a 0.
+        // A segment starts where the previous one ends: the same words shifted by one, after a 0.
         if (slots_ > 1) {
             const DataCopyExtParams params{1, static_cast<uint32_t>((slots_ - 1) * sizeof(int32_t)), 0, 0, 0};
             const DataCopyPadExtParams<int32_t> pad{true, 1, 0, 0};
@@ -375,16 +373,15 @@ public:
             SyncFunc<HardEvent::V_S>();
         }
     }
-    // The number of all rows. False: that many rows cannot be. Before Check nothing else of the counts is
-    // known.
+    // The number of all rows. Returns false if it is impossible. Before Check no other count is known.
     __aicore__ inline bool Total(uint32_t& rows) {
         rows = End(slots_ - 1);
         return rows <= info_->expandRows && rows <= info_->world * info_->capacity;
     }
-    // Checks that the counts never fall, stay within expand_x, and give no source more than its capacity.
-    __aicore__ inline Verdict Check() {
+    // Checks that the counts never decrease, stay within expand_x, and give no source more than its capacity.
+    __aicore__ inline OpStatus Check() {
         uint32_t rows;
-        if (Total(rows) && Plausible()) return Verdict();
+        if (Total(rows) && Plausible()) return OpStatus();
         return Search();
     }
     __aicore__ inline uint32_t End(uint32_t slot) {
@@ -394,7 +391,7 @@ public:
         return static_cast<uint32_t>(startBuf_.Get<int32_t>().GetValue(slot));
     }
     __aicore__ inline uint32_t Rows() { return End(slots_ - 1); }
-    // The slot that holds `row`.
+    // The slot that contains `row`.
     __aicore__ inline uint32_t Find(uint32_t row) {
         uint32_t first = 0, last = slots_ - 1;
         while (first < last) {
@@ -409,8 +406,8 @@ public:
     }
 
 private:
-    // False: something may be wrong. Floats keep the order of the counts, and the exact values of all counts
-    // within the limits, which are far below 2^24.
+    // Returns false if something may be wrong. Floats preserve the order of the counts, and exactly all values within
+    // the limits, inter-node below 2^24.
     __aicore__ inline bool Plausible() {
         const uint32_t unit = ReturnCountUnit(info_->world), lanes = ReturnCountLanes(info_->world, slots_);
         LocalTensor<float> count = countBuf_.Get<float>(), work = workBuf_.Get<float>();
@@ -423,8 +420,7 @@ private:
         AscendC::Sub(count, count, work, static_cast<int32_t>(slots_));
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::ReduceMin(least, count, work, static_cast<int32_t>(slots_), false);
-        // Seen as rows of `unit` lanes, lane i belongs to source i % W in every row: adding the rows adds by
-        // source.
+        // In rows of `unit` lanes, lane i belongs to source i % W in every row: adding the rows adds by source.
         for (uint32_t n = lanes / unit; n > 1;) {
             const uint32_t half = n / 2;
             AscendC::PipeBarrier<PIPE_V>();
@@ -437,7 +433,7 @@ private:
         const float lanesOfSource = static_cast<float>(unit / info_->world);
         return least.GetValue(0) >= 0.0f && most.GetValue(0) * lanesOfSource <= static_cast<float>(info_->capacity);
     }
-    __aicore__ inline Verdict Search() {
+    __aicore__ inline OpStatus Search() {
         int32_t before = 0;
         for (uint32_t slot = 0; slot < slots_; ++slot) {
             const int32_t end = endBuf_.Get<int32_t>().GetValue(slot);
@@ -450,7 +446,7 @@ private:
             for (uint32_t slot = s; slot < slots_; slot += info_->world) rows += End(slot) - Start(slot);
             if (rows > info_->capacity) return InvalidOf(*info_, kInvalidCounts, kCountsOfSource | s, rows);
         }
-        return Verdict();
+        return OpStatus();
     }
 
     UbBuf endBuf_, startBuf_, countBuf_, workBuf_;

@@ -1,7 +1,7 @@
-// The seam to the transports. A near rank is a store by MTE3 away. For a far one the same calls stage rows and
-// status message in this rank's windowsOut, where its region ends with the message at a fixed place and begins
-// with the first row; one contiguous BatchWrite item then carries both, the message last. Between servers every
-// rank but this one is far, unless the caller says that stores reach those of the own server.
+// Transports. Intra-node ranks are written by MTE3 stores. For inter-node ranks the same calls stage rows and status
+// message in this rank's windowsOut; its region begins with the first row and ends with the message at a fixed place,
+// and one contiguous BatchWrite item carries both, the message last. Over RDMA every other rank is inter-node unless
+// the caller says that stores reach the own server.
 #ifndef ASCEND_MOE_COMMON_SEND_H
 #define ASCEND_MOE_COMMON_SEND_H
 
@@ -16,21 +16,20 @@
 
 namespace moe {
 
-// Flagged blocks (ASCEND_MOE_RDMA_FLAGS): rows that travel between servers lie in blocks of 512 bytes, 480 of rows and
-// then a flag, which is the epoch's in all its words. Rows are stored and loaded around the flags. A reader looks at
-// the flag of every block of an item before it reads a row of it, so it depends on the order of bytes within a block
-// alone.
+// Flagged blocks (ASCEND_MOE_RDMA_FLAGS): rows between servers are stored in blocks of 512 bytes, 480 of rows and then
+// a flag, all of whose words are the epoch's. A reader checks the flag of every block of an item before it reads its
+// rows, so it depends only on the order of bytes within a block.
 //
-// Rows for ranks that stores reach lie in such blocks too, so that a reader has one way, but nobody writes or reads
-// their flags. Regions begin at multiples of 512 bytes of the window, and windows at multiples of more.
+// Rows for ranks that stores reach use the same layout, so that there is one reader, but their flags are unused.
+// Regions begin at multiples of 512 bytes of the window, and windows at multiples of more.
 //
-// FlaggedPieces: `bytes` of rows from `place` on, in pieces that a strided copy takes: up to the next flag, whole
+// FlaggedPieces splits `bytes` of rows from `place` on into pieces for strided copies: up to the next flag, whole
 // blocks, the rest. Both are multiples of 32.
 class FlaggedPieces {
 public:
     __aicore__ inline FlaggedPieces(GM_ADDR place, uint32_t bytes)
         : next_(reinterpret_cast<uint64_t>(place)), left_(bytes) {}
-    // False: there is none left.
+    // Returns false if no piece is left.
     __aicore__ inline bool Next() {
         if (left_ == 0) return false;
         place_ = next_;
@@ -70,13 +69,13 @@ __aicore__ inline void StoreFlagged(GM_ADDR place, const LocalTensor<int8_t>& ro
     for (FlaggedPieces pieces(place, bytes); pieces.Next();)
         AscendC::DataCopyPad(pieces.Gm(), rows[pieces.offset()], pieces.Storing());
 }
-// The place of the byte that is `offset` bytes of rows behind `place`.
+// The place of byte `offset` of the rows that begin at `place`.
 __aicore__ inline GM_ADDR FlaggedPlace(GM_ADDR place, uint64_t offset) {
     const uint64_t within = reinterpret_cast<uint64_t>(place) % kFlaggedBlock, at = within + offset;
     return place - within + at / kFlaggedPayload * kFlaggedBlock + at % kFlaggedPayload;
 }
 
-// The flags of blocks that end at `end`. Block 0 is the last.
+// The flags of the blocks that end at `end`. Block 0 is the last.
 class BlockFlags {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, uint32_t epoch) {
@@ -84,7 +83,7 @@ public:
         pipe.InitBuffer(flagBuf_, BlockFlagsUb(info).flags);
         AscendC::Duplicate(flagBuf_.Get<int32_t>(), word_, kLanes);
     }
-    // UB of a reader besides.
+    // Additional UB of a reader.
     __aicore__ inline void InitBits(TPipe& pipe, const MoeDistributeInfo& info) {
         pipe.InitBuffer(bitBuf_, BlockFlagsUb(info).bits);
     }
@@ -97,7 +96,7 @@ public:
             AscendC::DataCopyPad(Flags(end, first, count), flagBuf_.Get<int32_t>(), params);
         }
     }
-    // Whether all `blocks` blocks have come. What has come stays: the next call for the same blocks goes on from there.
+    // Whether all `blocks` blocks have arrived. Progress is kept: the next call for the same blocks continues there.
     __aicore__ inline bool Come(GM_ADDR end, uint64_t blocks) {
         while (seen_ < blocks) {
             const uint32_t count = AtOnce(blocks - seen_);
@@ -146,31 +145,31 @@ private:
     int32_t word_ = 0;
 };
 
-// Where the status message of a far rank arrives.
-__aicore__ inline __gm__ uint32_t* FarMessage(const WindowContext& context, uint32_t parity, uint32_t rank) {
+// Where an inter-node rank's status message arrives.
+__aicore__ inline __gm__ uint32_t* InterNodeMessage(const WindowContext& context, uint32_t parity, uint32_t rank) {
     return reinterpret_cast<__gm__ uint32_t*>(context.data(context.rank()) +
                                               RegionOffset(context.data_bytes(), context.regions(), parity, rank) +
                                               RowsEnd(context.data_bytes(), context.world(), context.regions()));
 }
 
-// Hierarchy: in this rank's window, or in its windowsOut, where rows of a server's region end; and the message of one
-// of its ranks.
+// Hierarchy: the end of a server's rows, in this rank's window or in its windowsOut; and the message of one of its
+// ranks.
 __aicore__ inline uint64_t RelayOffset(const WindowContext& context, const MoeDistributeInfo& info, uint32_t parity,
                                        uint32_t server) {
     return RegionOffset(context.data_bytes(), info.regions, parity, info.world + server) +
-           RelayEnd(context.data_bytes(), info.world, info.nearRanks);
+           RelayEnd(context.data_bytes(), info.world, info.intraNodeRanks);
 }
 __aicore__ inline __gm__ uint32_t* RelayedMessage(const WindowContext& context, const MoeDistributeInfo& info,
-                                                  uint32_t parity, uint32_t server, uint32_t lane) {
+                                                  uint32_t parity, uint32_t server, uint32_t localRank) {
     return reinterpret_cast<__gm__ uint32_t*>(context.data(info.rank) + RelayOffset(context, info, parity, server) +
-                                              RelayMessageOffset(info.world, lane));
+                                              RelayMessageOffset(info.world, localRank));
 }
 
-// Which ranks are far: all but a contiguous range.
+// Which ranks are inter-node: all except a contiguous range.
 class ServerMap {
 public:
-    // All ranks are near.
-    __aicore__ inline void InitNear(uint32_t world) {
+    // Makes all ranks intra-node.
+    __aicore__ inline void InitIntraNode(uint32_t world) {
         begin_ = 0;
         world_ = end_ = world;
     }
@@ -178,15 +177,17 @@ public:
         world_ = info.world;
         end_ = world_;
         if (info.transport != kTransportRdma) return;
-        begin_ = Server(info, info.rank) * info.nearRanks;
-        end_ = Min(begin_ + info.nearRanks, world_);
+        begin_ = Server(info, info.rank) * info.intraNodeRanks;
+        end_ = Min(begin_ + info.intraNodeRanks, world_);
     }
-    __aicore__ inline bool Far(uint32_t rank) const { return rank < begin_ || rank >= end_; }
+    __aicore__ inline bool InterNode(uint32_t rank) const { return rank < begin_ || rank >= end_; }
     __aicore__ inline uint32_t begin() const { return begin_; }
     __aicore__ inline uint32_t end() const { return end_; }
-    __aicore__ inline uint32_t FarCount() const { return world_ - (end_ - begin_); }
-    // Far ranks are numbered without gaps.
-    __aicore__ inline uint32_t FarIndex(uint32_t rank) const { return rank < begin_ ? rank : rank - (end_ - begin_); }
+    __aicore__ inline uint32_t InterNodeCount() const { return world_ - (end_ - begin_); }
+    // Numbers the inter-node ranks without gaps.
+    __aicore__ inline uint32_t InterNodeIndex(uint32_t rank) const {
+        return rank < begin_ ? rank : rank - (end_ - begin_);
+    }
 
 private:
     uint32_t world_ = 0;
@@ -199,7 +200,7 @@ __aicore__ inline void StoreRows(GM_ADDR to, const LocalTensor<int8_t>& rows, ui
     window.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(to), bytes);
     CopyOut(window, rows, bytes);
 }
-// `count` rows of `bytes` bytes, which begin every `step` bytes there.
+// Stores `count` rows of `bytes` bytes, which begin every `step` bytes in GM.
 __aicore__ inline void StoreRows(GM_ADDR to, const LocalTensor<int8_t>& rows, uint32_t bytes, uint32_t step,
                                  uint32_t count) {
     if (step == bytes) return StoreRows(to, rows, count * bytes);
@@ -208,7 +209,7 @@ __aicore__ inline void StoreRows(GM_ADDR to, const LocalTensor<int8_t>& rows, ui
     const DataCopyExtParams params{Pieces(count), bytes, 0, step - bytes, 0};
     AscendC::DataCopyPad(window, rows, params);
 }
-// The same, from there.
+// Loads rows stored in that way.
 __aicore__ inline void LoadRows(const LocalTensor<int8_t>& rows, GM_ADDR from, uint32_t bytes, uint32_t step,
                                 uint32_t count) {
     GlobalTensor<int8_t> window;
@@ -237,29 +238,28 @@ public:
         toForwarder_ = op == kOpCombine;
         flagged_ = info.rdmaFlags != 0;
     }
-    // Where row 0 of a region lies: at its start, or over RDMA where its rows end, and rows count from below
-    // 0.
+    // Where row 0 of a region lies: at its start, or over RDMA where its rows end; rows then count from below 0.
     __aicore__ inline uint64_t rows_at() const { return rowsAt_; }
     __aicore__ inline const ServerMap& servers() const { return servers_; }
 
-    // Bytes into this rank's region of the peer's half.
+    // `offset`: within this rank's region of the peer's ping-pong buffer.
     template <bool kRdma>
     __aicore__ inline void PutRows(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows, uint32_t bytes) {
         if constexpr (kRdma) {
-            const bool far = servers_.Far(peer);
+            const bool interNode = servers_.InterNode(peer);
             if (flagged_) {
                 const uint64_t place = rowsAt_ + FlaggedRowOffset(offset - rowsAt_);
-                StoreFlagged((far ? Staged(parity_, peer) : Own(peer)) + place, rows, bytes);
+                StoreFlagged((interNode ? Staged(parity_, peer) : Own(peer)) + place, rows, bytes);
                 return;
             }
-            if (far) {
+            if (interNode) {
                 StoreRows(Staged(parity_, peer) + offset, rows, bytes);
                 return;
             }
         }
         StoreRows(Own(peer) + offset, rows, bytes);
     }
-    // Rows of `bytes` bytes, which follow each other.
+    // Consecutive rows of `bytes` bytes.
     template <bool kRdma>
     __aicore__ inline void PutChunk(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows, uint32_t bytes,
                                     uint32_t count) {
@@ -269,16 +269,16 @@ public:
             StoreRows(Own(peer) + offset, rows, bytes, RowStep(*info_, bytes), count);
         }
     }
-    // Bytes into a slot of the peer's half, whoever the source: the return path of rows with triples.
-    __aicore__ inline void PutSlot(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows, uint32_t bytes) {
-        StoreRows(context_->data(peer) + HalfOffset(context_->data_bytes(), parity_) + offset, rows, bytes);
+    // `offset`: within the peer's ping-pong buffer: the return path of rows with source indices.
+    __aicore__ inline void PutIndexed(uint32_t peer, uint64_t offset, const LocalTensor<int8_t>& rows, uint32_t bytes) {
+        StoreRows(context_->data(peer) + PingPongOffset(context_->data_bytes(), parity_) + offset, rows, bytes);
     }
-    // All rows of this core have left. Other cores' rows need a SyncAll on top.
+    // All rows of this core have left. Rows of other cores also need a SyncAll.
     __aicore__ inline void Flush() { AscendC::PipeBarrier<PIPE_ALL>(); }
 
-    // This rank's status message, after everybody's Flush. A far peer's is staged, and leaves with its item.
+    // This rank's status message, after every core's Flush. An inter-node peer's is staged, and leaves with its item.
     __aicore__ inline void PutStatus(uint32_t peer, const LocalTensor<uint32_t>& message, uint32_t bytes) {
-        if (servers_.Far(peer)) {
+        if (servers_.InterNode(peer)) {
             StoreWords(relays_ ? Relayed(peer) : Staged(parity_, peer) + rowsAt_, message, bytes);
         } else {
             StoreWords(context_->state(peer) + StatusOffset(context_->world(), parity_, context_->rank()), message,
@@ -288,15 +288,15 @@ public:
     __aicore__ inline void PutAbort(uint32_t peer, const LocalTensor<uint32_t>& block) {
         StoreWords(context_->state(peer) + AbortOffset(context_->rank()), block, kBlock);
     }
-    // Stages the one abort block that all far peers get, or note: an abort then takes its place, also in items of the
-    // note that have yet to leave.
+    // Stages the abort block, or the hint, for all inter-node peers. An abort replaces the hint, also in its items that
+    // have yet to leave.
     __aicore__ inline void StageAbort(const LocalTensor<uint32_t>& block) { StoreWords(StagedAbort(), block, kBlock); }
 
-    // Flags the staged blocks that have `rowBytes` of rows for a far peer.
+    // Flags the staged blocks with `rowBytes` of rows for an inter-node peer.
     __aicore__ inline void PutFlags(uint32_t peer, uint64_t rowBytes, BlockFlags& flags) {
         flags.Put(Staged(parity_, peer) + rowsAt_, FlaggedBlocks(rowBytes));
     }
-    // What a far peer gets: `rowBytes` of rows, or of blocks of rows, and the message behind them.
+    // The item for an inter-node peer: `rowBytes` of rows, or of flagged blocks, and the message after them.
     __aicore__ inline BatchItem ItemOf(uint32_t peer, uint64_t rowBytes, uint32_t runBytes) const {
         const uint64_t target = Region(parity_, context_->rank());
         return Item(Staged(parity_, peer) + rowsAt_ - rowBytes, context_->data(peer) + target + rowsAt_ - rowBytes,
@@ -313,25 +313,25 @@ public:
     }
 
 private:
-    __aicore__ inline uint64_t Region(uint32_t half, uint32_t rank) const {
-        return RegionOffset(context_->data_bytes(), context_->regions(), half, rank);
+    __aicore__ inline uint64_t Region(uint32_t pingPong, uint32_t rank) const {
+        return RegionOffset(context_->data_bytes(), context_->regions(), pingPong, rank);
     }
-    // This rank's region of the peer's half.
+    // This rank's region of the peer's ping-pong buffer.
     __aicore__ inline GM_ADDR Own(uint32_t peer) const {
         return context_->data(peer) + Region(parity_, context_->rank());
     }
-    __aicore__ inline GM_ADDR Staged(uint32_t half, uint32_t peer) const {
-        return context_->staging() + Region(half, peer);
+    __aicore__ inline GM_ADDR Staged(uint32_t pingPong, uint32_t peer) const {
+        return context_->staging() + Region(pingPong, peer);
     }
-    // Hierarchy: where the message to a rank of another server lies until it is relayed. In dispatch behind the records
-    // for that server; in combine at the rank of this server that has the peer's lane, behind the rows of that peer.
+    // Hierarchy: where the message to another server's rank lies until it is relayed. In dispatch after the records for
+    // that server; in combine at this server's rank with the peer's local rank, after the rows of that peer.
     __aicore__ inline GM_ADDR Relayed(uint32_t peer) const {
-        const uint32_t server = Server(*info_, peer), lane = Lane(*info_, peer);
+        const uint32_t server = Server(*info_, peer), localRank = LocalRank(*info_, peer);
         if (!toForwarder_)
             return context_->staging() + RelayOffset(*context_, *info_, parity_, server) +
-                   RelayMessageOffset(info_->world, lane);
-        const uint32_t region = server * info_->nearRanks + Lane(*info_, info_->rank);
-        return context_->data(servers_.begin() + lane) + Region(parity_, region) + rowsAt_;
+                   RelayMessageOffset(info_->world, localRank);
+        const uint32_t region = server * info_->intraNodeRanks + LocalRank(*info_, info_->rank);
+        return context_->data(servers_.begin() + localRank) + Region(parity_, region) + rowsAt_;
     }
     __aicore__ inline GM_ADDR StagedAbort() const {
         return context_->staging() + context_->data_bytes() + AbortOffset(context_->rank());
@@ -350,15 +350,15 @@ private:
     uint32_t parity_ = 0;
     uint64_t rowsAt_ = 0;
     const MoeDistributeInfo* info_ = nullptr;
-    bool relays_ = false;       // hierarchy: messages to far ranks
-    bool toForwarder_ = false;  // go to this server's rank of their lane, not to windowsOut
+    bool relays_ = false;       // hierarchy: messages to inter-node ranks
+    bool toForwarder_ = false;  // go to this server's rank of their rail, not to windowsOut
     bool flagged_ = false;
 };
 
 inline constexpr AscendC::HcclServerConfig kServerClient = {AscendC::CoreType::DEFAULT, 0};  // core 0
 
-// The BatchWrite lists of a launch, in the workspace: [kItemLists][W] blocks. Every core stores the items of
-// its own peers on other servers into the first; core 0 posts both.
+// The BatchWrite lists of a launch, in the workspace: [kItemLists][W] blocks. Every core stores its inter-node peers'
+// items in the first; core 0 posts all lists.
 class ItemList {
 public:
     __aicore__ inline void Init(WindowSender& sender, const MoeDistributeInfo& info, GM_ADDR workspace) {
@@ -371,8 +371,8 @@ public:
         flagged_ = info.rdmaFlags != 0;
         if (flagged_) flags_.Init(pipe, info, epoch);
     }
-    // The item that carries `rowBytes` of rows to a peer, and the message behind them. The item before has left: the
-    // caller has waited for that before it filled this message.
+    // The item with `rowBytes` of rows for a peer and the message after them. The previous item has left: the caller
+    // waited before it filled this message.
     __aicore__ inline void Put(uint32_t peer, uint64_t rowBytes, uint32_t messageBytes) {
         LocalTensor<uint64_t> words = buf_.Get<uint64_t>();
         if (flagged_) {
@@ -383,14 +383,14 @@ public:
         SyncFunc<HardEvent::S_MTE3>();
         GlobalTensor<uint64_t> list;
         list.SetGlobalBuffer(reinterpret_cast<__gm__ uint64_t*>(items_), static_cast<uint64_t>(world_) * kItemWords);
-        const uint32_t at = sender_->servers().FarIndex(peer);
+        const uint32_t at = sender_->servers().InterNodeIndex(peer);
         AscendC::DataCopy(list[static_cast<uint64_t>(at) * kItemWords], words, kItemWords);
     }
     __aicore__ inline GM_ADDR address() const { return items_; }
     __aicore__ inline GM_ADDR aborts() const {
         return items_ + static_cast<uint64_t>(kAbortItemList) * world_ * kBlock;
     }
-    __aicore__ inline GM_ADDR notes() const { return items_ + static_cast<uint64_t>(kNoteItemList) * world_ * kBlock; }
+    __aicore__ inline GM_ADDR hints() const { return items_ + static_cast<uint64_t>(kHintItemList) * world_ * kBlock; }
 
 private:
     static constexpr uint32_t kItemWords = kBlock / sizeof(uint64_t);
@@ -403,15 +403,14 @@ private:
     uint32_t world_ = 0;
 };
 
-// HCCL's server, which carries data between the servers of an A2 cluster: BatchWrite copies items of this
-// rank's windowsOut to its peers' windowsIn. Core 0 alone talks to it, and owes it a Finalize in every launch
-// on an A2 context, whatever else the launch does.
+// HCCL's server, which moves data between the servers of an A2 cluster: BatchWrite copies items of this rank's
+// windowsOut to its peers' windowsIn. Only core 0 talks to it, and must call Finalize in every launch on an A2 context.
 class RdmaLink {
 public:
     using Server = AscendC::Hccl<AscendC::HCCL_SERVER_TYPE_AICPU, kServerClient>;
 
-    // `head` is the copy of the tiling's head in this core's memory, `tiling` the tiling in GM: newer
-    // toolkits take the one, older ones the other.
+    // `head`: this core's copy of the tiling's head; `tiling`: the tiling in GM. Newer toolkits take the former, older
+    // ones the latter.
     __aicore__ inline void Open(const WindowContext& context, uint32_t core, GM_ADDR tiling,
                                 const MoeDistributeMc2Head& head) {
         if (core != 0 || !context.a2() || context.address() == nullptr) return;
@@ -419,18 +418,18 @@ public:
         Start(slot_.server, context.address(), tiling, head, 0);
         open_ = true;
     }
-    // Hands a list of `count` items in GM to the server. Everything they copy must have drained.
+    // Posts a list of `count` items in GM. Everything they copy must have drained.
     __aicore__ inline void Post(GM_ADDR list, uint32_t count) {
         if (count > 0) slot_.server.template BatchWrite<true>(list, count);
     }
-    // Returns when all that was posted has left; the server may go then.
+    // Returns when all posted items have left; the server may then go.
     __aicore__ inline void Close() {
         if (open_) slot_.server.Finalize();
         open_ = false;
     }
 
 private:
-    // The server's object is only made where it is used: most launches have none.
+    // The server object is constructed only where it is used; most launches have none.
     union Slot {
         __aicore__ inline Slot() {}
         Server server;

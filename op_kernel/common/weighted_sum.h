@@ -1,5 +1,5 @@
-// A token's sum, for both algorithms: its terms and where they lie, how parts of them come into UB, and the sum of
-// these: weighted and added in fp32, multiply then add, in the order of the terms; then it is rounded once and stored.
+// A token's sum, for all algorithms: its addends and where they lie, their loads in parts, and the sum: weighted and
+// added in fp32, multiply then add, in the order of the addends, then rounded once and stored.
 #ifndef ASCEND_MOE_COMMON_WEIGHTED_SUM_H
 #define ASCEND_MOE_COMMON_WEIGHTED_SUM_H
 
@@ -9,8 +9,8 @@
 
 namespace moe {
 
-// The factors (a1, a2) of a const expert: its term is a1 * ori_x[token] + a2 * v. const_expert_alpha_1 and _2 are the
-// factors themselves, (C,), or vectors, (C, H), whose products with the token's row decide: (a1, a2) = softmax(d1, d2).
+// The factors (a1, a2) of a const expert: its addend is a1 * ori_x[token] + a2 * v. const_expert_alpha_1 and _2 are the
+// factors (C,), or vectors (C, H) whose products with the token's row give them: (a1, a2) = softmax(d1, d2).
 
 template <typename XType>
 class ConstFactors {
@@ -71,7 +71,7 @@ private:
     __aicore__ inline void Widen(uint32_t i, uint32_t count) {
         if constexpr (!kFloat) AscendC::Cast(wide_[i], given_[i], AscendC::RoundMode::CAST_NONE, count);
     }
-    // Both products: element h is added to lane h mod kDotLanes, h ascending. So their bits do not depend on how cores
+    // Both products: element h is added to lane h mod kDotLanes, h ascending, so their bits do not depend on how cores
     // share H.
     __aicore__ inline void Multiply(uint32_t expert, uint32_t token) {
         AscendC::Duplicate(sums_[0], 0.0f, static_cast<int32_t>(2 * kDotLanes));
@@ -127,38 +127,38 @@ private:
     uint32_t lanes_ = 0;
 };
 
-// A const expert has two terms, which are added to each other before they are weighted and added to the sum.
-enum class TermKind : uint32_t { kWhole, kFirst, kSecond };
+// A const expert has two addends, which are added to each other before they are weighted and added to the sum.
+enum class AddendKind : uint32_t { kWhole, kFirst, kSecond };
 
-struct Term {
+struct Addend {
     GM_ADDR address;
     float weight;
-    bool weighted;   // else it is added as it is
-    bool travelled;  // it lies as rows come back, else as x does
-    TermKind kind;
-    float factor;  // of the two terms of a const expert: each has its own, before the weight
+    bool weighted;   // otherwise added as it is
+    bool travelled;  // laid out as returned rows, otherwise like x
+    AddendKind kind;
+    float factor;  // of a const expert's two addends, before the weight
 };
 
-// The terms of a token's sum in their order: its rows by ascending k, then the shared expert's. Terms that never
-// travelled have their place here, and nowhere else. `Rows` finds rows of pairs: Load(begin, count) begins to load what
-// it needs of a chunk of pairs, Place(routing, token, tokens) prepares that, and Address(routing, id, token, k, i) says
-// where the row of pair `i` of the chunk lies, nullptr where it has not come.
+// The addends of a token's sum in their order: its rows by ascending k, then the shared expert's. Addends that never
+// travelled are found here only. `Rows` finds rows of pairs: Load(begin, count) starts to load what it needs for a
+// chunk of pairs, Place(routing, token, tokens) prepares it, and Address(routing, id, token, k, i) returns where the
+// row of pair `i` of the chunk lies, or nullptr if it has not come.
 template <typename XType, typename Rows>
-class Terms {
+class Addends {
 public:
-    // UB: weights of a chunk of pairs; ConstFactors where there are const experts.
+    // UB: weights of a chunk of pairs; ConstFactors if there are const experts.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling,
                                 const CombineArguments& arguments, Rows& rows) {
         info_ = &tiling.info;
         rows_ = &rows;
         sharedX_ = tiling.hasSharedExpertX != 0 ? arguments.sharedExpertX : nullptr;
         scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(arguments.expertScales), info_->batch * info_->topK);
-        pipe.InitBuffer(scaleBuf_, TermsUb(*info_, sizeof(XType)).weights);
+        pipe.InitBuffer(scaleBuf_, AddendsUb(*info_, sizeof(XType)).weights);
         oriX_ = arguments.oriX;
         constV_ = arguments.constV;
         if (info_->alphaRank != 0) factors_.Init(pipe, *info_, arguments);
     }
-    // Begins to load a chunk of tokens, from `token` on, at most ChunkTokens. The caller waits for MTE2.
+    // Starts to load a chunk of at most ChunkTokens tokens from `token` on. The caller waits for MTE2.
     __aicore__ inline void Load(RoutingTable& routing, uint32_t token, uint32_t tokens) {
         first_ = token;
         tokens_ = tokens;
@@ -172,63 +172,63 @@ public:
     __aicore__ inline uint32_t first() const { return first_; }
     __aicore__ inline uint32_t tokens() const { return tokens_; }
 
-    // Goes to the first term of a token of the chunk.
+    // Goes to the first addend of a token of the chunk.
     __aicore__ inline void Begin(uint32_t token) {
         token_ = token;
         k_ = 0;
         active_ = second_ = false;
     }
-    // False: the token has no more terms.
-    __aicore__ inline bool Next(RoutingTable& routing, Term& term) {
-        if (second_) return NextSecond(term);
+    // Returns false if the token has no more addends.
+    __aicore__ inline bool Next(RoutingTable& routing, Addend& addend) {
+        if (second_) return NextSecond(addend);
         while (k_ < info_->topK) {
             const uint32_t k = k_++, i = (token_ - first_) * info_->topK + k;
             const int32_t id = routing.pairs().Id(i, token_);
             active_ = active_ || id != kInactive;
-            term.travelled = routing.pairs().Routed(id);
-            if (!term.travelled && !routing.pairs().Special(id)) continue;
-            term.kind = TermKind::kWhole;
-            term.address = term.travelled ? rows_->Address(routing, id, token_, k, i) : Special(id, term);
-            if (term.address == nullptr) continue;
-            term.weighted = info_->hasWeights != 0;
-            term.weight = term.weighted ? scaleBuf_.Get<float>().GetValue(i) : 1.0f;
+            addend.travelled = routing.pairs().Routed(id);
+            if (!addend.travelled && !routing.pairs().Special(id)) continue;
+            addend.kind = AddendKind::kWhole;
+            addend.address = addend.travelled ? rows_->Address(routing, id, token_, k, i) : Special(id, addend);
+            if (addend.address == nullptr) continue;
+            addend.weighted = info_->hasWeights != 0;
+            addend.weight = addend.weighted ? scaleBuf_.Get<float>().GetValue(i) : 1.0f;
             return true;
         }
-        return NextOwn(term);
+        return NextLocal(addend);
     }
 
 private:
     __aicore__ inline GM_ADDR RowOf(GM_ADDR rows, uint32_t row) const {
         return rows + static_cast<uint64_t>(row) * info_->hidden * sizeof(XType);
     }
-    // Where the row of a special expert lies; nullptr: a zero expert has none.
-    __aicore__ inline GM_ADDR Special(int32_t id, Term& term) {
+    // The row of a special expert; nullptr for a zero expert.
+    __aicore__ inline GM_ADDR Special(int32_t id, Addend& addend) {
         const uint32_t expert = static_cast<uint32_t>(id);
         if (expert < info_->firstCopy) return nullptr;
         if (expert >= info_->firstConst) {
             const_ = expert - info_->firstConst;
-            factors_.Find(const_, token_, term.factor, secondFactor_);
-            term.kind = TermKind::kFirst;
+            factors_.Find(const_, token_, addend.factor, secondFactor_);
+            addend.kind = AddendKind::kFirst;
             second_ = true;
         }
         return RowOf(oriX_, token_);
     }
-    // The other term of the const expert; the weight is that of the first.
-    __aicore__ inline bool NextSecond(Term& term) {
+    // The second addend of the const expert, with the first one's weight.
+    __aicore__ inline bool NextSecond(Addend& addend) {
         second_ = false;
-        term.address = RowOf(constV_, const_);
-        term.kind = TermKind::kSecond;
-        term.factor = secondFactor_;
+        addend.address = RowOf(constV_, const_);
+        addend.kind = AddendKind::kSecond;
+        addend.factor = secondFactor_;
         return true;
     }
-    // What this rank adds itself, to tokens with an active pair.
-    __aicore__ inline bool NextOwn(Term& term) {
+    // This rank's local addend, for tokens with an active pair.
+    __aicore__ inline bool NextLocal(Addend& addend) {
         if (k_ != info_->topK || !active_ || sharedX_ == nullptr) return false;
         ++k_;
-        term.address = RowOf(sharedX_, token_);
-        term.kind = TermKind::kWhole;
-        term.weight = 1.0f;
-        term.weighted = term.travelled = false;
+        addend.address = RowOf(sharedX_, token_);
+        addend.kind = AddendKind::kWhole;
+        addend.weight = 1.0f;
+        addend.weighted = addend.travelled = false;
         return true;
     }
 
@@ -239,18 +239,18 @@ private:
     UbBuf scaleBuf_;
     uint32_t first_ = 0, tokens_ = 0;  // of the chunk
     uint32_t token_ = 0;
-    uint32_t k_ = 0;       // of the next term; topK: the rank's own
-    bool active_ = false;  // a pair of the token is
+    uint32_t k_ = 0;       // of the next addend; topK: the local one
+    bool active_ = false;  // whether a pair of the token is active
     ConstFactors<XType> factors_;
     GM_ADDR oriX_ = nullptr;
     GM_ADDR constV_ = nullptr;
-    uint32_t const_ = 0;         // the const expert of the term before,
-    float secondFactor_ = 0.0f;  // the factor of its other term,
+    uint32_t const_ = 0;         // the const expert of the previous addend,
+    float secondFactor_ = 0.0f;  // the factor of its second addend,
     bool second_ = false;        // and whether that is the next
 };
 
-// The parts of H that cores share while they sum. With kQuant rows that travelled lie as codes and scales: in UB a part
-// has its codes first, and its scales behind the codes of a whole part.
+// The parts of H that cores share while they sum. With kQuant returned rows are codes and scales: a part in UB has its
+// codes first, and its scales after the codes of a whole part.
 template <typename XType, bool kQuant>
 class RowParts {
 public:
@@ -259,30 +259,30 @@ public:
         elements_ = tiling.partElements;
         parts_ = tiling.partsPerToken;
         flagged_ = tiling.info.rdmaFlags != 0;
-        pieceBytes_ = SumPieceBytes(tiling.info, HasPlainTerms(tiling), elements_, sizeof(XType));
+        pieceBytes_ = SumPieceBytes(tiling.info, HasPlainAddends(tiling), elements_, sizeof(XType));
     }
-    // (token, part) of `batch` tokens are numbered from 0 on.
+    // Numbers the (token, part) of `batch` tokens from 0 on.
     __aicore__ inline uint32_t Items(uint32_t batch) const { return batch * parts_; }
     __aicore__ inline uint32_t Token(uint32_t item) const { return item / parts_; }
     __aicore__ inline uint32_t Part(uint32_t item) const { return item % parts_; }
     __aicore__ inline uint32_t Elements(uint32_t part) const { return Min(elements_, hidden_ - part * elements_); }
-    // UB that a part of a term takes.
+    // UB of a part of an addend.
     __aicore__ inline uint32_t PieceBytes() const { return pieceBytes_; }
-    // Begins to load a part of a term.
-    __aicore__ inline void Load(const LocalTensor<int8_t>& piece, GM_ADDR term, bool travelled, uint32_t part) const {
+    // Starts to load a part of an addend.
+    __aicore__ inline void Load(const LocalTensor<int8_t>& piece, GM_ADDR addend, bool travelled, uint32_t part) const {
         if constexpr (kQuant) {
             if (travelled) {
-                LoadCommQuant(piece, term, part);
+                LoadCommQuant(piece, addend, part);
                 return;
             }
         }
         const uint32_t bytes = static_cast<uint32_t>(Elements(part) * sizeof(XType));
         if (flagged_ && travelled) {
-            LoadFlagged(piece, FlaggedPlace(term, Column(part)), bytes);
+            LoadFlagged(piece, FlaggedPlace(addend, Column(part)), bytes);
             return;
         }
         GlobalTensor<int8_t> source;
-        source.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(term + Column(part)), bytes);
+        source.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(addend + Column(part)), bytes);
         AscendC::DataCopy(piece, source, bytes);
     }
     // Where the sum of a part of a token lies in `x`.
@@ -294,14 +294,15 @@ private:
     __aicore__ inline uint64_t Column(uint32_t part) const {
         return part * static_cast<uint64_t>(elements_) * sizeof(XType);
     }
-    __aicore__ inline void LoadCommQuant(const LocalTensor<int8_t>& piece, GM_ADDR term, uint32_t part) const {
+    __aicore__ inline void LoadCommQuant(const LocalTensor<int8_t>& piece, GM_ADDR addend, uint32_t part) const {
         GlobalTensor<int8_t> row;
-        row.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(term), CommQuantRowBytes(hidden_));
+        row.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(addend), CommQuantRowBytes(hidden_));
         const uint32_t first = part * elements_, count = Elements(part);
         if (flagged_) {
             const uint32_t scales = BlockScalesOffset(hidden_) + first / kCodesOfScale * kScaleBytes;
-            LoadFlagged(piece, FlaggedPlace(term, first), PayloadBytes(count, 1));
-            LoadFlagged(piece[elements_], FlaggedPlace(term, scales), PayloadBytes(count / kCodesOfScale, kScaleBytes));
+            LoadFlagged(piece, FlaggedPlace(addend, first), PayloadBytes(count, 1));
+            LoadFlagged(piece[elements_], FlaggedPlace(addend, scales),
+                        PayloadBytes(count / kCodesOfScale, kScaleBytes));
             return;
         }
         if (parts_ == 1) {
@@ -325,13 +326,13 @@ public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling) {
         const WeightedSumUb ub(tiling, sizeof(XType));
         pipe.InitBuffer(outQueue_, Ring(ub.results), ub.result);
-        pipe.InitBuffer(termBuf_, ub.term);
+        pipe.InitBuffer(addendBuf_, ub.addend);
         if (ub.sum != 0) pipe.InitBuffer(sumBuf_, ub.sum);
         if (ub.mix != 0) pipe.InitBuffer(mixBuf_, ub.mix);
         if constexpr (kQuant) decoder_.Init(pipe, tiling.partElements);
         scalesAt_ = tiling.partElements;
     }
-    // The next sum is zero and has so many elements.
+    // Starts the next sum, of so many elements, with zero.
     __aicore__ inline void Begin(uint32_t elements) {
         elements_ = elements;
         out_ = outQueue_.template AllocTensor<XType>();
@@ -340,29 +341,29 @@ public:
         } else {
             sum_ = sumBuf_.template Get<float>();
         }
-        AscendC::PipeBarrier<PIPE_V>();  // the cast of the sum before has read it
+        AscendC::PipeBarrier<PIPE_V>();  // the previous sum's cast has read it
         AscendC::Duplicate(sum_, 0.0f, elements_);
     }
-    // Adds the part of a term that RowParts has loaded, times its weight when it is weighted.
-    __aicore__ inline void Add(const LocalTensor<int8_t>& piece, const Term& term) {
-        const LocalTensor<float> to = termBuf_.template Get<float>();
+    // Adds the part of an addend that RowParts has loaded, times its weight if it is weighted.
+    __aicore__ inline void Add(const LocalTensor<int8_t>& piece, const Addend& addend) {
+        const LocalTensor<float> to = addendBuf_.template Get<float>();
         LocalTensor<XType> row = piece.template ReinterpretCast<XType>();
-        AscendC::PipeBarrier<PIPE_V>();  // the term of the row before has been added
-        if (term.kind != TermKind::kWhole) {
-            Mix(row, term);
+        AscendC::PipeBarrier<PIPE_V>();  // the previous addend has been added
+        if (addend.kind != AddendKind::kWhole) {
+            Mix(row, addend);
             return;
         }
         if constexpr (kQuant) {
-            if (term.travelled) {
+            if (addend.travelled) {
                 row = decoder_.Decode(piece, piece[scalesAt_].template ReinterpretCast<XType>(), to, elements_);
                 AscendC::PipeBarrier<PIPE_V>();
             }
         }
-        const LocalTensor<float> value = Scaled(to, row, term.weight, term.weighted);
+        const LocalTensor<float> value = Scaled(to, row, addend.weight, addend.weighted);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Add(sum_, sum_, value, elements_);
     }
-    // The sum, rounded to XType, until Drop: in place of Store.
+    // The sum, rounded to XType, until Drop: instead of Store.
     __aicore__ inline LocalTensor<XType> Take() {
         AscendC::PipeBarrier<PIPE_V>();
         if constexpr (!kFloat) AscendC::Cast(out_, sum_, AscendC::RoundMode::CAST_RINT, elements_);
@@ -384,7 +385,7 @@ public:
 private:
     static constexpr bool kFloat = AscendC::IsSameType<XType, float>::value;
 
-    // `row` in fp32, in `to` or where it is, times `weight` when it is weighted.
+    // `row` in fp32, in `to` or in place, times `weight` if it is weighted.
     __aicore__ inline LocalTensor<float> Scaled(const LocalTensor<float>& to, const LocalTensor<XType>& row,
                                                 float weight, bool weighted) {
         if constexpr (kFloat) {
@@ -397,17 +398,17 @@ private:
         }
         return to;
     }
-    // The first term of a const expert waits for the second, which is added to it; then both are as one.
-    __aicore__ inline void Mix(const LocalTensor<XType>& row, const Term& term) {
-        const LocalTensor<float> mixed = mixBuf_.template Get<float>(), second = termBuf_.template Get<float>();
-        const bool first = term.kind == TermKind::kFirst;
-        Scaled(first ? mixed : second, row, term.factor, true);
+    // The first addend of a const expert waits for the second; they are added and then act as one.
+    __aicore__ inline void Mix(const LocalTensor<XType>& row, const Addend& addend) {
+        const LocalTensor<float> mixed = mixBuf_.template Get<float>(), second = addendBuf_.template Get<float>();
+        const bool first = addend.kind == AddendKind::kFirst;
+        Scaled(first ? mixed : second, row, addend.factor, true);
         if (first) return;
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Add(mixed, mixed, second, elements_);
         AscendC::PipeBarrier<PIPE_V>();
-        if (term.weighted) {
-            AscendC::Muls(mixed, mixed, term.weight, elements_);
+        if (addend.weighted) {
+            AscendC::Muls(mixed, mixed, addend.weight, elements_);
             AscendC::PipeBarrier<PIPE_V>();
         }
         AscendC::Add(sum_, sum_, mixed, elements_);
@@ -415,7 +416,7 @@ private:
 
     AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
     CommDecoder<XType> decoder_;
-    UbBuf termBuf_, sumBuf_, mixBuf_;
+    UbBuf addendBuf_, sumBuf_, mixBuf_;
     LocalTensor<XType> out_;
     LocalTensor<float> sum_;
     uint32_t elements_ = 0;

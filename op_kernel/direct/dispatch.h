@@ -1,60 +1,54 @@
-// MoeDistributeDispatch, algorithm "direct": every rank publishes its rows, and a list of pairs for each
-// owner, in its own half of the window. The owners read both there, straight into expand_x. Nobody writes
-// into another rank's data area; only status messages and aborts go to other ranks.
+// Dispatch, algorithm "direct": every rank publishes its rows, and a list of pairs for each owner, in its own ping-pong
+// buffer. The owners read both there, straight into expand_x. Only status messages and aborts are written to other
+// ranks.
 //
-// Where the host gives listCores = 0, every core publishes rows and makes list entries (phases 2 to 4). Else
-// the last listCores cores make the lists while the others publish rows (2b instead of 2, 3 and 4). The host
-// gives list cores from 8 cores on, if the rank has at most kMostListPairs pairs. "triples:" is
-// where rows have triples (source rank, token, k), "index:" where expand_idx stands for them. A: rows of expand_x.
+// With listCores = 0 every core publishes rows and makes list entries (phases 2 to 4). Otherwise the last listCores
+// cores make the lists and the others publish rows (2b instead of 2, 3 and 4); the host chooses this from 8 cores on,
+// for at most kMostListPairs pairs. "sources:" applies if rows have source indices (source rank, token, k), "index:" if
+// expand_idx is used instead. A: rows of expand_x.
 //
-// phase | function            | which cores  | reads                  | writes                   | who meets
-// ------+---------------------+--------------+------------------------+--------------------------+----------
-// 0     | Exchange::Enter     | all          | context, epoch word    | nothing                  |
-// 1     | LookForFailure      | all          | core 0: abort blocks,  | nothing: after a failure |
-//       |                     |              | others: fail block     | peers may still read     |
-//       |                     |              |                        | this half                |
-// 2     | PublishRows         | all: a share | expert_ids,            | own half: rows [BS], or  |
-//       |                     | of the       | x_active_mask, x       | with smooth scales       |
-//       |                     | tokens       | [BS][H], scales [E][H] | [BS*K]; expert_scales    |
-//       |                     |              | fp32, expert_scales    |                          |
-//       |                     |              | [BS][K] fp32           |                          |
-// 3     | RoutingTable::      | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
-//       | Count,              | of the       | int32, x_active_mask   | [cores][E] int32; core   | the rank
-//       | Exchange::Agree     | tokens       |                        | 0, after the meeting:    |
-//       |                     |              |                        | epoch word               |
-// 4     | MakeLists,          | all: the     | histograms, ids and    | own half: lists          | cores of
-//       | MeetAfterSend       | share of     | mask again             | [W][capacity] int32;     | the rank
-//       |                     | phase 3      |                        | index: expand_idx [BS*K] |
-//       |                     |              |                        | int32; core 0: totals    |
-//       |                     |              |                        | [E] int32                |
-// 2b    | PublishRows or      | the last     | rows: as 2; lists: all | rows: as 2; lists:       | cores of
-//       | ExpertLists::Make,  | listCores:   | ids and masks of the   | lists, index:            | the rank
-//       | Agree               | whole        | rank                   | expand_idx, totals of    |
-//       |                     | experts;     |                        | its experts; core 0,     |
-//       |                     | others: a    |                        | after the meeting: epoch |
-//       |                     | share of the |                        | word                     |
-//       |                     | tokens       |                        |                          |
-// 5     | SetStatus           | a share of   | totals                 | a status message to      |
-//       |                     | the peers:   |                        | every rank               |
-//       |                     | all, from 8  |                        |                          |
-//       |                     | cores on not |                        |                          |
-//       |                     | core 0       |                        |                          |
-// 6     | WaitForAll          | all: all     | status messages; core  | core 0, when it gives    | all ranks
-//       |                     | sources      | 0: abort blocks,       | up: fail block           |
-//       |                     |              | others: fail block     |                          |
-// 7     | GatherRows:         | all: a share | lists, rows and        | expand_x [A][H],         |
-//       | DirectGather or     | of the rows  | weights in the         | dynamic_scales [A] fp32, |
-//       | SharedRowGather,    |              | sources' halves        | expand_scales [A] fp32,  |
-//       | WeightGather        |              |                        | triples [A][3] int32;    |
-//       |                     |              |                        | core 0:                  |
-//       |                     |              |                        | ep_recv_counts [L*W]     |
-//       |                     |              |                        | int32, expert_token_nums |
-//       |                     |              |                        | [L] int64,               |
-//       |                     |              |                        | tp_recv_counts [1] int32 |
+// phase | function        | which      | reads                      | writes                             | which cores
+//       |                 | cores      |                            |                                    | synchronize
+// ------+-----------------+------------+----------------------------+------------------------------------+------------
+// 0     | Exchange::Enter | all        | context, epoch word        | nothing                            |
+// 1     | LookForFailure  | all        | core 0: abort blocks,      | nothing: after a failure peers may |
+//       |                 |            | others: local abort flag   | still read this ping-pong buffer   |
+// 2     | PublishRows     | all: a     | expert_ids, x_active_mask, | own ping-pong buffer: rows [BS],   |
+//       |                 | share of   | x [BS][H], scales [E][H]   | or with smooth scales [BS*K];      |
+//       |                 | the tokens | fp32, expert_scales        | expert_scales                      |
+//       |                 |            | [BS][K] fp32               |                                    |
+// 3     | RoutingTable::  | all: a     | expert_ids [BS][K] int32,  | workspace: histograms [cores][E]   | cores of
+//       | Count,          | share of   | x_active_mask              | int32; core 0, after the core      | the rank
+//       | Exchange::Agree | the tokens |                            | barrier: epoch word                |
+// 4     | MakeLists,      | all: the   | histograms, ids and mask   | own ping-pong buffer: lists        | cores of
+//       | BarrierAfter-   | share of   | again                      | [W][capacity] int32; index:        | the rank
+//       | Send            | phase 3    |                            | expand_idx [BS*K] int32; core 0:   |
+//       |                 |            |                            | totals [E] int32                   |
+// 2b    | PublishRows or  | the last   | rows: as 2; lists: all ids | rows: as 2; lists: lists, index:   | cores of
+//       | ExpertLists::   | listCores: | and masks of the rank      | expand_idx, totals of its experts; | the rank
+//       | Make, Agree     | whole      |                            | core 0, after the core barrier:    |
+//       |                 | experts;   |                            | epoch word                         |
+//       |                 | others: a  |                            |                                    |
+//       |                 | share of   |                            |                                    |
+//       |                 | the tokens |                            |                                    |
+// 5     | SetStatus       | a share of | totals                     | a status message to every rank     |
+//       |                 | the peers: |                            |                                    |
+//       |                 | all, from  |                            |                                    |
+//       |                 | 8 cores on |                            |                                    |
+//       |                 | not core 0 |                            |                                    |
+// 6     | WaitForAll      | all: all   | status messages; core 0:   | core 0, when it gives up: local    | all ranks
+//       |                 | sources    | abort blocks, others:      | abort flag                         |
+//       |                 |            | local abort flag           |                                    |
+// 7     | GatherRows:     | all: a     | lists, rows and weights in | expand_x [A][H], dynamic_scales    |
+//       | DirectGather or | share of   | the sources' ping-pong     | [A] fp32, expand_scales [A] fp32,  |
+//       | SharedRow-      | the rows   | buffers                    | source indices [A][3] int32; core  |
+//       | Gather,         |            |                            | 0: ep_recv_counts [L*W] int32,     |
+//       | WeightGather    |            |                            | expert_token_nums [L] int64,       |
+//       |                 |            |                            | tp_recv_counts [1] int32           |
 //
-// No meeting follows phase 6: FailWatch (common/aborts.h) says why the cores agree all the same. Core 0 checks
-// the hashes of the messages in phase 7, while its first loads are under way. After a failure Leave lets core
-// 0 write zero counts and the error record. Of two launches send ends after phase 5, and finish does 0, 6 and 7.
+// No core barrier follows phase 6; see LocalAbortFlag (common/aborts.h). Core 0 checks the messages' hashes in phase 7,
+// while its first loads are in flight. After a failure core 0 writes zero counts and the error record (Leave). In split
+// mode, send returns after phase 5; finish runs phases 0, 6 and 7.
 #ifndef ASCEND_MOE_DIRECT_DISPATCH_H
 #define ASCEND_MOE_DIRECT_DISPATCH_H
 
@@ -67,14 +61,14 @@
 namespace moe {
 
 template <typename XType, bool kQuant, bool kSmooth>
-class MoeDistributeDirectDispatch {
+class DirectDispatch {
 public:
     __aicore__ inline void Init(const DispatchArguments& arguments, const MoeDistributeDispatchTiling& tiling) {
         args_ = arguments;
         tiling_ = &tiling;
         info_ = &tiling.info;
         counts_.Init(args_, tiling);
-        triples_ = info_->triples != 0;
+        sourceIndices_ = info_->sourceIndices != 0;
         rowStride_ = DispatchRowStride(info_->hidden, kQuant ? sizeof(int8_t) : sizeof(XType), kQuant, 0);
         rowStep_ = RowStep(*info_, rowStride_);
         weightsAt_ = PublishedWeightsOffset(*info_, rowStride_);
@@ -86,7 +80,7 @@ public:
             Run();
         exchange_.Exit();
     }
-    // SegmentTable::FromCounts calls this: rows from a source for a local expert, as its message says.
+    // For SegmentTable::FromCounts: rows from a source for a local expert, from its message.
     __aicore__ inline int32_t operator()(uint32_t source, uint32_t localExpert) {
         return static_cast<int32_t>(waiter_.CountsOf(source).GetValue(StatusWriter::WordOfCounts(localExpert)));
     }
@@ -94,7 +88,7 @@ public:
 private:
     __aicore__ inline void Run() {
         if (info_->part == kPartFinish) {
-            exchange_.BoardInit();
+            exchange_.BarrierInit();
         } else if (!Send()) {
             Leave();
             return;
@@ -103,7 +97,7 @@ private:
         SegmentInit();
         if (!exchange_.WaitForAll(waiter_) || !GatherRows()) Leave();
     }
-    // False: the communicator has failed before.
+    // Returns false if the communicator is in the failed state.
     __aicore__ inline bool Send() {
         BuffInit();
         if (!(role_ == Role::kBoth ? FillTogether() : FillApart())) return false;
@@ -119,35 +113,35 @@ private:
         if (lists != 0) role_ = core + lists < info_->cores ? Role::kRows : Role::kLists;
     }
 
-    // Without roles. A core must know the counts of the cores before it to place its list entries, so the
-    // cores meet twice: over the histograms, and when the lists are stored. False: the communicator has
-    // failed.
+    // Without roles. A core needs the counts of the cores before it to place its list entries, so there are two core
+    // barriers: after the histograms and after the lists. Returns false if the communicator is in the failed state.
     __aicore__ inline bool FillTogether() {
         KeepPairs();
-        Verdict mine = exchange_.LookForFailure();
+        OpStatus mine = exchange_.LookForFailure();
         if (mine.code == kOk) {
             PublishRows();
             mine = routing_.Count();
         }
         if (!exchange_.Agree(mine)) return false;
         MakeLists();
-        exchange_.MeetAfterSend(Verdict());
+        exchange_.BarrierAfterSend(OpStatus());
         return true;
     }
-    // With roles. The list of an expert is a single core's work, so the cores meet once. False as above.
+    // With roles. One core makes all of an expert's list, so there is one core barrier. Returns the same as
+    // FillTogether.
     __aicore__ inline bool FillApart() {
-        Verdict mine = exchange_.LookForFailure();
+        OpStatus mine = exchange_.LookForFailure();
         // LookForFailure waited for MTE2, so the ids have arrived too.
         if (mine.code == kOk && role_ == Role::kRows) PublishRows();
         if (mine.code == kOk && role_ == Role::kLists) {
-            MOE_PHASE(exchange_.stamps(), PublishLists);
+            MOE_PHASE(exchange_.timestamps(), PublishLists);
             mine = expertLists_.Make();
         }
         return exchange_.Agree(mine);
     }
-    // Phase 4. UB plan 2: routing tables, all histograms, expand_idx and list entries of the current chunk.
+    // Phase 4. UB layout 2: routing tables, all histograms, expand_idx and list entries of the current chunk.
     __aicore__ inline void MakeLists() {
-        MOE_PHASE(exchange_.stamps(), PublishLists);
+        MOE_PHASE(exchange_.timestamps(), PublishLists);
         exchange_.NextPlan();
         RoutingInit();
         places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
@@ -160,13 +154,13 @@ private:
         PublishLists();
     }
 
-    // UB plan 1 (phases 1 to 3): routing tables and rows in flight; for a core that makes lists, all pairs of
-    // the rank and its lists.
+    // UB layout 1 (phases 1 to 3): routing tables and rows in flight; for a core that makes lists, all pairs of the
+    // rank and its lists.
     __aicore__ inline void BuffInit() {
-        MOE_PHASE(exchange_.stamps(), BuffInit);
-        exchange_.BoardInit();
+        MOE_PHASE(exchange_.timestamps(), BuffInit);
+        exchange_.BarrierInit();
         TakeRole();
-        lists_ = exchange_.Half();
+        lists_ = exchange_.PingPong();
         published_ = lists_ + PublishedRowsOffset(info_->world, info_->capacity);
         if (role_ == Role::kLists) {
             const uint32_t first = info_->cores - tiling_->listCores;
@@ -174,8 +168,7 @@ private:
             return;
         }
         RoutingInit();
-        // A token belongs to one core, which reads and quantizes its row once. The first cores take the
-        // tokens that are left over.
+        // Each token belongs to one core, which reads and quantizes its row once. The first cores take the remainder.
         const uint32_t cores = info_->cores - tiling_->listCores;
         firstRow_ = FirstToken(exchange_.core(), cores) * info_->topK;
         endRow_ = FirstToken(exchange_.core() + 1, cores) * info_->topK;
@@ -189,8 +182,8 @@ private:
     __aicore__ inline uint32_t FirstToken(uint32_t core, uint32_t cores) const {
         return core * (info_->batch / cores) + Min(core, info_->batch % cores);
     }
-    // Begins to load the pairs whose list entries this core makes, if they fit in UB. The next wait for MTE2
-    // covers them; later calls of PairReader::Load find them there.
+    // Starts to load the pairs whose list entries this core makes, if they fit in UB. The next wait for MTE2 covers
+    // them; later calls of PairReader::Load find them.
     __aicore__ inline void KeepPairs() {
         const uint32_t pairs = routing_.end() - routing_.begin();
         if (pairs != 0 && pairs <= kChunkPairs) routing_.pairs().Keep(routing_.begin(), pairs);
@@ -201,10 +194,10 @@ private:
                              PartBegin(info_->batch, exchange_.core() + 1, info_->cores));
     }
 
-    // Stores the rows of this core's tokens into the own half: a row a token, or with smooth scales, which
-    // make a row depend on its expert, a row a pair.
+    // Stores the rows of this core's tokens into the own ping-pong buffer: one row per token, or per pair with smooth
+    // scales, which depend on the expert.
     __aicore__ inline void PublishRows() {
-        MOE_PHASE(exchange_.stamps(), PublishRows);
+        MOE_PHASE(exchange_.timestamps(), PublishRows);
         for (uint32_t at = firstRow_; at < endRow_; at += ChunkPairs()) {
             const uint32_t count = Min(ChunkPairs(), endRow_ - at);
             if (info_->hasWeights != 0) PublishWeights(at, count);
@@ -227,7 +220,7 @@ private:
         SyncFunc<HardEvent::MTE2_MTE3>();
         CopyOut(to, weight, count);
     }
-    // Pairs of a chunk: of whole tokens.
+    // Pairs of a chunk, which contains whole tokens.
     __aicore__ inline uint32_t ChunkPairs() const { return kChunkPairs / info_->topK * info_->topK; }
     __aicore__ inline void PublishPairs(uint32_t at, uint32_t count) {
         for (uint32_t i = 0; i < count; ++i) {
@@ -236,7 +229,7 @@ private:
             if (routing_.pairs().Routed(id)) StoreRow(at + i, rows_.Fetch(token, static_cast<uint32_t>(id)));
         }
     }
-    // While the core quantizes a row, the rows of the next tokens load.
+    // Quantizes a row while the next tokens' rows load.
     __aicore__ inline void PublishTokens(uint32_t at, uint32_t count) {
         const uint32_t end = (at + count) / info_->topK;
         uint32_t ahead = at / info_->topK;
@@ -262,9 +255,9 @@ private:
         CopyOut(target, bytes, rows_.WireBytes());
     }
 
-    // Stores this core's pairs into the lists of their owners, each at its place. Without triples: stores expand_idx.
+    // Stores this core's pairs into their owners' lists, and expand_idx if there are no source indices.
     __aicore__ inline void PublishLists() {
-        if (exchange_.verdict().code != kOk) return;  // the status message carries the reason
+        if (exchange_.status().code != kOk) return;  // the status message carries the reason
         for (uint32_t at = routing_.begin(); at < routing_.end(); at += kChunkPairs) {
             const uint32_t count = Min(kChunkPairs, routing_.end() - at);
             routing_.pairs().Load(at, count);
@@ -278,7 +271,7 @@ private:
             const int32_t id = routing_.pairs().Id(i, (at + i) / info_->topK);
             const bool routed = routing_.pairs().Routed(id);
             const uint32_t position = routed ? routing_.TakePosition(id) : 0;
-            if (!triples_) indexBuf_.Get<int32_t>().SetValue(i, static_cast<int32_t>(position));
+            if (!sourceIndices_) indexBuf_.Get<int32_t>().SetValue(i, static_cast<int32_t>(position));
             if (!routed) continue;
             entry.SetValue(i * kBlockWords, static_cast<int32_t>(at + i));
             entry.SetValue(i * kBlockWords + 1, places_.First(id) + static_cast<int32_t>(position));
@@ -294,25 +287,25 @@ private:
                                  1);
             CopyOut(list, entry[i * kBlockWords], 1);
         }
-        if (!triples_) CopyOut(expandIdx_[at], indexBuf_.Get<int32_t>(), count);
+        if (!sourceIndices_) CopyOut(expandIdx_[at], indexBuf_.Get<int32_t>(), count);
     }
 
-    // UB plan 3 (phases 5 to 7).
+    // UB layout 3 (phases 5 to 7).
     __aicore__ inline void SetStatus() {
         exchange_.NextPlan();
         sendCounts_.Init(exchange_.pipe(), *info_, args_.workspace);
         exchange_.SetStatus(sendCounts_, rowStride_);
     }
 
-    // Prepares the segment tables while the messages are under way.
+    // Prepares the segment tables while the messages are in flight.
     __aicore__ inline void SegmentInit() {
         exchange_.LoadPeers();
         segments_.Init(exchange_.pipe(), *info_);
         if (!SegmentScan::Suits(*info_)) return;
         const uint32_t world = info_->world, cores = info_->cores, experts = info_->localExperts;
         scan_.Init(exchange_.pipe(), *info_,
-                   KeptBytes(world, cores, experts, experts) / static_cast<uint32_t>(sizeof(uint32_t)),
-                   FirstKeptBlock(world, cores, experts, experts));
+                   StoredBytes(world, cores, experts, experts) / static_cast<uint32_t>(sizeof(uint32_t)),
+                   FirstStoredBlock(world, cores, experts, experts));
     }
     __aicore__ inline void FindSegments() {
         if (SegmentScan::Suits(*info_) && waiter_.alike()) {
@@ -322,7 +315,7 @@ private:
         }
     }
     __aicore__ inline bool GatherRows() {
-        MOE_PHASE(exchange_.stamps(), GatherRows);
+        MOE_PHASE(exchange_.timestamps(), GatherRows);
         FindSegments();
         if constexpr (!kSmooth) {
             if (tiling_->sharedLanes != 0) {
@@ -344,7 +337,7 @@ private:
             good = exchange_.CheckCountsHashes(waiter_, false);
             if (good) counts_.Store(exchange_.pipe(), segments_);
         }
-        // Loads that have begun must end. After a failure rows in expand_x do no harm: the counts say zero.
+        // Loads that have started must end. After a failure rows in expand_x do no harm: the counts are zero.
         gather.Finish();
         if (info_->hasWeights != 0 && good) {
             WeightGather weights;
@@ -377,8 +370,8 @@ private:
     UbBuf indexBuf_, entryBuf_, weightBuf_;
     GM_ADDR lists_ = nullptr;
     GM_ADDR published_ = nullptr;
-    uint64_t weightsAt_ = 0;  // in a half
-    bool triples_ = false;
+    uint64_t weightsAt_ = 0;  // in a ping-pong buffer
+    bool sourceIndices_ = false;
     Role role_ = Role::kBoth;
     uint32_t rowStride_ = 0;              // of a row in UB,
     uint32_t rowStep_ = 0;                // and in the window

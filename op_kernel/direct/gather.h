@@ -1,6 +1,6 @@
-// Phase 7 of direct dispatch (GatherRows): a core copies its share of expand_x from the halves of the
-// sources, by their lists, into expand_x, dynamic_scales and the triples. Calls: Init, Begin, Start, Finish. And
-// expand_scales: WeightGather.
+// Phase 7 of direct dispatch (GatherRows): copies a core's share of expand_x, by the sources' lists, from their
+// ping-pong buffers into expand_x, dynamic_scales and the source indices. Calls: Init, Begin, Start, Finish.
+// WeightGather copies expert_scales.
 #ifndef ASCEND_MOE_DIRECT_GATHER_H
 #define ASCEND_MOE_DIRECT_GATHER_H
 
@@ -25,11 +25,11 @@ public:
         rowsOffset_ = PublishedRowsOffset(info_->world, info_->capacity);
         const DirectGatherUb ub(tiling, rowStride_);
         exchange.pipe().InitBuffer(listBuf_, ub.lists);
-        if (ub.triples != 0) exchange.pipe().InitBuffer(tripleBuf_, ub.triples);
+        if (ub.sourceIndices != 0) exchange.pipe().InitBuffer(sourceIndexBuf_, ub.sourceIndices);
         exchange.pipe().InitBuffer(queue_, Ring(ub.ring), ub.chunk);
     }
 
-    // Begins to load the list entries of this core's share.
+    // Starts to load the list entries of this core's share.
     __aicore__ inline void Begin(SegmentTable& segments) {
         segments_ = &segments;
         const uint32_t rows = Min(segments.Rows(), info_->expandRows);
@@ -40,8 +40,8 @@ public:
         listed_ = LoadLists(lastSlot_, begin_, end_);
     }
     __aicore__ inline void Start() {}
-    // The share is contiguous. Each rank begins at another place in it, so that not all ranks read the same
-    // source first.
+    // The share is contiguous. Each rank starts at another place in it, so that not all ranks read the same source
+    // first.
     __aicore__ inline void Finish() {
         if (begin_ == end_) return;
         const uint32_t middle = begin_ + PartBegin(end_ - begin_, info_->rank, info_->world);
@@ -50,7 +50,7 @@ public:
             GatherListed(middle, end_);
             GatherListed(begin_, middle);
         } else {
-            AscendC::PipeBarrier<PIPE_MTE2>();  // what Begin() loads is in the way
+            AscendC::PipeBarrier<PIPE_MTE2>();  // the loads of Begin() are in the way
             GatherRange(segments_->Seek(middle), middle, end_);
             GatherRange(firstSlot_, begin_, middle);
         }
@@ -61,7 +61,7 @@ private:
     struct Loaded {
         uint32_t slot, begin, end;
     };
-    // The rows of a single segment among them.
+    // The rows of one segment among them.
     struct Piece {
         uint32_t slot, begin, end;
         uint32_t at;  // place of their entries in UB; the entries of a piece begin on a block
@@ -88,8 +88,8 @@ private:
             GatherListed(loaded.begin, loaded.end);
         }
     }
-    // Begins to load the list entries of rows from `row` on, as many pieces as UB holds. Returns the row
-    // after them; `slot` becomes the segment of the last piece.
+    // Starts to load the list entries of rows from `row` on, as many pieces as UB holds. Returns the row after them;
+    // `slot` becomes the segment of the last piece.
     __aicore__ inline uint32_t LoadLists(uint32_t& slot, uint32_t row, uint32_t end) {
         const uint64_t mine = info_->rank * ListBytes(info_->capacity);
         SyncFunc<HardEvent::S_MTE2>();
@@ -100,7 +100,7 @@ private:
                 static_cast<uint32_t>(segments_->Offset(piece.slot)) + piece.begin - segments_->Start(piece.slot);
             GlobalTensor<int32_t> list;
             list.SetGlobalBuffer(
-                reinterpret_cast<__gm__ int32_t*>(exchange_->HalfOf(piece.slot % info_->world) + mine) +
+                reinterpret_cast<__gm__ int32_t*>(exchange_->PingPongOf(piece.slot % info_->world) + mine) +
                     Min(first, info_->capacity - count),
                 count);
             CopyIn(listBuf_.Get<int32_t>()[piece.at], list, count);
@@ -112,36 +112,36 @@ private:
     }
     __aicore__ inline void AwaitLists(const Loaded& loaded) {
         loaded_ = loaded;
-        owesTriples_ = info_->triples != 0;
+        owesSourceIndices_ = info_->sourceIndices != 0;
         SyncFunc<HardEvent::MTE2_S>();
     }
-    // Stores the triples of all loaded rows, after the first rows have begun to load.
-    __aicore__ inline void StoreTriples() {
-        LocalTensor<int32_t> list = listBuf_.Get<int32_t>(), triple = tripleBuf_.Get<int32_t>();
+    // Stores the source indices of all loaded rows, after the first rows have started to load.
+    __aicore__ inline void StoreSourceIndices() {
+        LocalTensor<int32_t> list = listBuf_.Get<int32_t>(), sourceIndex = sourceIndexBuf_.Get<int32_t>();
         const uint32_t count = loaded_.end - loaded_.begin;
-        owesTriples_ = false;
-        if (tripled_) SyncFunc<HardEvent::MTE3_S>();
-        tripled_ = true;
+        owesSourceIndices_ = false;
+        if (storedSourceIndices_) SyncFunc<HardEvent::MTE3_S>();
+        storedSourceIndices_ = true;
         uint32_t word = 0;
         for (Piece piece = FirstPiece(loaded_); piece.begin < piece.end; piece = NextPiece(piece, loaded_.end)) {
             const int32_t source = static_cast<int32_t>(piece.slot % info_->world);
-            for (uint32_t i = 0; i < piece.end - piece.begin; ++i, word += kTripleWords) {
+            for (uint32_t i = 0; i < piece.end - piece.begin; ++i, word += kSourceIndexWords) {
                 const uint32_t pair = static_cast<uint32_t>(list.GetValue(piece.at + i));
-                triple.SetValue(word, source);
-                triple.SetValue(word + 1, static_cast<int32_t>(pair / info_->topK));
-                triple.SetValue(word + 2, static_cast<int32_t>(pair % info_->topK));
+                sourceIndex.SetValue(word, source);
+                sourceIndex.SetValue(word + 1, static_cast<int32_t>(pair / info_->topK));
+                sourceIndex.SetValue(word + 2, static_cast<int32_t>(pair % info_->topK));
             }
         }
         SyncFunc<HardEvent::S_MTE3>();
         GlobalTensor<int32_t> target;
-        target.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int32_t*>(args_->expandIdx) + static_cast<uint64_t>(loaded_.begin) * kTripleWords,
-            count * kTripleWords);
-        CopyOut(target, triple, count * kTripleWords);
+        target.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(args_->expandIdx) +
+                                   static_cast<uint64_t>(loaded_.begin) * kSourceIndexWords,
+                               count * kSourceIndexWords);
+        CopyOut(target, sourceIndex, count * kSourceIndexWords);
     }
 
-    // Gathers the loaded rows that are in [from, to), chunk by chunk. The rows of a chunk follow each other
-    // in expand_x, whatever their sources.
+    // Gathers the loaded rows in [from, to), chunk by chunk. Rows of a chunk are consecutive in expand_x, whatever
+    // their sources.
     __aicore__ inline void GatherListed(uint32_t from, uint32_t to) {
         if (from == to) return;
         chunkRow_ = from;
@@ -155,12 +155,12 @@ private:
         if (filled_ != 0) StoreChunk();
     }
     __aicore__ inline void GatherPiece(uint32_t slot, uint32_t at, uint32_t count) {
-        GM_ADDR rows = exchange_->HalfOf(slot % info_->world) + rowsOffset_;
+        GM_ADDR rows = exchange_->PingPongOf(slot % info_->world) + rowsOffset_;
         uint32_t first = RowOf(at);
         for (uint32_t i = 0; i < count;) {
             if (filled_ == 0) chunk_ = queue_.template AllocTensor<int8_t>();
             const uint32_t room = Min(tiling_->copyRows - filled_, count - i);
-            uint32_t run = 1, next = 0;  // rows that follow each other at their source
+            uint32_t run = 1, next = 0;  // rows that are consecutive at their source
             for (; i + run < count; ++run) {
                 next = RowOf(at + i + run);
                 if (run == room || next != first + run) break;
@@ -171,7 +171,7 @@ private:
             if (filled_ == tiling_->copyRows) StoreChunk();
         }
     }
-    // Core 0 may not have checked the list yet: the row is never outside of its source's rows.
+    // Core 0 may not have checked the list yet: the row is clamped to its source's rows.
     __aicore__ inline uint32_t RowOf(uint32_t at) {
         const uint32_t pair = static_cast<uint32_t>(listBuf_.Get<int32_t>().GetValue(at));
         return Min(pair / pairsOfRow_, publishedRows_ - 1);
@@ -191,7 +191,7 @@ private:
         queue_.FreeTensor(chunk_);
         chunkRow_ += filled_;
         filled_ = 0;
-        if (owesTriples_) StoreTriples();
+        if (owesSourceIndices_) StoreSourceIndices();
     }
 
     Exchange* exchange_ = nullptr;
@@ -200,7 +200,7 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> queue_;
     LocalTensor<int8_t> chunk_;
-    UbBuf listBuf_, tripleBuf_;
+    UbBuf listBuf_, sourceIndexBuf_;
     uint64_t rowsOffset_ = 0;
     uint32_t pairsOfRow_ = 1;
     uint32_t rowStride_ = 0;  // of a row in UB,
@@ -214,12 +214,12 @@ private:
     uint32_t chunkRow_ = 0;
     uint32_t filled_ = 0;
     bool quantized_ = false;
-    bool owesTriples_ = false;
-    bool tripled_ = false;
+    bool owesSourceIndices_ = false;
+    bool storedSourceIndices_ = false;
 };
 
-// Then, if dispatch was given expert_scales: the weight of each row of the share, from its source's half to
-// expand_scales. It reads the lists again, because SharedRowGather has them in another order.
+// If dispatch was given expert_scales: copies the weight of each row of the share from its source's ping-pong buffer to
+// expand_scales. Reads the lists again, because SharedRowGather has them in another order.
 class WeightGather {
 public:
     __aicore__ inline void Init(Exchange& exchange, const DispatchArguments& arguments, const MoeDistributeInfo& info,
@@ -250,11 +250,11 @@ private:
     __aicore__ inline void GatherChunk(uint32_t source, uint32_t first, uint32_t row, uint32_t count) {
         LocalTensor<int32_t> entry = listBuf_.Get<int32_t>();
         LocalTensor<float> weight = weightBuf_.Get<float>();
-        GM_ADDR half = exchange_->HalfOf(source);
+        GM_ADDR pingPong = exchange_->PingPongOf(source);
         const uint32_t pairs = info_->maxBatch * info_->topK;
         GlobalTensor<int32_t> list;
-        list.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(half + info_->rank * ListBytes(info_->capacity)) + first,
-                             count);
+        list.SetGlobalBuffer(
+            reinterpret_cast<__gm__ int32_t*>(pingPong + info_->rank * ListBytes(info_->capacity)) + first, count);
         SyncFunc<HardEvent::S_MTE2>();
         SyncFunc<HardEvent::MTE3_MTE2>();
         CopyIn(entry, list, count);
@@ -262,7 +262,7 @@ private:
         for (uint32_t i = 0; i < count; ++i) {
             GlobalTensor<float> from;
             const uint32_t pair = Min(static_cast<uint32_t>(entry.GetValue(i)), pairs - 1);
-            from.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(half + weightsOffset_) + pair, 1);
+            from.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(pingPong + weightsOffset_) + pair, 1);
             CopyIn(weight[i * kBlockWords], from, 1);
         }
         SyncFunc<HardEvent::MTE2_MTE3>();

@@ -1,7 +1,6 @@
-// The lists of direct dispatch, [W][capacity] int32: for each owner the numbers (token * K + k) of the pairs
-// that go to its experts, by expert and in ascending order. Without roles every core makes entries of all
-// lists (RowPlaces); with roles (listCores > 0) some cores make the whole lists of their experts
-// (ExpertLists).
+// The lists of direct dispatch, [W][capacity] int32: for each owner the numbers (token * K + k) of the pairs for its
+// experts, by expert, ascending. Without roles every core makes entries of all lists (RowPlaces); with roles (listCores
+// > 0) some cores make the whole lists of their experts (ExpertLists).
 #ifndef ASCEND_MOE_DIRECT_LISTS_H
 #define ASCEND_MOE_DIRECT_LISTS_H
 
@@ -10,10 +9,10 @@
 
 namespace moe {
 
-// With roles: all (token, k) pairs of this rank in UB, for a core that looks for the pairs of its experts.
+// With roles: all (token, k) pairs of this rank in UB, for a core that searches for its experts' pairs.
 class RankPairs {
 public:
-    // Begins to load the ids.
+    // Starts to load the ids.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expertIds, GM_ADDR mask) {
         info_ = &info;
         pairs_ = info.batch * info.topK;
@@ -32,10 +31,10 @@ public:
     }
     __aicore__ inline uint32_t Lanes() const { return lanes_; }
 
-    // Must be called first, after the scalar unit has waited for MTE2. The verdict is the first bad id.
-    // `room`: scratch for 2 * Lanes() int32.
-    __aicore__ inline Verdict Judge(const LocalTensor<int32_t>& room) {
-        if (pairs_ == 0) return Verdict();
+    // Must be called first, after the scalar unit has waited for MTE2. Returns the first invalid id. `room`: scratch
+    // for 2 * Lanes() int32.
+    __aicore__ inline OpStatus Judge(const LocalTensor<int32_t>& room) {
+        if (pairs_ == 0) return OpStatus();
         if (info_->maskRank != 0) LeaveOutMasked(room);
         const LocalTensor<int32_t> id = idBuf_.Get<int32_t>();
         const int32_t lanes = static_cast<int32_t>(lanes_);
@@ -46,25 +45,25 @@ public:
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Compare(Bits(0), id, room, AscendC::CMPMODE::EQ, lanes_);
         AscendC::PipeBarrier<PIPE_V>();
-        if (Select(room[lanes_], 0) == pairs_) return Verdict();
+        if (Select(room[lanes_], 0) == pairs_) return OpStatus();
         return FirstBad();
     }
-    // After Judge, which leaves the ids in `room`: how many pairs experts [first, end) have.
+    // After Judge, which leaves the ids in `room`: the number of pairs of experts [first, end).
     __aicore__ inline uint32_t CountBetween(uint32_t first, uint32_t end, const LocalTensor<int32_t>& room) {
         if (first == end || pairs_ == 0) return 0;
-        // int32 can only be compared for equality, so the ids become floats.
+        // int32 supports only comparisons for equality, so the ids become floats.
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Cast(room.ReinterpretCast<float>(), room, AscendC::RoundMode::CAST_RINT, lanes_);
         return CountBelow(end, room) - CountBelow(first, room);
     }
-    // Compares all pairs with an expert. The parity of `turn` says which of two result buffers it fills.
-    // Waits for the vector instructions before it, as Select needs.
+    // Compares all pairs with an expert. The parity of `turn` selects the result buffer. Waits for earlier vector
+    // instructions, as Select requires.
     __aicore__ inline void Compare(int32_t expert, uint32_t turn) {
         AscendC::PipeBarrier<PIPE_V>();
         if (pairs_ == 0) return;
         AscendC::CompareScalar(Bits(turn), idBuf_.Get<int32_t>(), expert, AscendC::CMPMODE::EQ, lanes_);
     }
-    // Stores the numbers of the pairs for which the comparison holds, in order. Returns how many.
+    // Stores the numbers of the pairs that compared equal, in order. Returns how many.
     __aicore__ inline uint32_t Select(const LocalTensor<int32_t>& to, uint32_t turn) {
         if (pairs_ == 0) return 0;
         return Gather(to, turn, pairs_);
@@ -79,7 +78,7 @@ private:
                             found);
         return static_cast<uint32_t>(found);
     }
-    // Lanes behind the last pair get the id "not routed".
+    // Lanes after the last pair get the id "not routed".
     __aicore__ inline void Load(GM_ADDR expertIds, GM_ADDR mask) {
         GlobalTensor<int32_t> ids;
         ids.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expertIds), pairs_);
@@ -122,8 +121,8 @@ private:
         AscendC::PipeBarrier<PIPE_V>();
         return Select(room[lanes_], 0);
     }
-    // Called when there is one.
-    __aicore__ inline Verdict FirstBad() {
+    // Requires that there is one.
+    __aicore__ inline OpStatus FirstBad() {
         const LocalTensor<int32_t> ids = idBuf_.Get<int32_t>();
         uint32_t i = 0;
         while (i + 1 < pairs_ && IsId(ids.GetValue(i))) ++i;
@@ -140,8 +139,8 @@ private:
     uint32_t bitBytes_ = 0;  // of a comparison
 };
 
-// With roles, without triples: expand_idx of a pair is its position in its expert's list. No instruction scatters, so
-// each pair takes a store of its own, from a table in UB whose block j holds j.
+// With roles, without source indices: expand_idx of a pair is its position in its expert's list. No instruction
+// scatters, so each pair takes its own store, from a table in UB whose block j holds j.
 class PairPositions {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx) {
@@ -157,7 +156,7 @@ public:
         AscendC::Brcb(tableBuf_.Get<int32_t>(), number, Repeats(kPositionBlocks / kBlockWords), {1, 8});
         SyncFunc<HardEvent::V_MTE3>();
     }
-    // For pairs that are not routed, stores 0: entries [begin, end) of `pairs`. Before any list.
+    // For pairs that are not routed, stores 0: entries [begin, end) of `pairs`. Call before any list.
     __aicore__ inline void StoreZeros(const LocalTensor<int32_t>& pairs, uint32_t begin, uint32_t end) {
         for (uint32_t i = begin; i < end; ++i) Put(pairs.GetValue(i), 0);
     }
@@ -188,12 +187,12 @@ private:
     uint32_t first_ = 0;
 };
 
-// With roles: the core makes the lists of a range of experts from all ids of the rank. It compares the ids
-// with an expert and selects the numbers of the equal pairs: these are that expert's list, in order, and
-// their number is its total. So no core needs the counts of another.
+// With roles: makes the lists of a range of experts from all ids of the rank. Compares the ids with an expert and
+// selects the numbers of the equal pairs: these are that expert's list, in order, and their count is its total. So no
+// core needs another core's counts.
 class ExpertLists {
 public:
-    // `lists`: [W][capacity] int32 in the own half. Begins to load the ids.
+    // `lists`: [W][capacity] int32 in the own ping-pong buffer. Starts to load the ids.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, const DispatchArguments& args,
                                 GM_ADDR lists, uint32_t core, uint32_t cores) {
         info_ = &info;
@@ -209,29 +208,29 @@ public:
         const ExpertListsUb ub(info, count_);
         pipe.InitBuffer(countBuf_, ub.counts);
         pipe.InitBuffer(listBuf_, ub.lists);
-        if (info.triples == 0) positions_.Init(pipe, info, args.expandIdx);
+        if (info.sourceIndices == 0) positions_.Init(pipe, info, args.expandIdx);
     }
-    // Makes and stores the lists. The verdict is a bad id, or an owner over its capacity.
-    __aicore__ inline Verdict Make() {
+    // Makes and stores the lists. Returns an invalid id, or an owner over its capacity.
+    __aicore__ inline OpStatus Make() {
         LocalTensor<int32_t> list = listBuf_.Get<int32_t>();
-        const Verdict bad = pairs_.Judge(list);
+        const OpStatus bad = pairs_.Judge(list);
         if (bad.code != kOk) return bad;
         const uint32_t owner = Owner(*info_, first_);
         before_ = pairs_.CountBetween(owner * info_->localExperts, first_, list);
         const uint32_t end = Select();
-        const Verdict verdict = StoreLists();
-        if (info_->triples == 0) StorePositions(end);
-        return verdict;
+        const OpStatus status = StoreLists();
+        if (info_->sourceIndices == 0) StorePositions(end);
+        return status;
     }
 
 private:
-    // Selects this core's lists into UB, one after the other, each from a block on. Returns where they end.
+    // Selects this core's lists into UB, one after the other, each from a new block. Returns their end.
     __aicore__ inline uint32_t Select() {
         LocalTensor<int32_t> count = countBuf_.Get<int32_t>(), list = listBuf_.Get<int32_t>();
         uint32_t at = 0;
         if (count_ != 0) pairs_.Compare(static_cast<int32_t>(first_), 0);
         for (uint32_t i = 0; i < count_; ++i) {
-            // The next comparison is on its way while this one's result is looked at.
+            // The next comparison is in flight while this one's result is read.
             pairs_.Compare(static_cast<int32_t>(first_ + Min(i + 1, count_ - 1)), i + 1);
             const uint32_t found = pairs_.Select(list[at], i);
             count.SetValue(i, static_cast<int32_t>(found));
@@ -239,25 +238,25 @@ private:
         }
         return at;
     }
-    __aicore__ inline Verdict StoreLists() {
+    __aicore__ inline OpStatus StoreLists() {
         LocalTensor<int32_t> count = countBuf_.Get<int32_t>(), list = listBuf_.Get<int32_t>();
-        Verdict verdict;
+        OpStatus status;
         uint32_t at = 0, rows = before_;
         SyncFunc<HardEvent::V_MTE3>();
         for (uint32_t i = 0; i < count_; ++i) {
             const uint32_t found = static_cast<uint32_t>(count.GetValue(i));
             const uint32_t owner = Owner(*info_, first_ + i), local = Local(*info_, first_ + i);
             if (local == 0) rows = 0;
-            // Behind its capacity lies the list of the next owner.
+            // After its capacity the next owner's list begins.
             if (found != 0 && rows + found <= info_->capacity) StoreList(owner, rows, list[at], found);
             rows += found;
             at += PaddedInts(found);
-            if (local + 1 == info_->localExperts && rows > info_->capacity && verdict.code == kOk)
-                verdict = InvalidOf(*info_, kRoutingOverflow, owner, rows);
+            if (local + 1 == info_->localExperts && rows > info_->capacity && status.code == kOk)
+                status = InvalidOf(*info_, kRoutingOverflow, owner, rows);
         }
         SyncFunc<HardEvent::S_MTE3>();
         if (count_ != 0) CopyOut(totals_[first_], count, count_);
-        return verdict;
+        return status;
     }
     __aicore__ inline void StoreList(uint32_t owner, uint32_t row, const LocalTensor<int32_t>& pairs, uint32_t count) {
         GlobalTensor<int32_t> target;
@@ -265,8 +264,8 @@ private:
                                count);
         CopyOut(target, pairs, count);
     }
-    // Without triples: expand_idx of the pairs of this core's experts, and zeros for its share of the pairs that are
-    // not routed. `end`: where the lists end in UB.
+    // Without source indices: stores expand_idx of the pairs of this core's experts, and zeros for its share of the
+    // pairs that are not routed. `end`: where the lists end in UB.
     __aicore__ inline void StorePositions(uint32_t end) {
         LocalTensor<int32_t> count = countBuf_.Get<int32_t>(), list = listBuf_.Get<int32_t>();
         pairs_.Compare(kNotRouted, 0);
@@ -291,7 +290,7 @@ private:
     UbBuf countBuf_, listBuf_;
     uint32_t core_ = 0, cores_ = 1;
     uint32_t first_ = 0, count_ = 0;  // this core's experts
-    uint32_t before_ = 0;             // rows for experts before first_ that belong to the same owner
+    uint32_t before_ = 0;             // rows for earlier experts of the same owner
 };
 
 }  // namespace moe

@@ -1,5 +1,5 @@
-// Phase 7 of direct dispatch (GatherRows) where the host gives sharedLanes: many cores, and owners of several experts.
-// A row that goes to more than one expert of this rank is read once, and stored from UB to all its places in expand_x.
+// Phase 7 of direct dispatch (GatherRows) with sharedLanes, for many cores and owners of several experts: a row for
+// more than one expert of this rank is read once, and stored from UB to all its places in expand_x.
 #ifndef ASCEND_MOE_DIRECT_SHARED_ROWS_H
 #define ASCEND_MOE_DIRECT_SHARED_ROWS_H
 
@@ -8,16 +8,16 @@
 
 namespace moe {
 
-// The list entries of a group of sources, sorted by token and source. Entries of the same row then follow
-// each other, whatever their experts, and the cores of the group share them evenly. The key of an entry is
-// -(token * width + source), as a float, because Sort is descending and takes floats.
+// The list entries of a group of sources, sorted by token and source. Entries of the same row are then consecutive,
+// whatever their experts, and the group's cores share them evenly. The key of an entry is -(token * width + source), as
+// a float, because Sort is descending and takes floats.
 class RowOrder {
 public:
     struct Entry {
         uint32_t source, pair;
         int32_t number;  // in the source's list
     };
-    // `lanes`: how many entries UB has room for, a multiple of 32.
+    // `lanes`: entries that fit in UB, a multiple of 32.
     __aicore__ inline void Init(Exchange& exchange, const MoeDistributeInfo& info, uint32_t lanes) {
         exchange_ = &exchange;
         info_ = &info;
@@ -38,11 +38,11 @@ public:
         begin_ = next_ = begin;
         end_ = end;
     }
-    // Begins to load the next of their entries, as many as UB holds. False: none is left.
+    // Starts to load the next entries, as many as UB holds. Returns false if none is left.
     __aicore__ inline bool Load() {
         const LocalTensor<int32_t> list = listBuf_.Get<int32_t>();
         if (lanes_ != 0) {
-            SyncFunc<HardEvent::S_MTE2>();  // for V Sort has waited
+            SyncFunc<HardEvent::S_MTE2>();  // Sort has waited for V
             SyncFunc<HardEvent::S_V>();     // entries were read where padding is filled in, and keys are sorted
         }
         lanes_ = count_ = 0;
@@ -53,7 +53,7 @@ public:
             if (rows == from_) continue;
             if (count == 0) break;
             GlobalTensor<int32_t> from;
-            from.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(exchange_->HalfOf(source) +
+            from.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(exchange_->PingPongOf(source) +
                                                                    info_->rank * ListBytes(info_->capacity)) +
                                      from_,
                                  count);
@@ -67,7 +67,7 @@ public:
             if (from_ < rows) break;
         }
         if (count_ == 0) return false;
-        // What lies between the lists and behind them sorts behind all entries.
+        // Padding between and after the lists sorts after all entries.
         const uint32_t end = lanes_;
         lanes_ = CeilDiv(lanes_, kSorted) * kSorted;
         if (end < lanes_) AscendC::Duplicate(list[end], static_cast<int32_t>(0), static_cast<int32_t>(lanes_ - end));
@@ -80,7 +80,7 @@ public:
         }
         return true;
     }
-    // Sorts the entries that Load has begun to load.
+    // Sorts the entries of the last Load.
     __aicore__ inline void Sort() {
         const LocalTensor<float> key = keyBuf_.Get<float>();
         LocalTensor<float> spare = spareBuf_.Get<float>();
@@ -89,7 +89,7 @@ public:
         SyncFunc<HardEvent::MTE2_V>();
         AscendC::Cast(key, listBuf_.Get<int32_t>(), AscendC::RoundMode::CAST_RINT, lanes_);
         AscendC::PipeBarrier<PIPE_V>();
-        // The token of every pair that SharesRows admits, though the factor is rounded.
+        // Exact for the token of every pair that SharesRows admits, although the factor is rounded.
         AscendC::Muls(key, key, 1.0f / static_cast<float>(info_->topK), lanes);
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Cast(token, key, AscendC::RoundMode::CAST_FLOOR, lanes_);
@@ -103,7 +103,7 @@ public:
         SyncFunc<HardEvent::V_S>();
     }
     __aicore__ inline uint32_t count() const { return count_; }
-    // Entries have equal keys if they are of the same row.
+    // Entries of the same row have equal keys.
     __aicore__ inline float Key(uint32_t i) { return sortedBuf_.Get<float>().GetValue(2 * i); }
     __aicore__ inline uint32_t SourceOfKey(float key) { return SourceOf(Number(key) % width_); }
     __aicore__ inline uint32_t TokenOfKey(float key) { return Number(key) / width_; }
@@ -118,7 +118,7 @@ private:
     static constexpr uint32_t kSorted = 32;  // entries of a repeat
     static constexpr float kNoEntry = -1e30f;
 
-    // Into whole blocks.
+    // Rounds up to whole blocks.
     __aicore__ inline void CopyList(const LocalTensor<int32_t>& to, const GlobalTensor<int32_t>& from, uint32_t count) {
         const DataCopyExtParams params{1, static_cast<uint32_t>(count * sizeof(int32_t)), 0, 0, 0};
         const DataCopyPadExtParams<int32_t> pad{true, 0, Padding(PaddedInts(count) - count), 0};
@@ -131,7 +131,7 @@ private:
             static_cast<uint32_t>(segments_->Offset(slot)) + segments_->End(slot) - segments_->Start(slot);
         return Min(rows, info_->capacity);
     }
-    // Core 0 may not have checked the list yet: the number is never beyond the tokens of a source.
+    // Core 0 may not have checked the list yet: the number is clamped to the tokens of a source.
     __aicore__ inline uint32_t Number(float key) const {
         const float most = static_cast<float>(info_->maxBatch * width_ - 1);
         return static_cast<uint32_t>(key > 0.0f ? 0.0f : -key > most ? most : -key);
@@ -144,13 +144,13 @@ private:
     uint32_t at_[kMostSharedRowSources] = {}, first_[kMostSharedRowSources] = {};  // by source: lane, entry of its list
     uint32_t room_ = 0, width_ = 1;
     uint32_t begin_ = 0, end_ = 0;  // sources
-    uint32_t next_ = 0, from_ = 0;  // source, and entry of its list, that the next load begins with
+    uint32_t next_ = 0, from_ = 0;  // source, and entry of its list, at which the next load starts
     uint32_t lanes_ = 0, count_ = 0;
 };
 
-// The cores are divided into groups, and each group gets a group of sources. All cores of a group load and
-// sort the same list entries; each takes an even share of the rows. So no core waits for a single source
-// alone. Calls as of DirectGather: Init, Begin, Start, Finish.
+// The cores are divided into groups, and each group gets a group of sources. All cores of a group load and sort the
+// same list entries, and each takes an even share of the rows, so no core waits for one source alone. Same calls as
+// DirectGather: Init, Begin, Start, Finish.
 class SharedRowGather {
 public:
     __aicore__ inline void Init(Exchange& exchange, const DispatchArguments& arguments,
@@ -168,10 +168,10 @@ public:
         TPipe& pipe = exchange.pipe();
         const SharedRowGatherUb ub(tiling, rowStride_);
         pipe.InitBuffer(placeBuf_, ub.places);
-        if (ub.triples != 0) pipe.InitBuffer(tripleBuf_, ub.triples);
+        if (ub.sourceIndices != 0) pipe.InitBuffer(sourceIndexBuf_, ub.sourceIndices);
         pipe.InitBuffer(queue_, Ring(ub.ring), ub.row);
     }
-    // Begins to load the lists of this core's sources.
+    // Starts to load the lists of this core's sources.
     __aicore__ inline void Begin(SegmentTable& segments) {
         segments_ = &segments;
         const uint32_t groups = SharedRowGroups(*info_), cores = info_->cores;
@@ -181,7 +181,7 @@ public:
         order_.Take(segments, PartBegin(info_->world, group, groups), PartBegin(info_->world, group + 1, groups));
         loaded_ = order_.Load();
     }
-    // Sorts the entries and begins to load the first rows.
+    // Sorts the entries and starts to load the first rows.
     __aicore__ inline void Start() {
         if (loaded_) StartBatch();
     }
@@ -223,7 +223,7 @@ private:
     }
     __aicore__ inline void Gather() {
         FindPlaces();
-        if (info_->triples != 0) StoreTriples();
+        if (info_->sourceIndices != 0) StoreSourceIndices();
         LocalTensor<int32_t> places = placeBuf_.Get<int32_t>();
         for (uint32_t at = begin_; at < end_;) {
             LocalTensor<int8_t> row = queue_.template DeQue<int8_t>();
@@ -237,7 +237,7 @@ private:
         const float key = order_.Key(ahead_);
         GlobalTensor<int8_t> source;
         source.SetGlobalBuffer(
-            reinterpret_cast<__gm__ int8_t*>(exchange_->HalfOf(order_.SourceOfKey(key)) +
+            reinterpret_cast<__gm__ int8_t*>(exchange_->PingPongOf(order_.SourceOfKey(key)) +
                                              PublishedRowsOffset(info_->world, info_->capacity) +
                                              static_cast<uint64_t>(order_.TokenOfKey(key)) * rowStep_),
             rowStride_);
@@ -246,24 +246,24 @@ private:
         queue_.EnQue(row);
         ahead_ = RowEnd(ahead_);
     }
-    // Finds the row of expand_x for each entry of the share; fills its triple, if rows have triples.
+    // Finds the row of expand_x for each entry of the share, and fills in its source index if rows have them.
     __aicore__ inline void FindPlaces() {
         LocalTensor<int32_t> places = placeBuf_.Get<int32_t>();
-        LocalTensor<int32_t> triple;
-        if (info_->triples != 0) triple = tripleBuf_.Get<int32_t>();
-        if (found_ && info_->triples != 0) SyncFunc<HardEvent::MTE3_S>();
+        LocalTensor<int32_t> sourceIndex;
+        if (info_->sourceIndices != 0) sourceIndex = sourceIndexBuf_.Get<int32_t>();
+        if (found_ && info_->sourceIndices != 0) SyncFunc<HardEvent::MTE3_S>();
         found_ = true;
         for (uint32_t i = 0; i < end_ - begin_; ++i) {
             const RowOrder::Entry entry = order_.EntryAt(begin_ + i);
             places.SetValue(i, PlaceOf(entry));
-            if (info_->triples == 0) continue;
-            triple.SetValue(i * kBlockWords, static_cast<int32_t>(entry.source));
-            triple.SetValue(i * kBlockWords + 1, static_cast<int32_t>(entry.pair / info_->topK));
-            triple.SetValue(i * kBlockWords + 2, static_cast<int32_t>(entry.pair % info_->topK));
+            if (info_->sourceIndices == 0) continue;
+            sourceIndex.SetValue(i * kBlockWords, static_cast<int32_t>(entry.source));
+            sourceIndex.SetValue(i * kBlockWords + 1, static_cast<int32_t>(entry.pair / info_->topK));
+            sourceIndex.SetValue(i * kBlockWords + 2, static_cast<int32_t>(entry.pair % info_->topK));
         }
     }
-    // A source's list is its segments in the order of local experts. The entry is in the last segment that
-    // begins at or before it.
+    // A source's list is its segments in the order of local experts: the entry is in the last segment that begins at or
+    // before it.
     __aicore__ inline int32_t PlaceOf(const RowOrder::Entry& entry) {
         uint32_t local = 0;
         for (uint32_t end = info_->localExperts - 1; local < end;) {
@@ -285,17 +285,17 @@ private:
                        rowStride_, 1);
         }
     }
-    __aicore__ inline void StoreTriples() {
-        LocalTensor<int32_t> places = placeBuf_.Get<int32_t>(), triple = tripleBuf_.Get<int32_t>();
+    __aicore__ inline void StoreSourceIndices() {
+        LocalTensor<int32_t> places = placeBuf_.Get<int32_t>(), sourceIndex = sourceIndexBuf_.Get<int32_t>();
         SyncFunc<HardEvent::S_MTE3>();
         for (uint32_t i = 0; i < end_ - begin_; ++i) {
             const uint32_t place = static_cast<uint32_t>(places.GetValue(i));
             if (place >= info_->expandRows) continue;
             GlobalTensor<int32_t> target;
             target.SetGlobalBuffer(
-                reinterpret_cast<__gm__ int32_t*>(args_->expandIdx) + static_cast<uint64_t>(place) * kTripleWords,
-                kTripleWords);
-            CopyOut(target, triple[i * kBlockWords], kTripleWords);
+                reinterpret_cast<__gm__ int32_t*>(args_->expandIdx) + static_cast<uint64_t>(place) * kSourceIndexWords,
+                kSourceIndexWords);
+            CopyOut(target, sourceIndex[i * kBlockWords], kSourceIndexWords);
         }
     }
 
@@ -305,10 +305,10 @@ private:
     SegmentTable* segments_ = nullptr;
     RowOrder order_;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, kMostGatherRing> queue_;
-    UbBuf placeBuf_, tripleBuf_;
-    uint32_t firstCore_ = 0, groupCores_ = 1;  // that share the rows of these sources
+    UbBuf placeBuf_, sourceIndexBuf_;
+    uint32_t firstCore_ = 0, groupCores_ = 1;  // cores that share the rows of these sources
     uint32_t begin_ = 0, end_ = 0;             // this core's share of the entries
-    uint32_t ahead_ = 0;                       // of them, the first whose row has not begun to load
+    uint32_t ahead_ = 0;                       // the first of them whose row has not started to load
     uint32_t wireSize_ = 1;
     uint32_t rowStride_ = 0, rowStep_ = 0;  // of a row in UB, and in the window
     uint32_t ring_ = 1;

@@ -1,42 +1,47 @@
-// MoeDistributeCombine, algorithm "hierarchy": a rank hands the rows of every source to the rank of its own server that
-// has the source's lane. That rank sums them, weighted, in fp32 and in ascending k, a sum for each token, and sends the
-// rounded sums to the source. The source adds the servers' sums in ascending order, then its special experts and
-// the shared expert's row.
+// Combine, algorithm "hierarchy": a rank passes each source's rows to the rank of its own server with the source's
+// local rank. That rank sums them, weighted, in fp32 and in ascending k, one sum per token, and sends the rounded sums
+// to the source. The source adds the servers' sums in ascending order, then special experts and the shared expert.
 //
-// "Source" is the rank whose token a row is. A: rows of expand_x. S: servers.
+// Source: the rank whose token a row is. A: rows of expand_x. S: servers.
 //
-// phase | function            | which cores  | reads                  | writes                   | who meets
-// ------+---------------------+--------------+------------------------+--------------------------+----------
-// 0     | Exchange::Enter     | all          | context, epoch word    | nothing                  |
-// 1     | RoutingTable::Count,| all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
-//       | ServerTokens::Count,| of the       | int32, x_active_mask,  | [cores][E] int32, tokens | the rank
-//       | LoadSegments,       | tokens, all  | ep_send_counts [L*W];  | a server [cores][S]      |
-//       | Exchange::Open      | segments     | core 0: abort blocks   | int32; core 0: epoch     |
-// 2     | RowPlaces::Find,    | all; core 0  | histograms             | workspace: totals [E]    |
-//       | StoreTotals         | stores       |                        | int32                    |
-// 3     | SetWaitTp-          | all: a share | expand_x [A][H]        | halves of this server:   | cores of
-//       | StatusAndDisPatch,  | of the rows  |                        | rows                     | the rank
-//       | MeetAfterSend       |              |                        |                          |
-// 4     | SetStatus           | all: a share | nothing: the segments  | messages: state areas    |
-//       |                     | of the peers | are in UB              | and halves of this server|
-// 5     | WaitStatus, Arrived | all: a share | messages of this       | workspace: rows [W]      | the
-//       |                     | of the places| server's ranks to this | int32 that have come     | server,
-//       |                     |              | one and its lane       |                          | then
-//       |                     |              |                        |                          | cores
-// 6     | SumServer,          | all: a share | records behind the     | windowsOut: sums,        | cores of
-//       | StageMessages,      | of (token,   | triples, rows in the   | messages; own half: the  | the rank
-//       | StageItems, Post    | part of H),  | own half               | sums of its own tokens;  |
-//       |                     | messages     |                        | an item a server         |
-// 7     | WaitStatus, Arrived | all: a share | messages of the far    | nothing: compares        | all
-//       |                     | of the places| ranks, numbers of sums | counts with its totals   | ranks,
-//       |                     |              |                        |                          | cores
-// 8     | SumRows             | all: a share | sums in the own half,  | x [BS][H]                |
-//       |                     | of (token,   | other terms (Terms)    |                          |
-//       |                     | part of H)   |                        |                          |
+// phase | function         | which      | reads                 | writes                 | which cores
+//       |                  | cores      |                       |                        | synchronize
+// ------+------------------+------------+-----------------------+------------------------+------------
+// 0     | Exchange::Enter  | all        | context, epoch word   | nothing                |
+// 1     | RoutingTable::   | all: a     | expert_ids [BS][K]    | workspace: histograms  | cores of
+//       | Count,           | share of   | int32, x_active_mask, | [cores][E] int32,      | the rank
+//       | ServerTokens::   | the        | ep_send_counts [L*W]; | tokens a server        |
+//       | Count,           | tokens,    | core 0: abort blocks  | [cores][S] int32; core |
+//       | LoadSegments,    | all        |                       | 0: epoch               |
+//       | Exchange::Open   | segments   |                       |                        |
+// 2     | RowPlaces::Find, | all; core  | histograms            | workspace: totals [E]  |
+//       | StoreTotals      | 0 stores   |                       | int32                  |
+// 3     | SetWaitTpStatus- | all: a     | expand_x [A][H]       | ping-pong buffers of   | cores of
+//       | AndDisPatch,     | share of   |                       | this server: rows      | the rank
+//       | BarrierAfterSend | the rows   |                       |                        |
+// 4     | SetStatus        | all: a     | nothing: the segments | messages: state areas  |
+//       |                  | share of   | are in UB             | and ping-pong buffers  |
+//       |                  | the peers  |                       | of this server         |
+// 5     | WaitStatus,      | all: a     | messages of this      | workspace: rows        | the server,
+//       | Arrived          | share of   | server's ranks to     | received [W] int32     | then cores
+//       |                  | the places | this one and its rail |                        |
+// 6     | SumServer,       | all: a     | records behind the    | windowsOut: sums,      | cores of
+//       | StageMessages,   | share of   | source indices, rows  | messages; own          | the rank
+//       | StageItems, Post | (token,    | in the own ping-pong  | ping-pong buffer: the  |
+//       |                  | part of    | buffer                | sums of its own        |
+//       |                  | H),        |                       | tokens; an item a      |
+//       |                  | messages   |                       | server                 |
+// 7     | WaitStatus,      | all: a     | messages of the       | nothing: compares      | all ranks,
+//       | Arrived          | share of   | inter-node ranks,     | counts with its totals | cores
+//       |                  | the places | numbers of sums       |                        |
+// 8     | SumRows          | all: a     | sums in the own       | x [BS][H]              |
+//       |                  | share of   | ping-pong buffer,     |                        |
+//       |                  | (token,    | other addends         |                        |
+//       |                  | part of H) | (Addends)             |                        |
 //
-// Errors go as in dispatch. A RoutingMismatch is this rank's alone, and stops nothing that others wait for. After any
-// failure Leave writes zeros into x, and core 0 the error record. Of two launches send ends after phase 4; finish
-// counts its ids anew, and goes on from phase 5.
+// Errors are handled as in dispatch. A RoutingMismatch concerns this rank only and stops nothing that others wait for.
+// After any failure Leave writes zeros into x, and core 0 writes the error record. In split mode, send returns after
+// phase 4; finish counts its ids again and continues at phase 5.
 #ifndef ASCEND_MOE_HIERARCHY_COMBINE_H
 #define ASCEND_MOE_HIERARCHY_COMBINE_H
 
@@ -46,7 +51,7 @@
 
 namespace moe {
 
-// Rows of pairs never come back as such: Terms then has the special and shared experts' alone.
+// Rows of pairs do not return as such: Addends then contains only special and shared experts.
 class NoRows {
 public:
     __aicore__ inline void Load(uint32_t, uint32_t) {}
@@ -54,8 +59,7 @@ public:
     __aicore__ inline GM_ADDR Address(RoutingTable&, int32_t, uint32_t, uint32_t, uint32_t) { return nullptr; }
 };
 
-// The sums of a core's share of the items (token, part of H), of what the servers have sent and of the source's own
-// terms.
+// The sums of a core's share of the items (token, part of H): of the servers' sums and the source's local addends.
 template <typename XType, bool kQuant>
 class SourceSums {
 public:
@@ -67,7 +71,7 @@ public:
         x_ = arguments.x;
         sumBytes_ = ReturnedRowBytes(*info_, sizeof(XType));
         parts_.Init(tiling);
-        terms_.Init(pipe, tiling, arguments, none_);
+        addends_.Init(pipe, tiling, arguments, none_);
         tokens_.Init(pipe, *info_, arguments.workspace);
         core_ = core;
         const TokenSumUb ub(tiling, sizeof(XType));
@@ -79,29 +83,30 @@ public:
     }
     __aicore__ inline void Run() {
         if (begin_ == end_) return;
-        tokens_.Find(core_);  // its first item is of the first token of its share, whichever part of H
+        tokens_.Find(core_);  // its first item belongs to the first token of its share, whichever part of H
         for (uint32_t item = begin_; item < end_;) {
             const uint32_t first = parts_.Token(item);
-            terms_.Load(*routing_, first, Min(terms_.ChunkTokens(), parts_.Token(end_ - 1) + 1 - first));
+            addends_.Load(*routing_, first, Min(addends_.ChunkTokens(), parts_.Token(end_ - 1) + 1 - first));
             SyncFunc<HardEvent::MTE2_S>();
-            for (; item < end_ && parts_.Token(item) < first + terms_.tokens(); ++item) {
+            for (; item < end_ && parts_.Token(item) < first + addends_.tokens(); ++item) {
                 const uint32_t token = parts_.Token(item), part = parts_.Part(item);
                 if (item == begin_ || part == 0) FindSums(token);
                 sum_.Begin(parts_.Elements(part));
-                for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, TermKind::kWhole, 0.0f}, part);
-                terms_.Begin(token);
-                for (Term term; terms_.Next(*routing_, term);) Add(term, part);
+                for (uint32_t i = 0; i < count_; ++i)
+                    Add({sums_[i], 1.0f, false, true, AddendKind::kWhole, 0.0f}, part);
+                addends_.Begin(token);
+                for (Addend addend; addends_.Next(*routing_, addend);) Add(addend, part);
                 sum_.Store(parts_.Place(x_, token, part));
             }
         }
     }
 
 private:
-    // Where the servers' sums of a token lie, servers ascending.
+    // Finds the servers' sums of a token, servers ascending.
     __aicore__ inline void FindSums(uint32_t token) {
         count_ = 0;
         for (uint32_t k = 0; k < info_->topK; ++k) {
-            const int32_t id = routing_->pairs().Id((token - terms_.first()) * info_->topK + k, token);
+            const int32_t id = routing_->pairs().Id((token - addends_.first()) * info_->topK + k, token);
             if (!routing_->pairs().Routed(id)) continue;
             const uint32_t server = ServerOf(*info_, id);
             if (!tokens_.First(server, token)) continue;
@@ -115,12 +120,12 @@ private:
             sums_[at] = relay_->Arrived(server) - static_cast<uint64_t>(fromEnd) * sumBytes_;
         }
     }
-    __aicore__ inline void Add(const Term& term, uint32_t part) {
+    __aicore__ inline void Add(const Addend& addend, uint32_t part) {
         LocalTensor<int8_t> piece = inQueue_.template AllocTensor<int8_t>();
-        parts_.Load(piece, term.address, term.travelled, part);
+        parts_.Load(piece, addend.address, addend.travelled, part);
         inQueue_.EnQue(piece);
         piece = inQueue_.template DeQue<int8_t>();
-        sum_.Add(piece, term);
+        sum_.Add(piece, addend);
         inQueue_.FreeTensor(piece);
     }
 
@@ -129,7 +134,7 @@ private:
     Relay* relay_ = nullptr;
     GM_ADDR x_ = nullptr;
     NoRows none_;
-    Terms<XType, NoRows> terms_;
+    Addends<XType, NoRows> addends_;
     ServerTokens tokens_;
     RowParts<XType, kQuant> parts_;
     AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
@@ -151,7 +156,7 @@ public:
         info_ = &tiling.info;
         rowBytes_ = static_cast<uint32_t>(info_->hidden * sizeof(XType));
         sumBytes_ = ReturnedRowBytes(*info_, sizeof(XType));
-        kept_.Init(*info_, args_.expandIdx);
+        stored_.Init(*info_, args_.expandIdx);
         arrivedRows_.SetGlobalBuffer(
             reinterpret_cast<__gm__ int32_t*>(args_.workspace + CountsOffset(info_->cores, info_->experts)),
             info_->world * kBlockWords);
@@ -163,12 +168,12 @@ public:
         exchange_.Exit();
     }
 
-    // Exchange::WaitStatus calls this for each message of this core's share: of the rank of a place, in phase 7 that of
-    // the place itself.
-    __aicore__ inline Verdict Arrived(uint32_t place, const LocalTensor<uint32_t>& message) {
+    // For Exchange::WaitStatus, for each message of this core's share: from the rank of a place; in phase 7 from the
+    // place itself.
+    __aicore__ inline OpStatus Arrived(uint32_t place, const LocalTensor<uint32_t>& message) {
         if (!second_) StoreRowsThatCame(place, message);
         if (second_ || Server(*info_, place) == Mine()) return CompareCounts(*info_, routing_, place, message);
-        return Verdict();
+        return OpStatus();
     }
 
 private:
@@ -185,60 +190,61 @@ private:
             Leave();
         }
     }
-    // Finish counts alone. False: the communicator has failed before.
+    // Finish counts alone. Returns false if the communicator is in the failed state.
     __aicore__ inline bool Send() {
         const bool sends = info_->part != kPartFinish;
         tokens_.Count();
-        Verdict mine = routing_.Count();
+        OpStatus mine = routing_.Count();
         if (sends) {
             Worsen(mine, LoadAllSegments());
-            Worsen(mine, LoadKept());
+            Worsen(mine, LoadStored());
         }
         if (sends ? !exchange_.Open(mine) : !exchange_.Agree(mine)) return false;
         exchange_.Fail(places_.Find());
         routing_.StoreTotals();
-        if (sends) ReturnRowsToLane();
-        exchange_.MeetAfterSend(Verdict());
+        if (sends) ReturnRowsToRail();
+        exchange_.BarrierAfterSend(OpStatus());
         if (sends) exchange_.SetStatus(segments_, rowBytes_);
         return true;
     }
 
-    // UB plan 1 (phases 1 to 5).
+    // UB layout 1 (phases 1 to 5).
     __aicore__ inline void PlanInit() {
-        MOE_PHASE(exchange_.stamps(), BuffInit);
+        MOE_PHASE(exchange_.timestamps(), BuffInit);
         TPipe& pipe = exchange_.pipe();
         TablesInit(exchange_, *info_, args_);
         loader_.Init(pipe, *tiling_, args_.expandX, rowBytes_);
         segments_.Init(pipe, *info_);
-        const ReturnToLaneUb ub(*info_);
+        const ReturnToRailUb ub(*info_);
         pipe.InitBuffer(prefixBuf_, ub.counts);
         pipe.InitBuffer(cameBuf_, ub.number);
-        pipe.InitBuffer(keptBuf_, ub.kept);
+        pipe.InitBuffer(storedBuf_, ub.stored);
     }
-    // The numbers of the records that dispatch has kept.
-    __aicore__ inline Verdict LoadKept() {
-        GlobalTensor<int32_t> kept;
+    // The numbers of the records that dispatch has stored.
+    __aicore__ inline OpStatus LoadStored() {
+        GlobalTensor<int32_t> stored;
         const uint32_t words = Servers(*info_) * kBlockWords;
         if (info_->maxBatch == 0) {
-            for (uint32_t w = 0; w < words; ++w) keptBuf_.Get<int32_t>().SetValue(w, 0);
-            return Verdict();
+            for (uint32_t w = 0; w < words; ++w) storedBuf_.Get<int32_t>().SetValue(w, 0);
+            return OpStatus();
         }
-        kept.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(kept_.Count(0)), words);
-        AscendC::DataCopy(keptBuf_.Get<int32_t>(), kept, words);
+        stored.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(stored_.Count(0)), words);
+        AscendC::DataCopy(storedBuf_.Get<int32_t>(), stored, words);
         SyncFunc<HardEvent::MTE2_S>();
         for (uint32_t server = 0; server < Servers(*info_); ++server) {
-            if (Kept(server) > info_->maxBatch) return InvalidOf(*info_, kInvalidTriple, kTripleRecords, Kept(server));
+            if (Stored(server) > info_->maxBatch)
+                return InvalidOf(*info_, kInvalidSourceIndex, kSourceIndexRecords, Stored(server));
         }
-        return Verdict();
+        return OpStatus();
     }
-    __aicore__ inline Verdict LoadAllSegments() {
-        const Verdict verdict = LoadSegments(*info_, args_.epSendCounts, prefixBuf_.Get<int32_t>(), segments_);
-        if (verdict.code == kOk) segments_.AlignEnd();
-        return verdict;
+    __aicore__ inline OpStatus LoadAllSegments() {
+        const OpStatus status = LoadSegments(*info_, args_.epSendCounts, prefixBuf_.Get<int32_t>(), segments_);
+        if (status.code == kOk) segments_.AlignEnd();
+        return status;
     }
-    // Hands this core's share of the rows to the ranks of this server that sum them.
-    __aicore__ inline void ReturnRowsToLane() {
-        MOE_PHASE(exchange_.stamps(), SetWaitTpStatusAndDisPatch);
+    // Passes this core's share of the rows to the ranks of this server that sum them.
+    __aicore__ inline void ReturnRowsToRail() {
+        MOE_PHASE(exchange_.timestamps(), SetWaitTpStatusAndDisPatch);
         if (exchange_.Failed()) return;
         const uint32_t begin = PartBegin(segments_.Rows(), exchange_.core(), info_->cores);
         const uint32_t end = PartBegin(segments_.Rows(), exchange_.core() + 1, info_->cores);
@@ -250,16 +256,16 @@ private:
             loader_.Load(row, count);
             const LocalTensor<int8_t> chunk = loader_.Take();
             const int32_t at = segments_.Offset(slot) + static_cast<int32_t>(row - segments_.Start(slot));
-            StoreRows(LanePlace(slot % info_->world) + RowOffsetBytes(at, rowBytes_), chunk, count * rowBytes_);
+            StoreRows(RailPlace(slot % info_->world) + RowOffsetBytes(at, rowBytes_), chunk, count * rowBytes_);
             loader_.Free(chunk);
             row += count;
         }
     }
-    // Where rows of a source end that this rank returns: at the rank of this server with the source's lane, in the
-    // region that has the source's server and this rank's lane.
-    __aicore__ inline GM_ADDR LanePlace(uint32_t source) {
-        const uint32_t forwarder = Mine() * info_->nearRanks + Lane(*info_, source);
-        return RegionEnd(forwarder, Server(*info_, source) * info_->nearRanks + Lane(*info_, info_->rank));
+    // Where the rows end that this rank returns for a source: at this server's rank with the source's local rank, in
+    // the region with the source's server and this rank's local rank.
+    __aicore__ inline GM_ADDR RailPlace(uint32_t source) {
+        const uint32_t forwarder = Mine() * info_->intraNodeRanks + LocalRank(*info_, source);
+        return RegionEnd(forwarder, Server(*info_, source) * info_->intraNodeRanks + LocalRank(*info_, info_->rank));
     }
     __aicore__ inline GM_ADDR RegionEnd(uint32_t rank, uint32_t region) {
         const WindowContext& context = exchange_.context();
@@ -269,7 +275,7 @@ private:
     }
     __aicore__ inline uint32_t Mine() const { return Server(*info_, info_->rank); }
 
-    // How many rows the rank of a place has handed over: for the other cores.
+    // Stores the number of rows that the rank of a place has passed on, for the other cores.
     __aicore__ inline void StoreRowsThatCame(uint32_t place, const LocalTensor<uint32_t>& message) {
         uint32_t rows = 0;
         for (uint32_t l = 0; l < info_->localExperts; ++l) rows += message.GetValue(StatusWriter::CountWord(l));
@@ -280,7 +286,7 @@ private:
         AscendC::DataCopy(arrivedRows_[place * kBlockWords], came, kBlockWords);
     }
 
-    // Phases 5 and 6. False: a fatal error.
+    // Phases 5 and 6. Returns false on a fatal error.
     __aicore__ inline bool Relayed() {
         exchange_.WaitStatus(*this, 0, Awaited::kReturned);
         if (exchange_.Over()) return false;
@@ -289,52 +295,52 @@ private:
         Relay relay;
         relay.Init(exchange_, *info_);
         relay.InitMessages();
-        const Verdict mine = SumServer(relay);  // UB plan 2
+        const OpStatus mine = SumServer(relay);  // UB layout 2
         relay.StageMessages();
-        exchange_.MeetAt(0, mine);
+        exchange_.BarrierAt(0, mine);
         if (exchange_.Over()) return false;
         relay.StageItems(*this, sumBytes_);
         relay.Post();
         return true;
     }
 
-    // Rows that have come, a block a place; numbers of records, a record, sums.
-    __aicore__ inline Verdict SumServer(Relay& relay) {
-        MOE_PHASE(exchange_.stamps(), SumServer);
+    // UB: rows that have arrived, a block per place; numbers of records, a record, sums.
+    __aicore__ inline OpStatus SumServer(Relay& relay) {
+        MOE_PHASE(exchange_.timestamps(), SumServer);
         TPipe& pipe = exchange_.pipe();
         const ServerSumsUb ub(*tiling_, sizeof(XType));
         pipe.InitBuffer(rowsBuf_, ub.came);
-        pipe.InitBuffer(keptBuf_, ub.kept);
-        if (exchange_.Failed()) return Verdict();
+        pipe.InitBuffer(storedBuf_, ub.stored);
+        if (exchange_.Failed()) return OpStatus();
         AscendC::DataCopy(rowsBuf_.Get<int32_t>(), arrivedRows_, info_->world * kBlockWords);
-        Verdict verdict = LoadKept();
-        if (verdict.code != kOk) return verdict;
+        OpStatus status = LoadStored();
+        if (status.code != kOk) return status;
         UbBuf recordBuf;
         pipe.InitBuffer(recordBuf, ub.record);
         ServerSums sums;
         sums.Init(pipe, *tiling_);
         for (uint32_t server = 0; server < Servers(*info_); ++server) {
-            const uint32_t tokens = Kept(server);
+            const uint32_t tokens = Stored(server);
             GM_ADDR place = server == Mine() ? relay.Arrived(server) : relay.Staged(server);
             const uint32_t items = sums.Items(tokens);
             const uint32_t end = PartBegin(items, exchange_.core() + 1, info_->cores);
             for (uint32_t item = PartBegin(items, exchange_.core(), info_->cores); item < end; ++item) {
-                verdict = LoadRecord(recordBuf.Get<int32_t>(), server, sums.Token(item));
-                if (verdict.code != kOk) return verdict;
+                status = LoadRecord(recordBuf.Get<int32_t>(), server, sums.Token(item));
+                if (status.code != kOk) return status;
                 SumRecord(sums, recordBuf.Get<int32_t>(), server, sums.Part(item),
                           place - static_cast<uint64_t>(tokens - sums.Token(item)) * sumBytes_);
             }
         }
-        return verdict;
+        return status;
     }
-    __aicore__ inline uint32_t Kept(uint32_t server) {
-        return static_cast<uint32_t>(keptBuf_.Get<int32_t>().GetValue(server * kBlockWords));
+    __aicore__ inline uint32_t Stored(uint32_t server) {
+        return static_cast<uint32_t>(storedBuf_.Get<int32_t>().GetValue(server * kBlockWords));
     }
-    // A record, whose rows have all come.
-    __aicore__ inline Verdict LoadRecord(const LocalTensor<int32_t>& words, uint32_t server, uint32_t number) {
+    // Loads a record all of whose rows have arrived.
+    __aicore__ inline OpStatus LoadRecord(const LocalTensor<int32_t>& words, uint32_t server, uint32_t number) {
         GlobalTensor<int32_t> source;
-        const uint32_t count = kept_.bytes() / static_cast<uint32_t>(sizeof(int32_t));
-        source.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(kept_.Record(server, number)), count);
+        const uint32_t count = stored_.bytes() / static_cast<uint32_t>(sizeof(int32_t));
+        source.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(stored_.Record(server, number)), count);
         SyncFunc<HardEvent::S_MTE2>();
         AscendC::DataCopy(words, source, count);
         SyncFunc<HardEvent::MTE2_S>();
@@ -344,20 +350,20 @@ private:
             if (!Here(record.Id(k))) continue;
             const int32_t row = record.Row(k), came = CameFrom(Region(server, record.Id(k)));
             if (row >= 0 || row < -came)
-                return InvalidOf(*info_, kInvalidTriple, kTripleRecords, static_cast<uint32_t>(row));
+                return InvalidOf(*info_, kInvalidSourceIndex, kSourceIndexRecords, static_cast<uint32_t>(row));
         }
-        return Verdict();
+        return OpStatus();
     }
     __aicore__ inline int32_t CameFrom(uint32_t place) { return rowsBuf_.Get<int32_t>().GetValue(place * kBlockWords); }
     __aicore__ inline bool Here(int32_t id) const {
         return id >= 0 && id < static_cast<int32_t>(info_->experts) && ServerOf(*info_, id) == Mine();
     }
-    // The region of the rows that the owner of an expert has handed over for the source of a server.
+    // The region of the rows that an expert's owner has passed on for a server's source.
     __aicore__ inline uint32_t Region(uint32_t server, int32_t id) const {
-        return server * info_->nearRanks + Lane(*info_, Owner(*info_, static_cast<uint32_t>(id)));
+        return server * info_->intraNodeRanks + LocalRank(*info_, Owner(*info_, static_cast<uint32_t>(id)));
     }
 
-    // How sums are made here, of plain rows, and stored as rows or codes.
+    // Sums plain rows, and stores the sums as rows or codes.
     class ServerSums {
     public:
         __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling) {
@@ -376,12 +382,12 @@ private:
         __aicore__ inline uint32_t Part(uint32_t item) const { return parts_.Part(item); }
         __aicore__ inline void Begin(uint32_t part) { sum_.Begin(parts_.Elements(part)); }
         __aicore__ inline void Add(GM_ADDR row, float weight, uint32_t part) {
-            const Term term = {row, weight, true, true, TermKind::kWhole, 0.0f};
+            const Addend addend = {row, weight, true, true, AddendKind::kWhole, 0.0f};
             LocalTensor<int8_t> piece = inQueue_.template AllocTensor<int8_t>();
             parts_.Load(piece, row, false, part);
             inQueue_.EnQue(piece);
             piece = inQueue_.template DeQue<int8_t>();
-            sum_.Add(piece, term);
+            sum_.Add(piece, addend);
             inQueue_.FreeTensor(piece);
         }
         __aicore__ inline void Store(GM_ADDR place, uint32_t part) {
@@ -428,11 +434,11 @@ private:
     }
 
 public:
-    // Relay::StageItems: sums for the ranks of a server.
-    __aicore__ inline uint32_t Total(uint32_t server) { return Kept(server); }
+    // For Relay::StageItems: sums for the ranks of a server.
+    __aicore__ inline uint32_t Total(uint32_t server) { return Stored(server); }
 
 private:
-    // UB plan 3 (phase 7): totals, messages.
+    // UB layout 3 (phase 7): totals, messages.
     __aicore__ inline bool WaitSums() {
         exchange_.NextPlan();
         second_ = true;
@@ -441,27 +447,27 @@ private:
         Relay relay;
         relay.Init(exchange_, *info_);
         if (!exchange_.WaitStatus(*this, 0, Awaited::kSums)) return false;
-        // The cores have met: all messages are there, and so are the numbers of the sums.
+        // After the core barrier all messages are there, and so are the numbers of the sums.
         totals_.Init(exchange_.pipe(), *info_, args_.workspace);
         totals_.Find(0);
-        Verdict mine;
+        OpStatus mine;
         for (uint32_t server = 0; server < Servers(*info_); ++server) {
             uint32_t rows = 0;
             if (server != Mine()) {
                 Worsen(mine, relay.Rows(server, rows));
             } else {
-                rows = kept_.LoadCount(relay, server);
+                rows = stored_.LoadCount(relay, server);
             }
             if (rows != totals_.Total(server) && mine.code == kOk)
                 mine = MismatchOf(*info_, server | kMismatchSums, totals_.Total(server), rows);
         }
         exchange_.Fail(mine);
-        return exchange_.verdict().code == kOk;
+        return exchange_.status().code == kOk;
     }
 
-    // UB plan 4 (phase 8): the ids again, and the sums of this core's share.
+    // UB layout 4 (phase 8): the ids again, and the sums of this core's share.
     __aicore__ inline void SumRows() {
-        MOE_PHASE(exchange_.stamps(), SumRows);
+        MOE_PHASE(exchange_.timestamps(), SumRows);
         exchange_.NextPlan();
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
         Relay relay;
@@ -481,9 +487,9 @@ private:
     ServerTokens totals_;
     ReturnLoader<XType, false> loader_;
     SegmentTable segments_;
-    KeptRecords kept_;
+    StoredRecords stored_;
     GlobalTensor<int32_t> arrivedRows_;
-    UbBuf prefixBuf_, cameBuf_, rowsBuf_, keptBuf_;
+    UbBuf prefixBuf_, cameBuf_, rowsBuf_, storedBuf_;
     uint32_t rowBytes_ = 0;
     uint32_t sumBytes_ = 0;
     bool second_ = false;

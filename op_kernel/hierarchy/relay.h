@@ -1,6 +1,6 @@
-// Algorithm "hierarchy": what goes between servers. A rank's lane is its number within its server. The ranks of a lane
-// send each other one item a server and op: rows, a block that counts them, and the messages of (dispatch: to) all
-// ranks of that server. docs/cluster.md has the steps.
+// Algorithm "hierarchy": transfers between servers. A rank's local rank is its number within its server; ranks with the
+// same local rank form a rail. The ranks of a rail send each other one item per server and op: rows, a block that
+// counts them, and the messages of (dispatch: to) all ranks of that server. See docs/cluster.md.
 #ifndef ASCEND_MOE_HIERARCHY_RELAY_H
 #define ASCEND_MOE_HIERARCHY_RELAY_H
 
@@ -14,11 +14,11 @@ __aicore__ inline uint32_t ServerOf(const MoeDistributeInfo& info, int32_t id) {
     return Server(info, Owner(info, static_cast<uint32_t>(id)));
 }
 
-// How many tokens of this rank have a pair on each server. A token's record, and its sum on the way back, has the
-// number of such tokens before it. A core's share is the tokens of its pairs (ShareTokens), by ascending token.
+// How many tokens of this rank have a pair on each server. A token's record, and its sum on the return path, is
+// numbered by the earlier such tokens. A core's share is the tokens of its pairs (ShareTokens), ascending.
 class ServerTokens {
 public:
-    // UB: tables [S] int32, and rows of them on their way.
+    // UB: tables [S] int32, and rows of them in flight.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace) {
         info_ = &info;
         const ServerTokensUb ub(info);
@@ -32,14 +32,14 @@ public:
         pipe.InitBuffer(seenBuf_, ub.servers);
         pipe.InitBuffer(queue_, 1, ub.rows);
     }
-    // The table whose pairs are counted: it shares tokens between cores from here on.
+    // Sets the table whose pairs are counted; from here on it shares tokens between cores.
     __aicore__ inline void Use(RoutingTable& routing, uint32_t core) {
         routing_ = &routing;
         core_ = core;
         routing.ShareTokens(PartBegin(info_->batch, core, info_->cores),
                             PartBegin(info_->batch, core + 1, info_->cores));
     }
-    // Counts this core's tokens and hands the numbers to the other cores.
+    // Counts this core's tokens and publishes the numbers to the other cores.
     __aicore__ inline void Count() {
         Clear(nextBuf_);
         Clear(seenBuf_);
@@ -48,8 +48,8 @@ public:
         SyncFunc<HardEvent::S_MTE3>();
         AscendC::DataCopy(rows_[static_cast<uint64_t>(core_) * lanes_], nextBuf_.Get<int32_t>(), lanes_);
     }
-    // Once after Count or Init, when the cores have met: nothing of the tables is on its way then. The next token that
-    // is taken is the first of the share of `core`.
+    // Once after Count or Init, after a core barrier, with no table in flight. The next token taken is the first of the
+    // share of `core`.
     __aicore__ inline void Find(uint32_t core) {
         Clear(nextBuf_);
         Clear(totalBuf_);
@@ -59,7 +59,7 @@ public:
         ofCores_.Fold<false>(queue_, room, totalBuf_.Get<int32_t>(), 0, lanes_, 0, info_->cores);
         SyncFunc<HardEvent::V_S>();
     }
-    // Whether this pair is the token's first on its server. Tokens come by ascending number, each once.
+    // Whether this pair is the token's first on its server. Tokens must come in ascending order, each once.
     __aicore__ inline bool First(uint32_t server, uint32_t token) {
         LocalTensor<int32_t> seen = seenBuf_.Get<int32_t>();
         if (seen.GetValue(server) == static_cast<int32_t>(token + 1)) return false;
@@ -107,12 +107,12 @@ private:
     uint32_t atOnce_ = 1;
 };
 
-// With these both ops begin: a rank's own pairs by expert, its tokens by server, and where rows lie.
+// Tables for both ops: the rank's pairs by expert, its tokens by server, and where rows lie.
 class PairTables {
 protected:
     template <typename Arguments>
     __aicore__ inline void TablesInit(Exchange& exchange, const MoeDistributeInfo& info, const Arguments& arguments) {
-        exchange.BoardInit();
+        exchange.BarrierInit();
         exchange.LoadPeers();
         routing_.Init(exchange.pipe(), info, arguments.expertIds, arguments.xActiveMask, arguments.workspace,
                       exchange.core());
@@ -126,7 +126,7 @@ protected:
     RowPlaces places_;
 };
 
-// The places of a server's region, and what is staged there and posted.
+// The places of a server's region, and what is staged and posted there.
 class Relay {
 public:
     // UB: a block and an item.
@@ -137,16 +137,16 @@ public:
         exchange.pipe().InitBuffer(blockBuf_, ub.block);
         exchange.pipe().InitBuffer(itemBuf_, ub.item);
     }
-    // UB besides, where messages are passed on.
+    // Additional UB for passing messages on.
     __aicore__ inline void InitMessages() {
         exchange_->pipe().InitBuffer(messageQueue_, kRelayedMessages, RelayUb(*info_).message);
     }
-    // Where the rows of a server's region end: as they came, and as they are staged.
+    // Where the rows of a server's region end: received, and staged.
     __aicore__ inline GM_ADDR Arrived(uint32_t server) const {
         return exchange_->context().data(info_->rank) + Offset(server);
     }
     __aicore__ inline GM_ADDR Staged(uint32_t server) const { return exchange_->context().staging() + Offset(server); }
-    // Stages the block that counts the rows for each server of this core's share, and the item that carries all.
+    // Stages the block that counts the rows, and the item that carries all, for each server of this core's share.
     // Totals: rows of `rowBytes` for a server.
     template <typename Totals>
     __aicore__ inline void StageItems(Totals& totals, uint32_t rowBytes) {
@@ -166,21 +166,21 @@ public:
     }
     __aicore__ inline void Post() { exchange_->PostItems(Servers(*info_) - 1); }
 
-    // The number of rows that have come from a server, whose messages are there; corrupt: none can have sent that.
-    __aicore__ inline Verdict Rows(uint32_t server, uint32_t& rows) {
+    // The number of rows received from a server whose messages have come; corrupt if no rank can have sent it.
+    __aicore__ inline OpStatus Rows(uint32_t server, uint32_t& rows) {
         LocalTensor<uint32_t> block = blockBuf_.Get<uint32_t>();
         LoadBlock(Arrived(server));
         rows = block.GetValue(kRbRows);
-        const uint32_t from = LaneRank(server), epoch = exchange_->epoch(), most = info_->maxBatch;
+        const uint32_t from = RailPeer(server), epoch = exchange_->epoch(), most = info_->maxBatch;
         const bool good = block.GetValue(kRbMagic) == RelayWord(epoch) && block.GetValue(kRbEpoch) == epoch &&
                           block.GetValue(kRbOp) == exchange_->config().op && block.GetValue(kRbSource) == from &&
                           block.GetValue(kRbHash) == HashOf(from, rows) && rows <= most;
-        if (good) return Verdict();
+        if (good) return OpStatus();
         const uint32_t level = exchange_->config().op == kOpDispatch ? 1 : 2;
-        Verdict verdict = InvalidOf(*info_, kCorruptStatus, AtLevel(kRelayBlockIndex, level), rows);
-        verdict.source = from;
+        OpStatus status = InvalidOf(*info_, kCorruptStatus, AtLevel(kRelayBlockIndex, level), rows);
+        status.source = from;
         rows = 0;
-        return verdict;
+        return status;
     }
     // Stores a block that begins with a number, and waits until it has left, as StageItems does.
     __aicore__ inline void StoreNumber(GM_ADDR place, uint32_t number) {
@@ -193,31 +193,31 @@ public:
         LoadBlock(place);
         return blockBuf_.Get<uint32_t>().GetValue(0);
     }
-    // The rank of a server that has this rank's lane.
-    __aicore__ inline uint32_t LaneRank(uint32_t server) const {
-        return server * info_->nearRanks + Lane(*info_, info_->rank);
+    // The rank of a server on this rank's rail.
+    __aicore__ inline uint32_t RailPeer(uint32_t server) const {
+        return server * info_->intraNodeRanks + LocalRank(*info_, info_->rank);
     }
 
-    // Dispatch: the messages of the far ranks of this lane, as they came, to the state areas of this server's ranks.
+    // Dispatch: passes the messages of this rail's inter-node ranks on to the state areas of this server's ranks.
     __aicore__ inline void PassMessagesOn() {
         const WindowContext& context = exchange_->context();
-        const uint32_t parity = Parity(exchange_->epoch()), lanes = info_->nearRanks;
+        const uint32_t parity = Parity(exchange_->epoch()), localRanks = info_->intraNodeRanks;
         for (uint32_t place = Begin(); place < End(); ++place) {
-            const uint32_t server = Server(*info_, place), lane = Lane(*info_, place);
+            const uint32_t server = Server(*info_, place), localRank = LocalRank(*info_, place);
             if (server == Server(*info_, info_->rank)) continue;
-            const uint32_t target = Server(*info_, info_->rank) * lanes + lane;
-            Move(reinterpret_cast<GM_ADDR>(RelayedMessage(context, *info_, parity, server, lane)),
-                 context.state(target) + StatusOffset(info_->world, parity, LaneRank(server)));
+            const uint32_t target = Server(*info_, info_->rank) * localRanks + localRank;
+            Move(reinterpret_cast<GM_ADDR>(RelayedMessage(context, *info_, parity, server, localRank)),
+                 context.state(target) + StatusOffset(info_->world, parity, RailPeer(server)));
         }
     }
-    // Combine: the messages of this server's ranks to the far ranks of this lane, behind the sums for these.
+    // Combine: stages the messages of this server's ranks to this rail's inter-node ranks, after the sums for them.
     __aicore__ inline void StageMessages() {
         const WindowContext& context = exchange_->context();
         for (uint32_t place = Begin(); place < End(); ++place) {
-            const uint32_t server = Server(*info_, place), lane = Lane(*info_, place);
+            const uint32_t server = Server(*info_, place), localRank = LocalRank(*info_, place);
             if (server == Server(*info_, info_->rank)) continue;
-            Move(reinterpret_cast<GM_ADDR>(FarMessage(context, Parity(exchange_->epoch()), place)),
-                 Staged(server) + RelayMessageOffset(info_->world, lane));
+            Move(reinterpret_cast<GM_ADDR>(InterNodeMessage(context, Parity(exchange_->epoch()), place)),
+                 Staged(server) + RelayMessageOffset(info_->world, localRank));
         }
     }
 
@@ -255,15 +255,15 @@ private:
         block.SetValue(kRbEpoch, exchange_->epoch());
     }
     __aicore__ inline void FillItem(uint32_t server, uint64_t rowBytes) {
-        const uint32_t peer = LaneRank(server);
+        const uint32_t peer = RailPeer(server);
         const uint64_t target =
             RelayOffset(exchange_->context(), *info_, Parity(exchange_->epoch()), Server(*info_, info_->rank)) -
             rowBytes;
         BatchItem item;
         item.local = reinterpret_cast<uint64_t>(Staged(server) - rowBytes);
         item.remote = reinterpret_cast<uint64_t>(exchange_->context().data(peer) + target);
-        item.bytes =
-            rowBytes + RelayMessageOffset(info_->world, info_->nearRanks - 1) + StatusMessageBytes(info_->localExperts);
+        item.bytes = rowBytes + RelayMessageOffset(info_->world, info_->intraNodeRanks - 1) +
+                     StatusMessageBytes(info_->localExperts);
         item.type = 0;
         item.peer = peer;
         WindowSender::SetItem(itemBuf_.Get<uint64_t>(), item);
@@ -286,12 +286,13 @@ private:
     UbBuf blockBuf_, itemBuf_;
 };
 
-// The records of this server's pairs, behind the triples of assist_info_for_combine: [S] numbers, [S][maxBS] records.
-class KeptRecords {
+// The records of this server's pairs, after the source indices of assist_info_for_combine: [S] numbers, [S][maxBS]
+// records.
+class StoredRecords {
 public:
     __aicore__ inline void Init(const MoeDistributeInfo& info, GM_ADDR assist) {
         info_ = &info;
-        counts_ = assist + KeptRecordsOffset(info);
+        counts_ = assist + StoredRecordsOffset(info);
         records_ = counts_ + static_cast<uint64_t>(Servers(info)) * kBlock;
         bytes_ = RecordBytes(info.topK);
     }
@@ -300,7 +301,7 @@ public:
         return records_ + (static_cast<uint64_t>(server) * info_->maxBatch + number) * bytes_;
     }
     __aicore__ inline uint32_t bytes() const { return bytes_; }  // of a record
-    // Stores the number of a server's records, and loads it.
+    // Stores, and loads, the number of a server's records.
     __aicore__ inline void StoreCount(Relay& relay, uint32_t server, uint32_t count) const {
         if (info_->maxBatch != 0) relay.StoreNumber(Count(server), count);
     }
@@ -318,7 +319,7 @@ private:
 // A record's lists in UB.
 struct RecordView {
     LocalTensor<int32_t> words;
-    uint32_t list;  // words from a list to the next
+    uint32_t list;  // words from one list to the next
     __aicore__ inline void Init(const LocalTensor<int32_t>& record, uint32_t topK) {
         words = record;
         list = PaddedInts(topK);

@@ -1,61 +1,56 @@
-// The probes. Each tests one assumption of the operators about the hardware or HCCL, with the code that the
-// operators use for it. They write to data areas only, which HCCL overwrites anyway: a communicator stays
-// fresh. kProbeClear and kProbeStamps are no probes: one makes it fresh, the other tells what its ops have left.
+// The probes. Each tests one assumption about the hardware or HCCL, with the code that the operators use for it. They
+// write only to data areas, which HCCL overwrites anyway, so a communicator stays new. kProbeClear and kProbeTimestamps
+// are no probes: one resets a communicator, the other reports timestamps.
 //
-// mode            | function      | which cores  | reads                 | writes                 | who meets
-// ----------------+---------------+--------------+-----------------------+------------------------+----------
-// all, first      | WindowContext | all          | the context           | nothing; a mismatch is |
-//                 | :: Check      |              |                       | the report             |
-// kProbeContext   | Windows       | all          | the context, by MTE2  | nothing                |
-// kProbeStore     | StoreAndRead  | all: a share | rows and flags that   | a row of 16 KiB and a  | all ranks
-//                 |               | of the peers | peers stored here;    | flag to each peer;     |
-//                 |               |              | its own rows in the   | twice, other values    |
-//                 |               |              | peers' areas          |                        |
-// kProbeAtomic    | Atomic        | core 0       | blocks from the rank  | a block a round to the | all ranks
-//                 |               | writes, core | before                | next rank              |
-//                 |               | 1 reads      |                       |                        |
-// kProbeOrder     | Order         | core 0       | rows and flags from   | core 0: a row, then    | all
-//                 |               | writes, core | the rank before; core | its flag, to the next  | ranks,
-//                 |               | 1 reads      | 0: answers            | rank; core 1: an       | each
-//                 |               |              |                       | answer to the rank     | round
-//                 |               |              |                       | before                 |
-// kProbeMeeting   | Meetings      | all          | workspace [3][64]     | workspace: a block a   | cores of
-//                 |               |              | blocks; the board     | round; every other     | the rank,
-//                 |               |              | [256][64] behind them | round another, when    | each
-//                 |               |              |                       | the first has drained; | round
-//                 |               |              |                       | the board              |
-// kProbeCycles    | Cycles        | core 0       | the cycle counter     | nothing                |
-// kProbeZeroState | ZeroState     | core 0       | the state area        | nothing                |
-// kProbePull      | Pull          | core 0       | core 1: the row in    | core 0: a row into its | all
-//                 |               | writes, core | the next rank's own   | own area, a flag to    | ranks,
-//                 |               | 1 reads      | area                  | the rank before; core  | each
-//                 |               |              |                       | 1: an answer           | round
-// kProbeRelay     | Relay         | as kProbe-   | core 1: the flag;     | core 1: a block in the | all
-//                 |               | Order; core  | core 2: that block,   | workspace; core 2: an  | ranks,
-//                 |               | 2 reads      | the row               | answer                 | each
-//                 |               |              |                       |                        | round
-// kProbeQueue     | Queues        | all          | its own area          | its own area           |
-// kProbeWriters   | Writers       | all write,   | parts of the rank     | a part of 1 KiB, by    | cores of
-//                 |               | all read     | before, or the next   | turns into the next    | the rank,
-//                 |               |              | one's; its flag;      | rank's area and the    | and all
-//                 |               |              | answers               | own; the last core: a  | ranks, each
-//                 |               |              |                       | flag; answers          | round
-// kProbeNeighbour | Neighbours    | 0 and 1; all | its own area          | its own area           | cores of
-//                 |               | meet         |                       |                        | the rank
-// kProbeBatch     | Batch         | all          | items of ranks before | windowsOut, a list in  | cores of
-//                 |               |              | it                    | the workspace          | the rank
-// kProbeLevels    | TwoLevels     | all          | items of its lane's   | windowsOut, lists in   | cores of
-//                 |               |              | ranks; rows of its    | the workspace; rows    | the rank;
-//                 |               |              | server's              | and messages to its    | its lane
-//                 |               |              |                       | server's ranks         | and server
-// kProbeStride    | Strides       | even store,  | rows of the next rank | rows of the next rank  | cores of
-//                 |               | odd load     |                       |                        | the rank
-// kProbeClear     | Clear         | all          | nothing               | this rank's state area |
-// kProbeStamps    | Stamps        | all          | its stamps            | its block of report    |
-// all but the one | Report        | all          | nothing               | report [cores] blocks  |
+// mode             | function      | which cores    | reads                | writes                      | which cores
+//                  |               |                |                      |                             | synchronize
+// -----------------+---------------+----------------+----------------------+-----------------------------+-------------
+// all, first       | WindowContext | all            | the context          | nothing; a mismatch is the  |
+//                  | :: Check      |                |                      | report                      |
+// kProbeContext    | Windows       | all            | the context, by MTE2 | nothing                     |
+// kProbeStore      | StoreAndRead  | all: a share   | rows and flags that  | a row of 16 KiB and a flag  | all ranks
+//                  |               | of the peers   | peers stored here;   | to each peer; twice, other  |
+//                  |               |                | its own rows in the  | values                      |
+//                  |               |                | peers' areas         |                             |
+// kProbeAtomic     | Atomic        | core 0 writes, | blocks from the rank | a block a round to the next | all ranks
+//                  |               | core 1 reads   | before               | rank                        |
+// kProbeOrder      | Order         | core 0 writes, | rows and flags from  | core 0: a row, then its     | all ranks,
+//                  |               | core 1 reads   | the rank before;     | flag, to the next rank;     | each round
+//                  |               |                | core 0: answers      | core 1: an answer to the    |
+//                  |               |                |                      | rank before                 |
+// kProbeCore-      | CoreBarriers  | all            | workspace [3][64]    | workspace: a block a round; | cores of the
+// Barrier          |               |                | blocks; the core     | every other round another,  | rank, each
+//                  |               |                | barriers [256][64]   | when the first has drained; | round
+//                  |               |                | behind them          | the core barrier            |
+// kProbeCycles     | Cycles        | core 0         | the cycle counter    | nothing                     |
+// kProbeZeroState  | ZeroState     | core 0         | the state area       | nothing                     |
+// kProbePull       | Pull          | core 0 writes, | core 1: the row in   | core 0: a row into its own  | all ranks,
+//                  |               | core 1 reads   | the next rank's own  | area, a flag to the rank    | each round
+//                  |               |                | area                 | before; core 1: an answer   |
+// kProbeRelay      | Relay         | as             | core 1: the flag;    | core 1: a block in the      | all ranks,
+//                  |               | kProbeOrder;   | core 2: that block,  | workspace; core 2: an       | each round
+//                  |               | core 2 reads   | the row              | answer                      |
+// kProbeQueue      | Queues        | all            | its own area         | its own area                |
+// kProbeWriters    | Writers       | all write, all | parts of the rank    | a part of 1 KiB, by turns   | cores of the
+//                  |               | read           | before, or the next  | into the next rank's area   | rank, and
+//                  |               |                | one's; its flag;     | and the own; the last core: | all ranks,
+//                  |               |                | answers              | a flag; answers             | each round
+// kProbeNeighbour  | Neighbours    | 0 and 1; all   | its own area         | its own area                | cores of the
+//                  |               | synchronize    |                      |                             | rank
+// kProbeBatch      | Batch         | all            | items of ranks       | windowsOut, a list in the   | cores of the
+//                  |               |                | before it            | workspace                   | rank
+// kProbeLevels     | TwoLevels     | all            | items of its rail;   | windowsOut, lists in the    | cores of the
+//                  |               |                | rows of its server's | workspace; rows and         | rank; its
+//                  |               |                |                      | messages to its server's    | rail and
+//                  |               |                |                      | ranks                       | server
+// kProbeStride     | Strides       | even store,    | rows of the next     | rows of the next rank       | cores of the
+//                  |               | odd load       | rank                 |                             | rank
+// kProbeClear      | Clear         | all            | nothing              | this rank's state area      |
+// kProbeTimestamps | Timestamps    | all            | its timestamps       | its block of report         |
+// all but the one  | Report        | all            | nothing              | report [cores] blocks       |
 //
-// "Meets" here: a core waits for a flag, block or answer of another rank. A core without work reports
-// "passed". Peers, next and before are ranks of the own server: stores may not reach others.
+// Last column: ranks whose flags, blocks or answers a core waits for. A core without work reports "passed". Peers, next
+// and before are ranks of the own server: stores may not reach others.
 #ifndef ASCEND_MOE_PROBE_PROBE_H
 #define ASCEND_MOE_PROBE_PROBE_H
 
@@ -77,8 +72,8 @@ public:
             Atomic();
         } else if (tiling_->mode == kProbeOrder) {
             Order();
-        } else if (tiling_->mode == kProbeMeeting) {
-            Meetings();
+        } else if (tiling_->mode == kProbeCoreBarrier) {
+            CoreBarriers();
         } else if (tiling_->mode == kProbeCycles) {
             Cycles();
         } else if (tiling_->mode == kProbeZeroState) {
@@ -102,8 +97,8 @@ public:
         } else if (tiling_->mode == kProbeClear) {
             Clear();
         }
-        if (tiling_->mode == kProbeStamps && code_ == 0) {
-            Stamps();
+        if (tiling_->mode == kProbeTimestamps && code_ == 0) {
+            Timestamps();
         } else {
             Report();
         }
@@ -113,7 +108,7 @@ public:
 private:
     // ---- the probes ----
 
-    // MTE2 finds the windows of all ranks in the context as the scalar unit does.
+    // MTE2 reads all ranks' windows from the context like the scalar unit.
     __aicore__ inline void Windows() {
         const WindowContext scalar = context_;
         context_.LoadPeers(*GetTPipePtr(), info_);
@@ -129,9 +124,9 @@ private:
         seen_ = static_cast<uint32_t>(own >> 32);
     }
 
-    // For this core's share of the peers: stores a row and its flag to each peer; then checks the row that
-    // the peer has stored here, reads its own row back from there, and answers. Then the same with other values,
-    // which whoever looks into a stale line does not see.
+    // For this core's share of the peers: stores a row and its flag to each peer; then checks the row that the peer has
+    // stored here, reads its own row back from there, and answers. Then again with other values, which a read of a
+    // stale line would miss.
     __aicore__ inline void StoreAndRead() {
         const uint32_t rank = tiling_->rank;
         for (uint32_t n = 0; n < 2; ++n) {
@@ -155,8 +150,8 @@ private:
         return tiling_->nonce * 2654435761u + source * 1000003u + owner;
     }
 
-    // Core 0 writes blocks of equal words to the next rank; core 1 looks at the blocks of the rank before
-    // until the last round has come.
+    // Core 0 writes blocks of equal words to the next rank; core 1 polls the blocks of the rank before until the last
+    // round.
     __aicore__ inline void Atomic() {
         const uint32_t rank = tiling_->rank, next = next_, before = before_;
         if (core_ == 0) {
@@ -169,8 +164,8 @@ private:
             ++done_;
         }
     }
-    // A round: core 0 stores a row, drains, stores the flag and awaits the answer. Core 1 awaits the flag,
-    // checks the row and answers, so that no row is overwritten while it is read.
+    // A round: core 0 stores a row, drains, stores the flag and awaits the answer. Core 1 awaits the flag, checks the
+    // row and answers, so that no row is overwritten while it is read.
     __aicore__ inline void Order() {
         const uint32_t rank = tiling_->rank, next = next_, before = before_;
         for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
@@ -189,8 +184,8 @@ private:
         }
     }
 
-    // A round: core 0 stores a row into its own area, drains, and tells the rank before. Core 1 is told by the next
-    // rank, reads the row where it lies, and answers. Then both move kProbeMoves rows and count the cycles: core 0
+    // A round: core 0 stores a row into its own area, drains, and notifies the rank before. Core 1 is notified by the
+    // next rank, reads the row in place, and answers. Then both move kProbeMoves rows and count the cycles: core 0
     // stores to the next rank, core 1 loads from there.
     __aicore__ inline void Pull() {
         const uint32_t rank = tiling_->rank;
@@ -208,8 +203,7 @@ private:
             }
             ++done_;
         }
-        // Behind the rows of the sources, where nobody looks. Each row is another: a load that is made twice would
-        // count as a poll.
+        // After the sources' rows, in unused memory. Each row is different: a repeated load would count as a poll.
         const uint64_t spare = tiling_->world * kSourceBytes, room = tiling_->dataBytes - spare;
         const uint32_t moves = core_ > 1 ? 0 : Min(kProbeMoves, static_cast<uint32_t>(room / 2 / kRowBytes));
         SyncFunc<HardEvent::S_MTE2>();  // the last row has been checked
@@ -235,7 +229,7 @@ private:
         AscendC::DataCopy(backBuf_.Get<int32_t>(), source, kRowWords);
     }
 
-    // As Order, but core 1, which sees the flag, tells core 2 by a block in the workspace, and core 2 reads the row.
+    // As Order, but core 1, which sees the flag, notifies core 2 by a block in the workspace, and core 2 reads the row.
     __aicore__ inline void Relay() {
         const uint32_t rank = tiling_->rank;
         for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
@@ -247,9 +241,9 @@ private:
                 if (!Await(At(rank, next_, kAnswerAt), value, next_)) return;
             } else if (core_ == 1) {
                 if (!Await(At(rank, before_, kFlagAt), value, before_)) return;
-                StoreBlock(workspace_ + Post(1, 0), value);
+                StoreBlock(workspace_ + BarrierBlock(1, 0), value);
             } else if (core_ == 2) {
-                if (!Await(workspace_ + Post(1, 0), value, before_)) return;
+                if (!Await(workspace_ + BarrierBlock(1, 0), value, before_)) return;
                 CheckRow(At(rank, before_, 0), value, before_);
                 StoreBlock(At(before_, rank, kAnswerAt), value);
             }
@@ -257,7 +251,8 @@ private:
         }
     }
 
-    // Full queues: kMostRing pieces on their way in, one added to each, and on their way out, in an area of this core.
+    // Full queues: kMostRing pieces in flight on the way in, one added to each, and on the way out, in an area of this
+    // core.
     __aicore__ inline void Queues() {
         GM_ADDR mine = context_.data(tiling_->rank) + core_ * 2ull * kMostRing * kPieceBytes;
         GlobalTensor<int32_t> in, out;

@@ -1,20 +1,20 @@
-// The probes in which several cores of a rank write what one reader takes for whole: rows before a meeting, parts of
-// one block, the pieces of an item of BatchWrite; and the times of meetings and of rows by their stride.
+// Probes in which several cores of a rank write what one reader takes as a whole: rows before a core barrier, parts of
+// one block, pieces of a BatchWrite item; and the times of core barriers and of rows by stride.
 #ifndef ASCEND_MOE_PROBE_SHARED_H
 #define ASCEND_MOE_PROBE_SHARED_H
 
 #include "tiling.h"
 #include "../common/contexts.h"
-#include "../common/verdict.h"
-#include "../common/wait.h"
+#include "../common/core_barrier.h"
+#include "../common/status_wait.h"
 
 namespace moe {
 
-// What every probe of the bring-up is made of: its buffers, copies of blocks and rows, a wait, and the report.
+// Common parts of all probes: buffers, copies of blocks and rows, a wait, and the report.
 
 class ProbeDevice {
 public:
-    // `inGm`: where the tiling lies there.
+    // `inGm`: the tiling's address there.
     __aicore__ inline void Init(TPipe& pipe, const MoeProbeTiling& tiling, GM_ADDR report, GM_ADDR workspace,
                                 GM_ADDR inGm) {
         tiling_ = &tiling;
@@ -34,7 +34,7 @@ public:
         pipe.InitBuffer(bitsBuf_, kRowWords / 8);
         pipe.InitBuffer(inQueue_, kMostRing, kPieceBytes);
         pipe.InitBuffer(outQueue_, kMostRing, kPieceBytes);
-        const uint32_t share = tiling.nearRanks == 0 ? tiling.world : tiling.nearRanks;
+        const uint32_t share = tiling.intraNodeRanks == 0 ? tiling.world : tiling.intraNodeRanks;
         firstPeer_ = tiling.rank / share * share;
         peers_ = Min(share, tiling.world - firstPeer_);
         next_ = firstPeer_ + (tiling.rank - firstPeer_ + 1) % peers_;
@@ -45,7 +45,7 @@ protected:
     static constexpr uint32_t kRowBytes = 16 * 1024;
     static constexpr uint32_t kRowWords = kRowBytes / sizeof(uint32_t);
     static constexpr uint32_t kPieceBytes = 512, kPieceWords = kPieceBytes / sizeof(uint32_t);
-    // Of a source rank in a peer's data area: the row, its flag, the answer to it, the block of kProbeAtomic.
+    // Per source rank in a peer's data area: the row, its flag, its answer, the block of kProbeAtomic.
     static constexpr uint64_t kFlagAt = kRowBytes, kAnswerAt = kFlagAt + 512, kAtomicAt = kAnswerAt + 512,
                               kSourceBytes = kAtomicAt + 512;
 
@@ -53,20 +53,20 @@ protected:
         return context_.data(owner) + source * kSourceBytes + offset;
     }
     __aicore__ inline void Set(uint32_t code, uint32_t where, uint32_t wanted, uint32_t seen) {
-        if (code_ != 0) return;  // the first finding is kept
+        if (code_ != 0) return;  // the first finding is reported
         code_ = code;
         where_ = where;
         wanted_ = wanted;
         seen_ = seen;
     }
 
-    // Words of the state area from word `at` on that one copy may move: none crosses from one part of it into another,
-    // the control block, what the peers write, and the board of this rank's cores. 0: that was all.
+    // Words of the state area from word `at` on that one copy may move: no copy crosses the borders of the control
+    // block, the peers' part and this rank's core barrier. Returns 0 at the end.
     __aicore__ inline uint32_t StatePiece(uint32_t at) const {
         constexpr uint32_t kControlWords = kErrorRecordOffset / sizeof(uint32_t);
         const uint32_t words = static_cast<uint32_t>(StateBytes(tiling_->world) / sizeof(uint32_t));
-        const uint32_t board = static_cast<uint32_t>(VerdictOffset(tiling_->world, 0) / sizeof(uint32_t));
-        return Min(kRowWords, (at < kControlWords ? kControlWords : at < board ? board : words) - at);
+        const uint32_t barrier = static_cast<uint32_t>(CoreBarrierOffset(tiling_->world, 0) / sizeof(uint32_t));
+        return Min(kRowWords, (at < kControlWords ? kControlWords : at < barrier ? barrier : words) - at);
     }
 
     // ---- moving blocks and rows ----
@@ -99,7 +99,7 @@ protected:
         target.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(address), kRowWords);
         AscendC::DataCopy(target, row, kRowWords);
     }
-    // Loads a row; every word must be `value`. `where` goes into the report.
+    // Loads a row whose words must all be `value`. `where` goes into the report.
     __aicore__ inline void CheckRow(GM_ADDR address, uint32_t value, uint32_t where) {
         GlobalTensor<uint32_t> source;
         source.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(address), kRowWords);
@@ -113,8 +113,8 @@ protected:
             return;
         }
     }
-    // Polls until word 0 of the block is `value`; false at the deadline. `whole`: words that are older than both
-    // the first and the last are a finding of their own. `from`: the rank that the report names.
+    // Polls until word 0 of the block is `value`; returns false at the deadline. `whole`: words older than both the
+    // first and the last are a separate finding. `from`: the rank for the report.
     __aicore__ inline bool Await(GM_ADDR address, uint32_t value, uint32_t from, bool whole = false) {
         const int64_t start = AscendC::GetSystemCycle();
         while (AscendC::GetSystemCycle() - start <= static_cast<int64_t>(tiling_->deadlineCycles)) {
@@ -132,11 +132,11 @@ protected:
         return false;
     }
 
-    // In the workspace. Two sets of posts, so that no core overwrites what a slower one still reads; a third of
-    // kProbeMeeting.
-    static constexpr uint32_t kMeetingPosts = 0xFFFFFFFFu;
-    __aicore__ inline uint64_t Post(uint32_t core, uint32_t round) const {
-        return (static_cast<uint64_t>(round == kMeetingPosts ? 2 : round & 1) * kMaxCores + core) * kBlock;
+    // In the workspace: two sets of blocks, so that no core overwrites what a slower one still reads, and a third set
+    // for kProbeCoreBarrier.
+    static constexpr uint32_t kCoreBarrierBlocks = 0xFFFFFFFFu;
+    __aicore__ inline uint64_t BarrierBlock(uint32_t core, uint32_t round) const {
+        return (static_cast<uint64_t>(round == kCoreBarrierBlocks ? 2 : round & 1) * kMaxCores + core) * kBlock;
     }
 
     __aicore__ inline void Report() {
@@ -172,18 +172,18 @@ protected:
 class SharedProbes : public ProbeDevice {
 protected:
     // A round: every core stores its part of a row, into the next rank's area in odd rounds (window), into its own in
-    // even ones (direct). The cores meet as in the ops, and the last of them tells the reader. There each core waits
-    // for that flag and checks the part of another core. No core leaves before the last meeting, whatever it has found:
-    // meetings have no deadline.
+    // even ones (direct). After a core barrier as in the ops, the last core notifies the reader. There each core waits
+    // for the flag and checks another core's part. No core leaves before the last core barrier, whatever it has found:
+    // barriers have no deadline.
     __aicore__ inline void Writers() {
         const uint32_t rank = tiling_->rank, cores = tiling_->cores, part = (core_ + 1) % cores;
-        VerdictBoard board;
-        BoardInit(board);
-        for (uint32_t n = 1; n <= Min(tiling_->rounds, kProbeMeetings); ++n) {
+        CoreBarrier barrier;
+        BarrierInit(barrier);
+        for (uint32_t n = 1; n <= Min(tiling_->rounds, kProbeCoreBarriers); ++n) {
             const bool push = n % 2 != 0;
             const uint32_t value = tiling_->nonce + n, reader = push ? next_ : before_, writer = push ? before_ : next_;
             StorePart(PartAt(push ? reader : rank, push, rank, core_), value);
-            board.Meet(n - 1, Verdict());
+            barrier.ArriveAndWait(n - 1, OpStatus());
             if (core_ == cores - 1) StoreBlock(At(reader, rank, kFlagAt), value);
             if (code_ != 0 || !Await(At(rank, writer, kFlagAt), value, writer)) continue;
             CheckPart(PartAt(push ? rank : writer, push, writer, part), value, part);
@@ -192,8 +192,8 @@ protected:
         }
     }
 
-    // A round: cores 0 and 1 store pieces of 4, 12 and 20 bytes in turn, which share blocks of 32 bytes: an entry or a
-    // scale, a triple, and the part of a list. Then all cores meet, and both check all words.
+    // A round: cores 0 and 1 store pieces of 4, 12 and 20 bytes in turn, which share blocks of 32 bytes, like an entry
+    // or a scale, a source index, and a part of a list. After a core barrier both check all words.
     __aicore__ inline void Neighbours() {
         for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
             const uint32_t value = tiling_->nonce + n * kNeighbourWords;
@@ -212,9 +212,9 @@ protected:
         }
     }
 
-    // An item of BatchWrite to each of the first peers behind this rank, filled by all cores; `rounds` says which size
-    // and how many peers. A reader that sees an item's last block looks at all its blocks. One list a launch, as the
-    // ops; the host begins no launch before all ranks have left the one before.
+    // A BatchWrite item to each of the first peers after this rank, filled by all cores; `rounds` selects the size and
+    // the number of peers. A reader that sees an item's last block checks all its blocks. One list per launch, as in
+    // the ops; the host starts no launch before all ranks have left the previous one.
     __aicore__ inline void Batch() {
         const uint32_t world = tiling_->world, rank = tiling_->rank, cores = tiling_->cores, value = tiling_->nonce;
         const uint64_t region = tiling_->dataBytes / world / kRowBytes * kRowBytes;
@@ -242,8 +242,8 @@ protected:
         if (code_ == 0) where_ = static_cast<uint32_t>(bytes / kRowBytes);
     }
 
-    // For each stride, one after another: the even cores store rows to the next rank, then the odd ones load them. The
-    // cycles of each core, by stride, are in its report.
+    // For each stride in turn: the even cores store rows to the next rank, then the odd ones load them. Each core's
+    // cycles, by stride, are in its report.
     __aicore__ inline void Strides() {
         const uint64_t spare = tiling_->world * kSourceBytes, room = tiling_->dataBytes - spare;
         const uint32_t lanes = (tiling_->cores + 1) / 2, words = ProbeStride(0) / sizeof(uint32_t);
@@ -251,7 +251,7 @@ protected:
             static_cast<uint32_t>(room / (static_cast<uint64_t>(lanes) * ProbeStride(kProbeStrides - 1)));
         const uint32_t rows = Min(kProbeMoves, fit);
         uint32_t cycles[kProbeStrides] = {};
-        for (uint32_t n = 0; n < 2 * kProbeStrides; ++n) {  // twice: the first time warms translations of addresses up
+        for (uint32_t n = 0; n < 2 * kProbeStrides; ++n) {  // twice: the first time warms up address translations
             const uint32_t s = n % kProbeStrides, value = tiling_->nonce + n, stride = ProbeStride(s);
             GM_ADDR first = context_.data(next_) + spare + static_cast<uint64_t>(core_ / 2) * rows * stride;
             for (uint32_t half = 0; half < 2; ++half) {
@@ -287,11 +287,11 @@ protected:
         }
     }
 
-    // In the place of the report: a block of what this core has left in its state area.
-    __aicore__ inline void Stamps() {
-        constexpr uint32_t kBlocks = kStampWords / kBlockWords;
-        const uint32_t block = (tiling_->rounds - 1) % (kStampedOps * kBlocks);
-        GM_ADDR from = context_.state(tiling_->rank) + StampsOffset(tiling_->world, 1 + block / kBlocks, core_) +
+    // Instead of the report: a block that this core has left in its state area.
+    __aicore__ inline void Timestamps() {
+        constexpr uint32_t kBlocks = kTimestampWords / kBlockWords;
+        const uint32_t block = (tiling_->rounds - 1) % (kTimestampedOps * kBlocks);
+        GM_ADDR from = context_.state(tiling_->rank) + TimestampsOffset(tiling_->world, 1 + block / kBlocks, core_) +
                        static_cast<uint64_t>(block % kBlocks) * kBlock;
         const LocalTensor<uint32_t> words = LoadBlock(from);
         SyncFunc<HardEvent::MTE2_MTE3>();
@@ -299,34 +299,34 @@ protected:
         AscendC::PipeBarrier<PIPE_ALL>();
     }
 
-    // Every core stores a block in the workspace, meets the others, in turn by SyncAll and as in the ops by a block
-    // that it posts and all await, and must see all of this round. Then both kinds are timed, the second through the
-    // board of the ops.
-    __aicore__ inline void Meetings() {
+    // Every core stores a block in the workspace, synchronizes alternately by SyncAll and, as in the ops, by blocks
+    // that all cores poll, and must see all blocks of this round. Then both kinds are timed, the second through
+    // CoreBarrier.
+    __aicore__ inline void CoreBarriers() {
         for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
             const uint32_t value = tiling_->nonce + n;
-            StoreBlock(workspace_ + Post(core_, n), value);
+            StoreBlock(workspace_ + BarrierBlock(core_, n), value);
             AscendC::PipeBarrier<PIPE_ALL>();
             if (n % 2 != 0) {
                 AscendC::SyncAll<true>();
             } else {
-                StoreBlock(workspace_ + Post(core_, kMeetingPosts), value);
+                StoreBlock(workspace_ + BarrierBlock(core_, kCoreBarrierBlocks), value);
                 for (uint32_t core = 0; core < tiling_->cores; ++core) {
-                    if (code_ == 0) Await(workspace_ + Post(core, kMeetingPosts), value, tiling_->rank);
+                    if (code_ == 0) Await(workspace_ + BarrierBlock(core, kCoreBarrierBlocks), value, tiling_->rank);
                 }
             }
             for (uint32_t core = 0; core < tiling_->cores; ++core) {
-                const uint32_t seen = LoadBlock(workspace_ + Post(core, n)).GetValue(0);
+                const uint32_t seen = LoadBlock(workspace_ + BarrierBlock(core, n)).GetValue(0);
                 if (seen != value) Set(kProbeDiffers, core, value, seen);
             }
             ++done_;
         }
-        VerdictBoard board;
-        BoardInit(board);
-        const uint32_t times = Min(tiling_->rounds, kProbeMeetings - 1);
-        board.Meet(times, Verdict());  // all begin together
+        CoreBarrier barrier;
+        BarrierInit(barrier);
+        const uint32_t times = Min(tiling_->rounds, kProbeCoreBarriers - 1);
+        barrier.ArriveAndWait(times, OpStatus());  // all begin together
         const int64_t start = AscendC::GetSystemCycle();
-        for (uint32_t n = 0; n < times; ++n) board.Meet(n, Verdict());
+        for (uint32_t n = 0; n < times; ++n) barrier.ArriveAndWait(n, OpStatus());
         const int64_t between = AscendC::GetSystemCycle();
         for (uint32_t n = 0; n < times; ++n) AscendC::SyncAll<true>();
         cycles_ = static_cast<uint32_t>(AscendC::GetSystemCycle() - between);
@@ -337,8 +337,8 @@ private:
     // ---- parts of a row, one a core ----
     static constexpr uint32_t kPartBytes = 2 * kPieceBytes, kPartWords = kPartBytes / sizeof(uint32_t);
 
-    // Behind the rows of the other probes: the parts of the ranks [pushed or not][source][core], and behind these the
-    // answers, a block a core.
+    // After the other probes' rows: the parts of the ranks [pushed or not][source][core], then the answers, a block per
+    // core.
     __aicore__ inline GM_ADDR PartAt(uint32_t owner, bool push, uint32_t source, uint32_t core) const {
         const uint64_t row = (push ? 0 : tiling_->world) + source;
         return context_.data(owner) + tiling_->world * kSourceBytes + (row * kMaxCores + core) * kPartBytes;
@@ -406,15 +406,15 @@ private:
     }
 
 protected:
-    // The board lies in the workspace behind the posts, a row a meeting: its marks are the launch's.
-    __aicore__ inline void BoardInit(VerdictBoard& board) {
-        GM_ADDR rows = workspace_ + kProbeBoardOffset;
-        board.Init(*GetTPipePtr(), rows - VerdictOffset(tiling_->world, 0), tiling_->world, tiling_->nonce, core_,
-                   tiling_->cores);
+    // The core barrier's rows in the workspace, after the blocks; its tags are the launch's.
+    __aicore__ inline void BarrierInit(CoreBarrier& barrier) {
+        GM_ADDR rows = workspace_ + kProbeBarrierOffset;
+        barrier.Init(*GetTPipePtr(), rows - CoreBarrierOffset(tiling_->world, 0), tiling_->world, tiling_->nonce, core_,
+                     tiling_->cores);
     }
 
     // ---- items of BatchWrite ----
-    // Into the list in the workspace: the same bytes to the `i`-th rank behind this one.
+    // Into the list in the workspace: the same bytes to the `i`-th rank after this one.
     __aicore__ inline void PutItem(uint32_t i, uint64_t region, uint64_t bytes) {
         BatchItem item;
         item.peer = (tiling_->rank + 1 + i) % tiling_->world;
@@ -432,7 +432,7 @@ protected:
         list.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(address), kBlockWords);
         AscendC::DataCopy(list, blockBuf_.Get<uint32_t>(), kBlockWords);
     }
-    // As Await, but until both ends of the block have come, as readers of status blocks do.
+    // As Await, but until both ends of the block have come, as for status blocks.
     __aicore__ inline bool AwaitLast(GM_ADDR address, uint32_t value, uint32_t from) {
         if (!Await(address, value, from)) return false;
         const int64_t start = AscendC::GetSystemCycle();

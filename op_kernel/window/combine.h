@@ -1,43 +1,39 @@
-// MoeDistributeCombine, algorithm "window", packed: expert rows go back to the window of the rank whose token they are,
-// packed by (local expert, position) into the region of the expert's rank. That rank finds them by expand_idx, and sums
-// the K rows of each token, weighted, in fp32 and in ascending k. So go rows of the V1 contract, and over RDMA all
-// rows.
+// Combine, algorithm "window", compacted layout: expert rows return to the window of the rank whose token they are,
+// compacted by (local expert, position) in the region of the expert's rank. That rank finds them by expand_idx and sums
+// the K rows of each token, weighted, in fp32 and in ascending k. Used for the V1 contract, and over RDMA for all rows.
 //
-// "Source" is the rank whose token a row is. A: rows of expand_x.
+// Source: the rank whose token a row is. A: rows of expand_x.
 //
-// phase | function            | which cores  | reads                  | writes                   | who meets
-// ------+---------------------+--------------+------------------------+--------------------------+----------
-// 0     | Exchange::Enter     | all          | context, epoch word    | nothing                  |
-// 1     | RoutingTable::      | all: a share | expert_ids [BS][K]     | workspace: histograms    | cores of
-//       | Count,              | of the       | int32, x_active_mask,  | [cores][E] int32; core   | the rank
-//       | LoadAllSegments,    | pairs, all   | ep_send_counts [L*W];  | 0, after the meeting:    |
-//       | Exchange::Open      | segments     | core 0: abort blocks   | epoch word               |
-// 2     | RowPlaces::Find,    | all; core 0  | histograms             | workspace: totals [E]    |
-//       | StoreTotals         | stores       |                        | int32                    |
-// 3     | SetWaitTp-          | all: a share | expand_x [A][H]; only  | the sources' halves:     | cores of
-//       | StatusAndDisPatch,  | of the rows  | to check it:           | rows                     | the rank
-//       | MeetAfterSend       |              | expand_idx [BS*K]      |                          |
-//       |                     |              | int32                  |                          |
-// 4     | SetStatus           | all: a share | nothing: the segments  | a status message to      | RDMA:
-//       |                     | of the peers | are in UB              | every rank; RDMA: staged | cores of
-//       |                     |              |                        | with a BatchWrite item,  | the rank
-//       |                     |              |                        | core 0 posts the items   |
-// 5     | WaitStatus, Arrived | all: a share | status messages; core  | compares their counts    | all
-//       |                     | of the       | 0: abort blocks,       | with its totals in UB;   | ranks,
-//       |                     | owners       | others: fail block     | core 0, when it finds an | then
-//       |                     |              |                        | abort: fail block        | cores of
-//       |                     |              |                        |                          | the rank
-// 6     | LocalWindowCopy     | all: a share | rows in the own half,  | x [BS][H]                |
-//       |                     | of (token,   | expert_ids,            |                          |
-//       |                     | part of H)   | x_active_mask, totals, |                          |
-//       |                     |              | expand_idx, weights    |                          |
-//       |                     |              | [BS][K] fp32 and other |                          |
-//       |                     |              | terms (Terms)          |                          |
+// phase | function         | which cores  | reads                     | writes                           | which cores
+//       |                  |              |                           |                                  | synchronize
+// ------+------------------+--------------+---------------------------+----------------------------------+------------
+// 0     | Exchange::Enter  | all          | context, epoch word       | nothing                          |
+// 1     | RoutingTable::   | all: a share | expert_ids [BS][K] int32, | workspace: histograms [cores][E] | cores of
+//       | Count,           | of the       | x_active_mask,            | int32; core 0, after the core    | the rank
+//       | LoadAllSegments, | pairs, all   | ep_send_counts [L*W];     | barrier: epoch word              |
+//       | Exchange::Open   | segments     | core 0: abort blocks      |                                  |
+// 2     | RowPlaces::Find, | all; core 0  | histograms                | workspace: totals [E] int32      |
+//       | StoreTotals      | stores       |                           |                                  |
+// 3     | SetWaitTpStatus- | all: a share | expand_x [A][H]; only to  | the sources' ping-pong buffers:  | cores of
+//       | AndDisPatch,     | of the rows  | check it: expand_idx      | rows                             | the rank
+//       | BarrierAfterSend |              | [BS*K] int32              |                                  |
+// 4     | SetStatus        | all: a share | nothing: the segments are | a status message to every rank;  | RDMA: cores
+//       |                  | of the peers | in UB                     | RDMA: staged with a BatchWrite   | of the rank
+//       |                  |              |                           | item, core 0 posts the items     |
+// 5     | WaitStatus,      | all: a share | status messages; core 0:  | compares their counts with its   | all ranks,
+//       | Arrived          | of the       | abort blocks, others:     | totals in UB; core 0, when it    | then cores
+//       |                  | owners       | local abort flag          | finds an abort: local abort flag | of the rank
+// 6     | LocalWindowCopy  | all: a share | rows in the own ping-pong | x [BS][H]                        |
+//       |                  | of (token,   | buffer, expert_ids,       |                                  |
+//       |                  | part of H)   | x_active_mask, totals,    |                                  |
+//       |                  |              | expand_idx, weights       |                                  |
+//       |                  |              | [BS][K] fp32 and other    |                                  |
+//       |                  |              | addends (Addends)         |                                  |
 //
-// Wrong ids or counts are known before the status messages leave: these then carry the error, and every rank raises it.
-// A RoutingMismatch is this rank's alone. After any failure Leave writes zeros into x, and core 0 the error record.
-//
-// Of two launches send ends with the status messages; finish counts its ids anew, and goes on from the wait.
+// Invalid ids or counts are found before the status messages leave: the messages carry the error, and every rank raises
+// it. A RoutingMismatch concerns this rank only. After any failure Leave writes zeros into x, and core 0 writes the
+// error record. In split mode, send returns after the status messages; finish counts its ids again and continues with
+// the wait.
 #ifndef ASCEND_MOE_WINDOW_COMBINE_H
 #define ASCEND_MOE_WINDOW_COMBINE_H
 
@@ -46,7 +42,7 @@
 namespace moe {
 
 // The sums of a core's share of the items (token, part of H). Rows come through a queue of sumRing parts. `Rows`: see
-// Terms; besides, missing() says which row has not come, or kOk.
+// Addends; also missing(): the first row that has not come, or kOk.
 template <typename XType, bool kQuant, typename Rows>
 class TokenSum {
 public:
@@ -56,26 +52,26 @@ public:
         rows_ = &rows;
         x_ = arguments.x;
         parts_.Init(tiling);
-        terms_.Init(pipe, tiling, arguments, rows);
+        addends_.Init(pipe, tiling, arguments, rows);
         const TokenSumUb ub(tiling, sizeof(XType));
         pipe.InitBuffer(inQueue_, Ring(ub.ring), ub.piece);
         sum_.Init(pipe, tiling);
     }
 
-    // The share of core `core` of `cores`. Calls told.Tell once, with the first pair of the share whose row has not
-    // come, or kOk: before it stores the last sum, so that the others hear of it soon.
-    template <typename Told>
-    __aicore__ inline void Run(RoutingTable& routing, uint32_t core, uint32_t cores, Told& told) {
+    // The share of core `core` of `cores`. Calls owner.ArriveBeforeSums once, with the first pair of the share whose
+    // row has not come, or kOk, before it stores the last sum.
+    template <typename Owner>
+    __aicore__ inline void Run(RoutingTable& routing, uint32_t core, uint32_t cores, Owner& owner) {
         const uint32_t items = parts_.Items(batch_), end = PartBegin(items, core + 1, cores);
         uint32_t item = PartBegin(items, core, cores);
-        if (item == end) told.Tell(rows_->missing());
+        if (item == end) owner.ArriveBeforeSums(rows_->missing());
         while (item < end) {
             const uint32_t first = parts_.Token(item);
-            LoadChunk(routing, first, Min(terms_.ChunkTokens(), parts_.Token(end - 1) + 1 - first));
-            for (; item < end && parts_.Token(item) < first + terms_.tokens(); ++item) {
+            LoadChunk(routing, first, Min(addends_.ChunkTokens(), parts_.Token(end - 1) + 1 - first));
+            for (; item < end && parts_.Token(item) < first + addends_.tokens(); ++item) {
                 const uint32_t token = parts_.Token(item), part = parts_.Part(item);
-                AddTerms(routing, token, part);
-                if (item + 1 == end) told.Tell(rows_->missing());
+                AddAddends(routing, token, part);
+                if (item + 1 == end) owner.ArriveBeforeSums(rows_->missing());
                 sum_.Store(parts_.Place(x_, token, part));
             }
         }
@@ -83,24 +79,24 @@ public:
 
 private:
     __aicore__ inline void LoadChunk(RoutingTable& routing, uint32_t token, uint32_t tokens) {
-        terms_.Load(routing, token, tokens);
+        addends_.Load(routing, token, tokens);
         SyncFunc<HardEvent::MTE2_S>();
-        terms_.Place(routing);
+        addends_.Place(routing);
     }
-    __aicore__ inline void AddTerms(RoutingTable& routing, uint32_t token, uint32_t part) {
+    __aicore__ inline void AddAddends(RoutingTable& routing, uint32_t token, uint32_t part) {
         sum_.Begin(parts_.Elements(part));
-        terms_.Begin(token);
-        for (Term term; terms_.Next(routing, term);) {
+        addends_.Begin(token);
+        for (Addend addend; addends_.Next(routing, addend);) {
             LocalTensor<int8_t> piece = inQueue_.template AllocTensor<int8_t>();
-            parts_.Load(piece, term.address, term.travelled, part);
+            parts_.Load(piece, addend.address, addend.travelled, part);
             inQueue_.EnQue(piece);
             piece = inQueue_.template DeQue<int8_t>();
-            sum_.Add(piece, term);
+            sum_.Add(piece, addend);
             inQueue_.FreeTensor(piece);
         }
     }
 
-    Terms<XType, Rows> terms_;
+    Addends<XType, Rows> addends_;
     RowParts<XType, kQuant> parts_;
     AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
     WeightedSum<XType, kQuant> sum_;
@@ -109,7 +105,7 @@ private:
     uint32_t batch_ = 0;
 };
 
-class WindowCombine {
+class WindowCombineBase {
 protected:
     // `size`: of an element of x.
     __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling,
@@ -124,18 +120,18 @@ protected:
         return exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.performanceInfo, args_.errorRecord,
                                args_.tiling, tiling_->mc2);
     }
-    // Of a plan of UB that counts ids or sums.
+    // For UB layouts that count ids or sums.
     __aicore__ inline void RoutingInit() {
         routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
     }
-    // UB plan 1: routing tables.
+    // UB layout 1: routing tables.
     __aicore__ inline void BuffInit() {
-        exchange_.BoardInit();
+        exchange_.BarrierInit();
         exchange_.LoadPeers();
         RoutingInit();
         places_.Init(exchange_.pipe(), *info_, routing_, args_.workspace, exchange_.core());
     }
-    // After a failure each core writes zeros into its share of x, and core 0 the error record.
+    // After a failure each core writes zeros into its share of x, and core 0 writes the error record.
     __aicore__ inline void Leave() { LeaveCombine(exchange_, *tiling_, args_.x, sumBytes_); }
 
     CombineArguments args_;
@@ -145,19 +141,19 @@ protected:
     RoutingTable routing_;
     RowPlaces places_;
     uint32_t sumBytes_ = 0;  // of a row of x
-    uint32_t rowBytes_ = 0;  // of a row on its way
+    uint32_t rowBytes_ = 0;  // of a row in flight
 };
 
-// Where a pair's row lies in this rank's own window: in the region of the expert's rank, at the rank's earlier rows for
-// that owner plus expand_idx.
-class PackedRows {
+// Finds a pair's row in this rank's own window: in the region of the expert's rank, at the rank's earlier rows for that
+// owner plus expand_idx.
+class CompactedRows {
 public:
-    // `half`: of this epoch, at row 0 of its first region; `regionBytes`: of one source rank in it.
+    // `pingPong`: of this epoch, at row 0 of its first region; `regionBytes`: of one source rank in it.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx, uint32_t rowBytes,
-                                GM_ADDR half, uint64_t regionBytes) {
+                                GM_ADDR pingPong, uint64_t regionBytes) {
         info_ = &info;
         rowStep_ = RowStep(info, rowBytes);
-        half_ = half;
+        pingPong_ = pingPong;
         regionBytes_ = regionBytes;
         index_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(expandIdx), info.batch * info.topK);
         pipe.InitBuffer(indexBuf_, kChunkIntBytes);
@@ -169,37 +165,37 @@ public:
     __aicore__ inline GM_ADDR Address(RoutingTable& routing, int32_t id, uint32_t, uint32_t, uint32_t i) {
         const uint32_t owner = Owner(*info_, static_cast<uint32_t>(id));
         const int32_t row = routing.Prefix(id) + indexBuf_.Get<int32_t>().GetValue(i);
-        return half_ + owner * regionBytes_ + RowPlace(row, rowStep_, info_->rdmaFlags != 0);
+        return pingPong_ + owner * regionBytes_ + RowPlace(row, rowStep_, info_->rdmaFlags != 0);
     }
-    // Counts and expand_idx say that all rows have come.
-    __aicore__ inline Verdict missing() const { return Verdict(); }
+    // Counts and expand_idx have shown that all rows have come.
+    __aicore__ inline OpStatus missing() const { return OpStatus(); }
 
 private:
     GlobalTensor<int32_t> index_;
     UbBuf indexBuf_;
     const MoeDistributeInfo* info_ = nullptr;
-    GM_ADDR half_ = nullptr;
+    GM_ADDR pingPong_ = nullptr;
     uint64_t regionBytes_ = 0;
     uint32_t rowStep_ = 0;
 };
 
 template <typename XType, bool kQuant>
-class PackedCombine : public WindowCombine {
+class WindowCombineCompacted : public WindowCombineBase {
 public:
     __aicore__ inline void Init(const CombineArguments& arguments, const MoeDistributeCombineTiling& tiling) {
-        WindowCombine::Init(arguments, tiling, sizeof(XType));
+        WindowCombineBase::Init(arguments, tiling, sizeof(XType));
     }
     __aicore__ inline void Process(TPipe& pipe) {
         if (Enter(pipe)) Run();
         exchange_.Exit();
     }
 
-    // Exchange::WaitStatus calls this for each message of this core's share.
-    __aicore__ inline Verdict Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
+    // For Exchange::WaitStatus, for each message of this core's share.
+    __aicore__ inline OpStatus Arrived(uint32_t source, const LocalTensor<uint32_t>& message) {
         return CompareCounts(*info_, routing_, source, message);
     }
-    // TokenSum calls this; the cores have met, and have nothing to tell.
-    __aicore__ inline void Tell(const Verdict&) {}
+    // For TokenSum; after a core barrier there is nothing to publish.
+    __aicore__ inline void ArriveBeforeSums(const OpStatus&) {}
 
 private:
     __aicore__ inline void Run() {
@@ -215,53 +211,53 @@ private:
             Leave();
         }
     }
-    // Finish counts alone. False: the communicator has failed before.
+    // Finish counts alone. Returns false if the communicator is in the failed state.
     __aicore__ inline bool Send() {
         const bool sends = info_->part != kPartFinish, rdma = info_->transport == kTransportRdma;
-        Verdict mine = routing_.Count();
+        OpStatus mine = routing_.Count();
         if (sends) Worsen(mine, LoadAllSegments());
         if (sends ? !exchange_.Open(mine) : !exchange_.Agree(mine)) return false;
         exchange_.Fail(places_.Find());
         routing_.StoreTotals();
         if (sends) {
-            exchange_.MeetAfterSend(rdma ? SetWaitTpStatusAndDisPatch<true>() : SetWaitTpStatusAndDisPatch<false>());
+            exchange_.BarrierAfterSend(rdma ? SetWaitTpStatusAndDisPatch<true>() : SetWaitTpStatusAndDisPatch<false>());
             exchange_.SetStatus(segments_, rowBytes_);
         } else {
-            exchange_.MeetAfterSend(CheckOwnIndex());
+            exchange_.BarrierAfterSend(CheckOwnIndex());
         }
         return true;
     }
-    __aicore__ inline Verdict CheckOwnIndex() {
-        if (exchange_.verdict().code != kOk) return Verdict();
+    __aicore__ inline OpStatus CheckOwnIndex() {
+        if (exchange_.status().code != kOk) return OpStatus();
         return CheckIndex(*info_, args_.expandIdx, routing_, routing_.begin(), routing_.end(),
                           indexBuf_.Get<int32_t>());
     }
 
-    // UB plan 1 (phases 1 to 5).
+    // UB layout 1 (phases 1 to 5).
     __aicore__ inline void PlanInit() {
-        MOE_PHASE(exchange_.stamps(), BuffInit);
+        MOE_PHASE(exchange_.timestamps(), BuffInit);
         BuffInit();
         loader_.Init(exchange_.pipe(), *tiling_, args_.expandX, rowBytes_);
         segments_.Init(exchange_.pipe(), *info_);
-        const PackedCombineUb ub(*info_);
+        const CompactedCombineUb ub(*info_);
         exchange_.pipe().InitBuffer(indexBuf_, ub.index);
         exchange_.pipe().InitBuffer(prefixBuf_, ub.counts);
     }
-    __aicore__ inline Verdict LoadAllSegments() {
-        const Verdict verdict = LoadSegments(*info_, args_.epSendCounts, prefixBuf_.Get<int32_t>(), segments_);
-        if (verdict.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
-        return verdict;
+    __aicore__ inline OpStatus LoadAllSegments() {
+        const OpStatus status = LoadSegments(*info_, args_.epSendCounts, prefixBuf_.Get<int32_t>(), segments_);
+        if (status.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
+        return status;
     }
 
-    // Sends this core's share of the rows back to their sources; checks its share of expand_idx before.
+    // Returns this core's share of the rows to their sources, after checking its share of expand_idx.
     template <bool kRdma>
-    __aicore__ inline Verdict SetWaitTpStatusAndDisPatch() {
-        MOE_PHASE(exchange_.stamps(), SetWaitTpStatusAndDisPatch);
-        const Verdict verdict = CheckOwnIndex();
-        if (exchange_.verdict().code != kOk) return verdict;
+    __aicore__ inline OpStatus SetWaitTpStatusAndDisPatch() {
+        MOE_PHASE(exchange_.timestamps(), SetWaitTpStatusAndDisPatch);
+        const OpStatus status = CheckOwnIndex();
+        if (exchange_.status().code != kOk) return status;
         const uint32_t begin = PartBegin(segments_.Rows(), exchange_.core(), info_->cores);
         const uint32_t end = PartBegin(segments_.Rows(), exchange_.core() + 1, info_->cores);
-        if (begin == end) return verdict;
+        if (begin == end) return status;
         const uint64_t base = kRdma ? exchange_.sender().rows_at() : 0;
         const uint32_t step = RowStep(*info_, rowBytes_);
         uint32_t slot = segments_.Seek(begin);
@@ -276,20 +272,21 @@ private:
             loader_.Free(chunk);
             row += count;
         }
-        return verdict;
+        return status;
     }
 
-    // UB plan 2 (phase 6): the routing tables again, and the sums of this core's share.
+    // UB layout 2 (phase 6): the routing tables again, and the sums of this core's share.
     __aicore__ inline void LocalWindowCopy() {
-        MOE_PHASE(exchange_.stamps(), LocalWindowCopy);
+        MOE_PHASE(exchange_.timestamps(), LocalWindowCopy);
         exchange_.NextPlan();
         RoutingInit();
         routing_.LoadTotals();
         routing_.Place();
-        PackedRows rows;
-        rows.Init(exchange_.pipe(), *info_, args_.expandIdx, rowBytes_, exchange_.Half() + exchange_.sender().rows_at(),
+        CompactedRows rows;
+        rows.Init(exchange_.pipe(), *info_, args_.expandIdx, rowBytes_,
+                  exchange_.PingPong() + exchange_.sender().rows_at(),
                   RegionBytes(exchange_.context().data_bytes(), info_->regions));
-        TokenSum<XType, kQuant, PackedRows> sum;
+        TokenSum<XType, kQuant, CompactedRows> sum;
         sum.Init(exchange_.pipe(), *tiling_, args_, rows);
         sum.Run(routing_, exchange_.core(), info_->cores, *this);
         AscendC::PipeBarrier<PIPE_ALL>();

@@ -59,10 +59,10 @@ def test_rows_must_end_inside_their_block() -> None:
     """By the C interface: a tensor never has more rows than its memory."""
     planned = plan_of("combine", 0, 2, 0, 1, algorithm="direct")
     memory = torch.zeros(1 << 20, dtype=torch.uint8)
-    area, out = lib().am_lent_open(0, memory.data_ptr(), memory.nbytes), (ctypes.c_uint64 * 4)()
+    area, out = lib().am_registered_open(0, memory.data_ptr(), memory.nbytes), (ctypes.c_uint64 * 4)()
     record, text = (ctypes.c_int32 * lib().am_error_record_words())(), ctypes.create_string_buffer(1024)
     pointer, number = ctypes.c_void_p, ctypes.c_uint32
-    lent_use = lib().am_lent_use
+    lent_use = lib().am_registered_use
     lent_use.argtypes = [pointer, pointer, number, pointer, number, pointer, pointer, ctypes.c_uint64]
 
     def use(address: int) -> tuple[int, str]:
@@ -70,12 +70,14 @@ def test_rows_must_end_inside_their_block() -> None:
         return lent_use(area, planned.handle, WHOLE, address, 1, record, text, 1024), text.value.decode()
 
     room = 1 << 12  # more than the rows take
-    assert lib().am_lent_take(area, room, out) == lib().am_lent_take(area, 512, (ctypes.c_uint64 * 4)()) == 0
+    assert (
+        lib().am_registered_take(area, room, out) == lib().am_registered_take(area, 512, (ctypes.c_uint64 * 4)()) == 0
+    )
     code, said = use(out[0] + room - 32)
     assert code == -1 and "not inside one live window tensor" in said
     assert use(out[0]) == (0, "")
-    assert [lib().am_lent_release(area, generation) for generation in (1, 2)] == [0, 0]
-    assert lib().am_lent_close(area) == 1
+    assert [lib().am_registered_release(area, generation) for generation in (1, 2)] == [0, 0]
+    assert lib().am_registered_close(area) == 1
 
 
 # ---- tensors

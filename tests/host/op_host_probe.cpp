@@ -137,9 +137,9 @@ PROBE_API int probe_definition(const char* type, char* out, uint64_t bytes) {
     for (const auto& [soc, config] : definition->aiCore.configs) {
         for (const auto& [key, value] : config.items) lines << "config " << soc << ' ' << key << ' ' << value << '\n';
     }
-    ge::AscendString verdict;
-    const bool inGraphs = definition->aiCore.checkSupport(ge::Operator(), verdict) == ge::GRAPH_SUCCESS;
-    lines << "graph " << inGraphs << ' ' << verdict.GetString() << '\n';
+    ge::AscendString status;
+    const bool inGraphs = definition->aiCore.checkSupport(ge::Operator(), status) == ge::GRAPH_SUCCESS;
+    lines << "graph " << inGraphs << ' ' << status.GetString() << '\n';
     for (const std::string& group : definition->mc2.groups) lines << "group " << group << '\n';
     CopyText(lines.str(), out, bytes);
     return 1;

@@ -54,8 +54,8 @@ def test_a_changed_header_changes_the_model(header: Header, tmp_path: Path) -> N
         ("protocol/window", "kHeaderBlocks = 2;", "kHeaderBlocks = 3;"),
         ("protocol/window", "? 2u : epoch + 1", "? 1u : epoch + 1"),
         ("protocol/window", "return epoch & 1;", "return epoch >> 1 & 1;"),
-        ("protocol/window", "kVerdictRounds = 3;", "kVerdictRounds = 4;"),
-        ("common/verdict", "kBatchesDiffer : 32;", "kBatchesDiffer : 34;"),
+        ("protocol/window", "kCoreBarrierRounds = 3;", "kCoreBarrierRounds = 4;"),
+        ("common/core_barrier", "kBatchesDiffer : 32;", "kBatchesDiffer : 34;"),
     ]:
         path = tmp_path / "op_kernel" / f"{name}.h"
         text = path.read_text()
@@ -125,7 +125,7 @@ def row_read_before_the_wait(lines: list[Json], layout: Layout) -> tuple[str, li
     read = index_of(lines, lambda line: True, event="load", area="data")
     who = {key: lines[read][key] for key in ("rank", "core", "launch")}
     looks = [at for at in range(read) if lines[at].items() >= {**who, "event": "load", "area": "state"}.items()]
-    meeting = max(at for at in looks if layout.place(lines[at]["offset"]).what == "verdict")
+    meeting = max(at for at in looks if layout.place(lines[at]["offset"]).what == "core barrier")
     return "LOAD_ROW", [*lines[:meeting], lines[read], *lines[meeting:read], *lines[read + 1 :]]
 
 

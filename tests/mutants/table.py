@@ -64,7 +64,7 @@ class Mutant:
 # suite, model" says of one mutant what "%" says of all that follow.
 PATCHES = r"""
 # Messages that are waited for in parts.
-@ common/wait
+@ common/status_wait
 = parts_not_awaited: a core goes on when the messages of the first part have come
 ! many ranks
 - if (next == stop_) EndPart();
@@ -127,8 +127,8 @@ PATCHES = r"""
 @ hierarchy/combine
 = sums_of_the_first_chunk: every chunk of tokens has the ids and weights of the first
 ! drawn
-- terms_.Load(*routing_, first, Min(
-+ terms_.Load(*routing_, 0, Min(
+- addends_.Load(*routing_, first, Min(
++ addends_.Load(*routing_, 0, Min(
 % two levels
 = servers_by_first_pair: the source adds the sums of servers in the order of its pairs
 - for (; at > 0 && servers_[at - 1] > server; --at) {
@@ -151,42 +151,41 @@ PATCHES = r"""
 - if (rows != totals_.Total(server) && mine.code == kOk)
 + if (rows > info_->maxBatch && mine.code == kOk)
 = own_terms_before_servers: special experts and the shared expert's row are added before the servers' sums
-- for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, TermKind::kWhole, 0.0f}, part);
-  terms_.Begin(token);
-  for (Term term; terms_.Next(*routing_, term);) Add(term, part);
-+ for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, TermKind::kWhole, 0.0f}, part);
+- for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, AddendKind::kWhole, 0.0f}, part);
+  addends_.Begin(token);
+  for (Addend addend; addends_.Next(*routing_, addend);) Add(addend, part);
++ for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, AddendKind::kWhole, 0.0f}, part);
 
 # Its failures: who is named, in which level, and what ranks that run other algorithms are told.
-@ common/wait
+@ common/status_wait
 = no_level_is_told: a failure does not say in which wait it was found
-- if (verdict.code >= kFirstFatal && verdict.reporter == info_->rank)
+- if (status.code >= kFirstFatal && status.reporter == info_->rank)
 + if (false)
-  verdict.detail0 =
+  status.detail0 =
 @ common/status
 = older_epochs_are_damage: what an older op of hierarchy has left is taken for damage
 - if (IsStale(seen, epoch_)) return true;
 + return IsStale(seen, epoch_);
 @ common/aborts
 = notes_before_their_time: a note of an older op counts
-- if (!whole || epoch != epoch_ || algorithm == algorithm_ || note.code != kOk) return;
-+ if (!whole || algorithm == algorithm_ || note.code != kOk) return;
+- if (!whole || epoch != epoch_ || algorithm == algorithm_ || hint.code != kOk) return;
++ if (!whole || algorithm == algorithm_ || hint.code != kOk) return;
 = core_0_waits_for_its_own_share: core 0 writes no notes while it waits for other cores
-- if (notes_ != nullptr) notes_->Look();
+- if (hints_ != nullptr) hints_->Look();
   if (called_
 = failed_in_the_next_op_is_untold: an abort block of the next op is not counted as a note
--  if (noted_ == source) ++noted_;
+-  if (hinted_ == source) ++hinted_;
   continue;
-@ common/wait
 = fewer_turns_are_kept: a rank that is asked while it asks does not hurry whom it asks
 - turns = watch.turns();
--  notes.Accuse(missed.source, turns);
+-  hints.Accuse(missed.source, turns);
 -  end =
 + turns = watch.turns();
 + end =
 % two levels explored
 @ hierarchy/dispatch
 = messages_pass_on_before_rows: a forwarder's cores do not meet between rows and messages
-- exchange_.MeetAt(0, ForwardRows(relay));
+- exchange_.BarrierAt(0, ForwardRows(relay));
 + exchange_.Fail(ForwardRows(relay));
 @ hierarchy/relay
 = a_relayed_message_before_it_is_loaded: no EnQue and DeQue between load and store of a message
@@ -194,15 +193,15 @@ PATCHES = r"""
 - message = messageQueue_.template DeQue<uint32_t>();
 @ common/exchange
 = meetings_of_both_levels_alike: the second level's meetings have the first one's mark
-- { meetingMark_ = kSecondLevelMark; }
-+ { meetingMark_ = 0; }
+- { barrierTag_ = kSecondLevelTag; }
++ { barrierTag_ = 0; }
 % two levels killed
 = nobody_is_asked: a rank names the one that it misses, which may wait itself
-- if (Noting() && verdict_.code == kCommTimeout && verdict_.reporter == info_->rank)
+- if (SendsHints() && status_.code == kCommTimeout && status_.reporter == info_->rank)
 + if (false)
 @ common/aborts
 = nobody_answers: a rank that is asked goes on waiting
-- if (note.code == kOk && turns_ < kMostTurns && AscendC::GetSystemCycle() >= answerFrom_) note.code = kAccused;
+- if (hint.code == kOk && turns_ < kMostTurns && AscendC::GetSystemCycle() >= answerFrom_) hint.code = kAccused;
 
 # Pipes that do not wait for another.
 % window | missing pipe synchronisation, uninitialised UB read | unseen
@@ -243,7 +242,7 @@ PATCHES = r"""
 - exchange_.LoadPeers();
   segments_.Init(
 @
-  MOE_PHASE(exchange_.stamps(), GatherRows);
+  MOE_PHASE(exchange_.timestamps(), GatherRows);
 + exchange_.LoadPeers();
   FindSegments();
 % window | unflushed scalar write | unseen
@@ -260,38 +259,38 @@ PATCHES = r"""
 + word_.Publish(epoch_);
 = no_sync_before_flags: cores do not meet before the flags, the last one sends them all
 ! window | race between cores, race between ranks | seen, model
-- verdict_ = board_.Meet(round, all);
-+ verdict_ = all;
+- status_ = barrier_.ArriveAndWait(round, all);
++ status_ = all;
 @
 - uint32_t i = FirstPeer(), sent = 0; i < info_->world; i += Senders(), ++sent
 + uint32_t i = core_ + 1 == info_->cores ? 0 : info_->world, sent = 0; i < info_->world; ++i, ++sent
 = no_drain_before_flags: a core comes to a meeting while its stores are under way
 ! window | race between cores, race between ranks, missing pipe synchronisation | unseen, model
 - sender_.Flush();
-  Verdict all = verdict_;
-@ common/verdict
+  OpStatus all = status_;
+@ common/core_barrier
 - AscendC::PipeBarrier<PIPE_ALL>();
   if (cores_ == 1) return mine;
 @ common/exchange
 = no_sync_after_wait: combine: cores do not meet after the wait
 ! window | race between ranks, race between cores, wrong result | seen, model
-- verdict_ = board_.Meet(2, mine);
-+ verdict_ = config_.op == kOpCombine ? mine : board_.Meet(2, mine);
+- status_ = barrier_.ArriveAndWait(2, mine);
++ status_ = config_.op == kOpCombine ? mine : barrier_.ArriveAndWait(2, mine);
 = wait_for_own_share_only: dispatch: a core goes on when its own share of the sources is there
 ! window | out of bounds, race between cores, race between ranks, wrong result | seen, model
-- verdict_ = board_.Meet(2, mine);
-+ verdict_ = config_.op == kOpDispatch ? mine : board_.Meet(2, mine);
+- status_ = barrier_.ArriveAndWait(2, mine);
++ status_ = config_.op == kOpDispatch ? mine : barrier_.ArriveAndWait(2, mine);
 = publish_epoch_too_early: the last core publishes the epoch while others have yet to read it
 ! window | hang, CorruptStatus, wrong part of a window, stale scalar read, race between cores | unseen, model
   if (info.part != kPartFinish) epoch_ = NextEpoch(epoch_);
 + if (core_ + 1 == info.cores) word_.Publish(epoch_);
 @
 - if (core_ == 0) word_.Publish(epoch_);
-@ common/verdict
+@ common/core_barrier
 = slot_stride: meetings of the verdict board are one block too close
 ! window | race between cores, out of bounds | seen
-- board_ + round * kMaxCores * kBlock
-+ board_ + round * (cores_ - 1) * kBlock
+- blocks_ + round * kMaxCores * kBlock
++ blocks_ + round * (cores_ - 1) * kBlock
 @ common/routing
 = every_core_stores_totals: all cores write the totals to the same place
 ! window | race between cores | unseen
@@ -306,20 +305,20 @@ PATCHES = r"""
 - context_->data(peer) + Region(parity_, context_->rank())
 + context_->data(peer) + Region(0, context_->rank())
 @
-- HalfOffset(context_->data_bytes(), parity_)
-+ HalfOffset(context_->data_bytes(), 0)
+- PingPongOffset(context_->data_bytes(), parity_)
++ PingPongOffset(context_->data_bytes(), 0)
 @ common/exchange
 - info_->regions, Parity(epoch_), source)
 + info_->regions, 0, source)
 @
-- HalfOffset(context_.data_bytes(), Parity(epoch_))
-+ HalfOffset(context_.data_bytes(), 0)
+- PingPongOffset(context_.data_bytes(), Parity(epoch_))
++ PingPongOffset(context_.data_bytes(), 0)
 @ common/send
 = single_status_half: status messages of all epochs go to half 0
 ! window | CorruptStatus, wrong part of a window, race between ranks, hang | seen, model
 - StatusOffset(context_->world(), parity_,
 + StatusOffset(context_->world(), 0,
-@ common/wait
+@ common/status_wait
 - StatusOffset(info.world, Parity(epoch), 0)
 + StatusOffset(info.world, 0, 0)
 @ common/status
@@ -333,7 +332,7 @@ PATCHES = r"""
 + complete = complete && (b > 0 || (firstHere && lastHere));
 = half_a_count_block: a reader compares the first half of a block of counts
 ! direct | CorruptStatus, wrong result, race between ranks, RoutingMismatch | seen
-- 1u << kCbOpPhase | 1u << kCbMark;
+- 1u << kCbOpPhase | 1u << kCbTag;
 + 1u << kCbOpPhase;
 @ common/exchange
 = skip_flag_when_zero_rows: no status message to a peer that gets no rows
@@ -344,28 +343,28 @@ PATCHES = r"""
 @ window/combine
 = wrong_half_for_combine: combine's rows use the half of the op before
 + __aicore__ inline uint64_t HalfShift() const {
-+ const uint64_t half = HalfBytes(exchange_.context().data_bytes());
-+ return Parity(exchange_.epoch_) == 0 ? half : 0 - half;
++ const uint64_t pingPong = PingPongBytes(exchange_.context().data_bytes());
++ return Parity(exchange_.epoch_) == 0 ? pingPong : 0 - pingPong;
 + }
-  __aicore__ inline Verdict LoadAllSegments() {
+  __aicore__ inline OpStatus LoadAllSegments() {
 @
 - base = kRdma ? exchange_.sender().rows_at() : 0;
 + base = HalfShift() + (kRdma ? exchange_.sender().rows_at() : 0);
 @
-- exchange_.Half() +
-+ exchange_.Half() + HalfShift() +
-@ window/slots
+- exchange_.PingPong() +
++ exchange_.PingPong() + HalfShift() +
+@ window/combine_indexed
 + __aicore__ inline uint64_t HalfShift() const {
-+ const uint64_t half = HalfBytes(exchange_.context().data_bytes());
-+ return Parity(exchange_.epoch_) == 0 ? half : 0 - half;
++ const uint64_t pingPong = PingPongBytes(exchange_.context().data_bytes());
++ return Parity(exchange_.epoch_) == 0 ? pingPong : 0 - pingPong;
 + }
-  __aicore__ inline Verdict CheckSendCounts() {
+  __aicore__ inline OpStatus CheckSendCounts() {
 @
-- slot * slotStep_,
-+ slot * slotStep_ + HalfShift(),
+- slot * rowStep_,
++ slot * rowStep_ + HalfShift(),
 @
-- exchange_.Half(),
-+ exchange_.Half() + HalfShift(),
+- exchange_.PingPong(),
++ exchange_.PingPong() + HalfShift(),
 @ common/exchange
 - uint32_t epoch_ = 0;
 + public: uint32_t epoch_ = 0;
@@ -374,45 +373,45 @@ PATCHES = r"""
 ! window | race between ranks, race between cores, wrong result | seen, model
 + if (sends) exchange_.SetStatus(segments_, rowBytes_);
   if (sends) {
-  exchange_.MeetAfterSend(
+  exchange_.BarrierAfterSend(
 @
 - exchange_.SetStatus(segments_, rowBytes_);
   } else {
 @ common/weighted_sum
 = canary: combine leaves out the row of k = 0: wrong data in every run
 ! window | wrong result | seen
-- if (!term.travelled && !routing.pairs().Special(id)) continue;
-+ if (k == 0 || (!term.travelled && !routing.pairs().Special(id))) continue;
+- if (!addend.travelled && !routing.pairs().Special(id)) continue;
++ if (k == 0 || (!addend.travelled && !routing.pairs().Special(id))) continue;
 
 # A failure that core 0 finds late, or one core alone, leaves zeros in all of x.
 @ common/exchange
 = sums_not_heard: combine keeps its sums of an op in which another core has failed
 ! sums | wrong result | model
-- Fail(board_.Hear(2));
+- Fail(barrier_.Wait(2));
 @ direct/combine
 = late_failure_not_told: core 0 of direct combine tells the others that all is well before it has judged
 ! sums | wrong result
-+ if (exchange_.core() == 0) exchange_.Tell(Verdict());
++ if (exchange_.core() == 0) exchange_.ArriveBeforeSums(OpStatus());
   const bool good = exchange_.core() != 0 || Judge();
-- exchange_.Tell(Verdict());
-+ if (exchange_.core() != 0) exchange_.Tell(Verdict());
+- exchange_.ArriveBeforeSums(OpStatus());
++ if (exchange_.core() != 0) exchange_.ArriveBeforeSums(OpStatus());
 @ window/combine
 = missing_row_not_told: a core of window combine whose row has not come tells the others that all is well
 ! borders | RoutingMismatch
-- if (item + 1 == end) told.Tell(rows_->missing());
-+ if (item + 1 == end) told.Tell(Verdict());
+- if (item + 1 == end) owner.ArriveBeforeSums(rows_->missing());
++ if (item + 1 == end) owner.ArriveBeforeSums(OpStatus());
 
 # Ops in two launches.
-@ window/slots
+@ window/combine_indexed
 = finish_does_not_count: window combine's finish takes the histograms of another launch
 ! two launches | RoutingMismatch
 - return exchange_.Agree(routing_.Count());
-+ return exchange_.Agree(Verdict());
++ return exchange_.Agree(OpStatus());
 @ protocol/window
 = finish_meets_in_the_past: the cores of a finish find the meetings of the send
 ! two launches | race between cores, wrong result, RoutingMismatch, hang
-- kVerdictMagic ^ epoch ^ (finish ? 1u << 31 : 0u)
-+ kVerdictMagic ^ epoch
+- kCoreBarrierMagic ^ epoch ^ (finish ? 1u << 31 : 0u)
++ kCoreBarrierMagic ^ epoch
 
 # The transport between servers: on one server none of these shows.
 % servers | wrong result | seen
@@ -420,10 +419,10 @@ PATCHES = r"""
 = posted_before_staged: items leave before the cores have met over what they staged
 ! servers | illegal argument, wrong result, hang, out of bounds | seen
 - AscendC::SyncAll<true>();
-@ common/wait
+@ common/status_wait
 = flags_unchecked: a message alone says that its rows have come
 ! flags | wrong result
-- if (rowBytes_ != 0 && verdict.code == kOk && !BlocksCome(next)) break;
+- if (rowBytes_ != 0 && status.code == kOk && !BlocksCome(next)) break;
 @ common/send
 = first_block_unchecked: the flag of the first block of an item is not looked at
 ! flags | wrong result
@@ -448,24 +447,24 @@ PATCHES = r"""
 @ direct/dispatch
 = lists_still_leaving: dispatch: no second meeting, messages leave while other cores store their lists
 ! direct | race between cores, race between ranks, wrong result | seen, model
-- exchange_.MeetAfterSend(Verdict());
+- exchange_.BarrierAfterSend(OpStatus());
 @ common/exchange
 = other_half_filled: rows and lists go to the other half
 ! direct | wrong part of a window | seen
-- Half() const { return HalfOf(info_->rank); }
-+ Half() const {
+- PingPong() const { return PingPongOf(info_->rank); }
++ PingPong() const {
 + return context_.data(info_->rank) +
-+ HalfOffset(context_.data_bytes(), Parity(epoch_) ^ 1u);
++ PingPongOffset(context_.data_bytes(), Parity(epoch_) ^ 1u);
 + }
-@ common/wait
+@ common/status_wait
 = fail_block_ignored: cores other than 0 do not look at the fail block
 ! faults | hang | seen
 - if (given.code != kOk) return given;
 @ common/exchange
 = no_first_meeting: the cores do not meet over their histograms
 ! direct | race between cores, race between ranks, wrong result, uninitialised UB read | seen, model
-- verdict_ = board_.Meet(0, mine);
-+ verdict_ = mine;
+- status_ = barrier_.ArriveAndWait(0, mine);
++ status_ = mine;
 @ direct/publish
 = rows_after_runs: combine: rows are copied into the half after the meeting
 ! direct | race between ranks, race between cores, wrong result | seen, model
@@ -486,19 +485,19 @@ PATCHES = r"""
 @ direct/sum
 = lent_as_published: readers look in the half for rows that lie in a lent area
 ! registered, zero copy | wrong result | seen
-- PhaseOf(header1.GetValue(kH1OpPhase)) == kPhaseLent
+- PhaseOf(header1.GetValue(kH1OpPhase)) == kPhaseRegistered
 + false
-@ common/wait
+@ common/status_wait
 = follower_does_not_wait: cores other than 0 do not wait: they use the messages of their first look
 ! direct | race between ranks, wrong result, race between cores | seen, model
   continue;
   }
 + break;
-  Verdict given;
+  OpStatus given;
 @ direct/gather
 = list_read_before_loaded: no MTE2_S before list entries are read
 ! direct | missing pipe synchronisation, uninitialised UB read | unseen
-  owesTriples_ = info_->triples != 0;
+  owesSourceIndices_ = info_->sourceIndices != 0;
 - SyncFunc<HardEvent::MTE2_S>();
 @ direct/shared_rows
 - SyncFunc<HardEvent::MTE2_V>();
@@ -558,7 +557,7 @@ PATCHES = r"""
 - if (place >= info_->expandRows) continue;
 @ direct/sum
 = lent rows beyond the lent area
-- if (lent + rowBytes_ <= context.lent_bytes()) {
+- if (registered + rowBytes_ <= context.registered_bytes()) {
 + {
 
 # Checks that are off by one.
@@ -584,9 +583,9 @@ PATCHES = r"""
 + if (value[w] > limits[w])
 @ common/report
 = a fatal failure does not replace a collective one
-- >= static_cast<int32_t>(kFirstFatal) || verdict.code < kFirstFatal
+- >= static_cast<int32_t>(kFirstFatal) || status.code < kFirstFatal
 + >= 0
-@ common/wait
+@ common/status_wait
 = no_last_look: after the deadline a wait does not look again
 - if (lastLook) {
 + if (lastLook || expired) {
@@ -603,8 +602,8 @@ PATCHES = r"""
 + == 2) return kInactive;
 @ window/dispatch
 = triple without k
-- tail.SetValue(2, static_cast<int32_t>(k))
-+ tail.SetValue(2, static_cast<int32_t>(k == 1 ? 0 : k))
+- trailer.SetValue(2, static_cast<int32_t>(k))
++ trailer.SetValue(2, static_cast<int32_t>(k == 1 ? 0 : k))
 @ common/outputs
 = expert_token_nums types swapped
 - tiling_->tokenNumsType == 0 ? end
@@ -621,7 +620,7 @@ PATCHES = r"""
 = no status to who gets no rows
 - sender_.PutStatus(peer, MessageAt(at), bytes);
 + if (Failed() || counts.Rows(peer, 0) != 0) sender_.PutStatus(peer, MessageAt(at), bytes);
-@ common/verdict
+@ common/core_barrier
 = the higher rank's error is reported
 - one.source < other.source
 + one.source > other.source
@@ -643,11 +642,11 @@ PATCHES = r"""
 = weight of another pair
 - weightBuf_.Get<int32_t>().GetValue(i));
 + weightBuf_.Get<int32_t>().GetValue(0));
-@ window/slots
+@ window/combine_indexed
 = a row that has not come is taken from an earlier op
 ! borders
-- GetValue(i * (kBlock / sizeof(uint64_t))) != mark_) {
-+ GetValue(i * (kBlock / sizeof(uint64_t))) == mark_ + 1) {
+- GetValue(i * (kBlock / sizeof(uint64_t))) != tag_) {
++ GetValue(i * (kBlock / sizeof(uint64_t))) == tag_ + 1) {
 @ common/weighted_sum
 = shared expert for inactive tokens
 - !active_ || sharedX_ == nullptr
@@ -661,14 +660,14 @@ PATCHES = r"""
 + const DataCopyExtParams params{Pieces(count), bytes, 0, 0, 0};
 @ common/status
 = other_alignment_unseen: a rank whose rows begin elsewhere is taken for one that has sent garbage
-- Differs(kFieldRowUnit, RowUnitOf(config_.types), RowUnitOf(types), source, v);
+- Differs(kFieldRowUnit, TypesRowUnit(config_.types), TypesRowUnit(types), source, v);
 + Differs(kFieldRowUnit, kBlock, kBlock, source, v);
 
 # Rows that come back as int8.
 % suite
 @ direct/sum
 = direct, rows that stay are read as they were
-- info_->expandRows != 0 && info_->quantMode == 0) {
+- info_->expandRows != 0 && CommQuantMode(*info_) == 0) {
 + info_->expandRows != 0) {
 @ common/quantize
 = no PIPE_V between the maxima of blocks and their scales
@@ -678,11 +677,11 @@ PATCHES = r"""
 
 # What only programs of many kinds reach: chunks, batches, parts and loads after the first, and bugs of transport.
 % drawn
-@ window/slots
+@ window/combine_indexed
 = no V_MTE3 before marked rows leave
 - SyncFunc<HardEvent::V_MTE3>();
   }
-  __aicore__ inline void SendSlot
+  __aicore__ inline void SendIndexed
 @ window/dispatch
 = k of a later chunk that is sent begins at 0
   const uint64_t base = kRdma ? exchange_.sender().rows_at() : 0;
@@ -693,10 +692,10 @@ PATCHES = r"""
 - if (end_ - begin_ > chunk) pairs_.Load(at, count);
 @ window/combine
 = the shared expert's row in the first part only
-- for (Term term; terms_.Next(routing, term);) {
-+ for (Term term; terms_.Next(routing, term) && (term.travelled || part == 0);) {
+- for (Addend addend; addends_.Next(routing, addend);) {
++ for (Addend addend; addends_.Next(routing, addend) && (addend.travelled || part == 0);) {
 = combine AlignEnd left out
-- if (verdict.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
+- if (status.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
 @ common/exchange
 = the item of a far peer lacks a row
 - items_.Put(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
@@ -708,7 +707,7 @@ PATCHES = r"""
 @ common/quantize
 = no S_V between a row's maximum and the next
 - SyncFunc<HardEvent::S_V>();
-@ window/slots
+@ window/combine_indexed
 = rows of a token are in eight slots
 - static_cast<uint64_t>(assist_.Word(row, 1)) * info_->topK + assist_.Word(row, 2);
 + static_cast<uint64_t>(assist_.Word(row, 1)) * info_->topK + Min(assist_.Word(row, 2), 7);
@@ -722,7 +721,7 @@ PATCHES = r"""
 @ common/aborts
 = half an abort block is an abort
 ! failures
-- if (magic != kAbortMagic || words.GetValue(at + kAbMark) != kAbortMagic) continue;
+- if (magic != kAbortMagic || words.GetValue(at + kAbTag) != kAbortMagic) continue;
 + if (magic != kAbortMagic) continue;
 = an abort of the next op ends this one
 ! failures
@@ -735,13 +734,13 @@ PATCHES = r"""
 + return epoch_;
 @ common/aborts
 = an abort is passed on as one's own
-- verdict.reporter = words.GetValue(at + kAbReporter);
-+ verdict.reporter = rank_;
+- status.reporter = words.GetValue(at + kAbReporter);
++ status.reporter = rank_;
 = core 0 looks at no abort while it waits for the other cores
 ! failures
 - if (called_ || ++looks_ % kLooksAnAbort != 0) return;
 + return;
-@ common/wait
+@ common/status_wait
 = a core that is called reads no reason
 ! failures
 - const bool last = expired || lastLook;
@@ -749,28 +748,28 @@ PATCHES = r"""
 @ common/exchange
 = core 0 does not leave that an op of its rank has failed
 ! failures
-- fail.Post(verdict_.code);
+- localAbort.Post(status_.code);
   AscendC::PipeBarrier<PIPE_ALL>();
 + AscendC::PipeBarrier<PIPE_ALL>();
 = hashes are left out where counts are unknown
 ! failures
-- Worsen(verdict_, waiter.JudgeHashes(rowsKnown));
-+ Worsen(verdict_, waiter.JudgeHashes(true));
-@ common/verdict
+- Worsen(status_, waiter.JudgeHashes(rowsKnown));
++ Worsen(status_, waiter.JudgeHashes(true));
+@ common/core_barrier
 = a mismatch of expand_idx goes before one of counts
-- (verdict.detail0 & kMismatchIndex) != 0 ? 65 : 64;
-+ (verdict.detail0 & kMismatchIndex) != 0 ? 63 : 64;
+- (status.detail0 & kMismatchIndex) != 0 ? 65 : 64;
++ (status.detail0 & kMismatchIndex) != 0 ? 63 : 64;
 = fatal errors are told by rank alone
 ! failures
-- if (verdict.code >= kFirstFatal) return verdict.code - kFirstFatal;
-+ if (verdict.code >= kFirstFatal) return 0;
+- if (status.code >= kFirstFatal) return status.code - kFirstFatal;
++ if (status.code >= kFirstFatal) return 0;
 @ common/report
 = no abort to ranks that wait
-- if (rank != info_->rank && Arrived(headers, rank) && !sender.servers().Far(rank))
+- if (rank != info_->rank && Arrived(headers, rank) && !sender.servers().InterNode(rank))
 + if (false)
 = no abort to ranks that come later
 ! failures
-- if (rank != info_->rank && !Arrived(headers, rank) && !sender.servers().Far(rank))
+- if (rank != info_->rank && !Arrived(headers, rank) && !sender.servers().InterNode(rank))
 + if (false)
 = no MTE2_S behind a far header
 - SyncFunc<HardEvent::MTE2_S>();
@@ -778,16 +777,16 @@ PATCHES = r"""
 + const uint32_t at = HeaderAt(parity, rank), epoch
 = ranks that are awaited are not listed
 ! failures
-- if (Arrived(headers, info_->rank)) ListAwaited(headers, words, verdict);
+- if (Arrived(headers, info_->rank)) ListAwaited(headers, words, status);
 + (void)0;
 @ common/exchange
 = a failed send does not take its epoch
 - if (core_ == 0) word_.Publish(epoch_);
-+ if (core_ == 0 && verdict_.code < kFirstFatal) word_.Publish(epoch_);
++ if (core_ == 0 && status_.code < kFirstFatal) word_.Publish(epoch_);
 = what core 0 has given up the others wait for
 ! failures
-- Worsen(verdict_, waiter.Follow(fail));
-+ waiter.Follow(fail);
+- Worsen(status_, waiter.Follow(localAbort));
++ waiter.Follow(localAbort);
 """
 
 
@@ -804,17 +803,17 @@ def read(patches: str) -> list[Mutant]:
         about = usual
         hunks: list[tuple[str, list[str], list[str]]] = [(header, [], [])]
         for line in lines:
-            mark, text = line[:1], line[2:]
-            if mark == "%":
+            tag, text = line[:1], line[2:]
+            if tag == "%":
                 usual = text
-            elif mark == "!":
+            elif tag == "!":
                 about = text
-            elif mark == "@":
+            elif tag == "@":
                 header = text or header
                 hunks.append((header, [], []))
-            elif mark in ("-", " "):
+            elif tag in ("-", " "):
                 hunks[-1][1].append(text)
-            if mark in ("+", " "):
+            if tag in ("+", " "):
                 hunks[-1][2].append(text)
         if not name:
             continue

@@ -68,7 +68,7 @@ FORBIDDEN = [
 # Only the waits, stamps, and the probe of what waits stand on, may look at the clock or say that they poll.
 POLLS = {
     f"op_kernel/{name}.h"
-    for name in ("common/aborts", "common/base", "common/exchange", "common/verdict", "common/wait")
+    for name in ("common/aborts", "common/base", "common/exchange", "common/core_barrier", "common/status_wait")
 }
 POLLS |= {f"op_kernel/probe/{name}.h" for name in ("probe", "shared")}
 
@@ -160,7 +160,7 @@ def test_cpp_folders_hold_what_they_may() -> None:
         ("twin/include/twin/api/copy.h", '#include "protocol/window.h"'),
         ("op_host/cann/tiling.h", "TWIN_POLL_HINT();"),
         *(
-            ("op_kernel/window/slots.h", line)
+            ("op_kernel/window/combine_indexed.h", line)
             for line in (
                 *("#include <algorithm>", "static int calls = 0;", "float x = 0.5;", "for (;;) {}"),
                 "AscendC::GetSystemCycle();",

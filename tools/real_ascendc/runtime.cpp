@@ -292,7 +292,7 @@ int main(int count, char** words) {
             if (steps[i].lent != 0)
                 reinterpret_cast<moe::MoeDistributeCombineTiling*>(
                     steps[i].arguments[Count(ascend_moe_distribute_combine) - 1])
-                    ->info.lentGeneration = static_cast<uint32_t>(steps[i].lent);
+                    ->info.registeredGeneration = static_cast<uint32_t>(steps[i].lent);
             if (!InProcesses(steps[i].cores, RunCore)) {
                 __atomic_store_n(&job.failed, 1, __ATOMIC_RELEASE);
                 _exit(2);

@@ -57,7 +57,7 @@ bool HasRun(uint64_t last);
 // code when the stream is no stream. A null stream is the current device's default stream.
 VNPU_EXPORT int vnpu_enqueue(void* stream, void (*fn)(void*), void* arg, void (*drop)(void*), VnpuNeeds needs);
 
-// The same for anything that can be called without arguments; it is kept for as long as it may run.
+// The same for anything that can be called without arguments; it lives as long as it may run.
 template <typename F>
 int vnpu_enqueue_call(void* stream, F call, VnpuNeeds needs = kNeedsNothing) {
     return vnpu_enqueue(

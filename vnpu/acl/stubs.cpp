@@ -59,7 +59,7 @@ VNPU_REFUSED(rtFunctionRegister)
 VNPU_REFUSED(rtGetC2cCtrlAddr)
 VNPU_REFUSED(rtKernelLaunch)
 
-// Options are kept by CANN; here 0 is what every one of them says.
+// CANN stores options; here every option is 0.
 VNPU_EXPORT int aclrtGetSysParamOpt(int, int64_t* value) {
     if (!value) return vnpu::kParamInvalid;
     *value = 0;

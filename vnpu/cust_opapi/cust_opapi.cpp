@@ -75,7 +75,7 @@ std::string FileOfEngine() {
 }
 
 // As the tiling function reads it.
-int NearStores() {
+int IntraNodeStores() {
     const char* given = getenv("ASCEND_MOE_INTRA_NODE_STORES");
     return given != nullptr && strcmp(given, "1") == 0 ? 1 : 0;
 }
@@ -180,11 +180,12 @@ int CommunicatorOf(const char* group, int32_t context_kind, int32_t ranks_per_se
         made.window = windows.bases[0];
         // On an A2 the state area is the last of HCCL's own MiB.
         const uint64_t state = context_kind == static_cast<int32_t>(moe::kContextA2) ? moe::kMiB : 0;
-        const uint64_t lent = static_cast<uint64_t>(moe::LentMiBOf()) * moe::kMiB;
-        made.handle = TheLibrary().am_comm_create(windows.rank, windows.world, windows.bases,
-                                                  windows.data_bytes - state - lent, lent, windows.live_fds);
+        const uint64_t registered = static_cast<uint64_t>(moe::RegisteredMiBOf()) * moe::kMiB;
+        made.handle =
+            TheLibrary().am_comm_create(windows.rank, windows.world, windows.bases,
+                                        windows.data_bytes - state - registered, registered, windows.live_fds);
         if (made.handle == nullptr || TheLibrary().am_comm_use_context(made.handle, context_kind) != 0 ||
-            TheLibrary().am_comm_use_servers(made.handle, ranks_per_server, NearStores()) != 0) {
+            TheLibrary().am_comm_use_servers(made.handle, ranks_per_server, IntraNodeStores()) != 0) {
             vnpu_error("no communicator of the twin over group_ep '%s' (context kind %d, %d ranks a server)", group,
                        context_kind, ranks_per_server);
             return kInnerError;
@@ -205,12 +206,12 @@ void Complete(moe::CallSpec& spec, const std::vector<uint8_t>& tiling) {
     memcpy(&info, tiling.data() + sizeof(moe::MoeDistributeMc2Head), sizeof(info));
     spec.context_kind = static_cast<int32_t>(info.contextKind);
     spec.ranks_per_server = static_cast<int32_t>(info.ranksPerServer);
-    spec.near_stores = info.nearRanks > 1 ? 1 : 0;
+    spec.intra_node_stores = info.intraNodeRanks > 1 ? 1 : 0;
     spec.rdma_flags = static_cast<int32_t>(info.rdmaFlags);
-    spec.meeting = static_cast<int32_t>(info.meeting);
-    spec.stamps = static_cast<int32_t>(info.stamps);
+    spec.core_barrier = static_cast<int32_t>(info.coreBarrier);
+    spec.timestamps = static_cast<int32_t>(info.timestamps);
     spec.window_mib = info.windowMiB;
-    spec.lent_mib = static_cast<int64_t>(info.lentBytes / moe::kMiB);
+    spec.registered_mib = static_cast<int64_t>(info.registeredBytes / moe::kMiB);
     spec.cores = info.cores;
     spec.deadline_micros = static_cast<int64_t>(info.deadlineCycles / moe::kCyclesPerMicro);
 }
@@ -266,8 +267,8 @@ int PrepareProbe(const cann_shim::Tensor& report, const char* type, const char* 
     moe::MoeProbeTiling probe;
     memcpy(&probe, tiling.data(), sizeof(probe));
     void* comm = nullptr;
-    if (const int status =
-            CommunicatorOf(group, static_cast<int32_t>(probe.contextKind), static_cast<int32_t>(probe.nearRanks), comm))
+    if (const int status = CommunicatorOf(group, static_cast<int32_t>(probe.contextKind),
+                                          static_cast<int32_t>(probe.intraNodeRanks), comm))
         return status;
     made.run = [comm, type, tiling = std::move(tiling), words = static_cast<uint32_t*>(report.data)] {
         Count(counts.launches, type);

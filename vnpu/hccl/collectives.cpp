@@ -51,7 +51,7 @@ HcclResult Run(Comm& comm, const Collective& collective) {
     const int64_t rounds = collective.rounds(comm);
     if (rounds < 0) return static_cast<HcclResult>(-rounds);
     for (int64_t round = 0; round < rounds; ++round) {
-        const uint64_t offset = comm.parity * HalfBytes(comm);
+        const uint64_t offset = comm.parity * PingPongBytes(comm);
         comm.parity ^= 1;
         const auto half = [&](int r) -> const uint8_t* { return ops::DataOf(comm.bases[r]) + offset; };
         if (collective.write) {
@@ -70,9 +70,11 @@ bool Call::operator==(const Call& other) const {
            type == other.type && reduce == other.reduce && root == other.root;
 }
 
-uint64_t HalfBytes(const Comm& comm) { return comm.data_bytes / 2 / 64 * 64; }
+uint64_t PingPongBytes(const Comm& comm) { return comm.data_bytes / 2 / 64 * 64; }
 
-uint64_t ShareBytes(const Comm& comm, int shares) { return HalfBytes(comm) / static_cast<uint64_t>(shares) / 64 * 64; }
+uint64_t ShareBytes(const Comm& comm, int shares) {
+    return PingPongBytes(comm) / static_cast<uint64_t>(shares) / 64 * 64;
+}
 
 HcclResult Enqueue(std::shared_ptr<Comm> comm, Collective collective, void* stream) {
     return vnpu_enqueue_call(stream, [comm = std::move(comm), collective = std::move(collective)] {
@@ -280,7 +282,7 @@ VNPU_EXPORT HcclResult HcclAlltoAllV(const void* send, const void* send_counts, 
                     stream);
 }
 
-// The matrix holds what rank i sends to rank j at [i * world + j]; both sides lie packed.
+// The matrix holds what rank i sends to rank j at [i * world + j]; both sides are contiguous.
 VNPU_EXPORT HcclResult HcclAlltoAllVC(const void* send, const void* matrix, DataType send_type, const void* receive,
                                       DataType receive_type, void* handle, void* stream) {
     std::shared_ptr<Comm> comm;

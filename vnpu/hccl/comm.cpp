@@ -46,8 +46,8 @@ HcclResult MapWindows(Comm* comm, int file) {
 
 }  // namespace
 
-HcclResult Meet(const RootInfo& info, int rank, int world, uint64_t data_bytes, const std::string& name,
-                std::shared_ptr<Comm>* out) {
+HcclResult ConnectRanks(const RootInfo& info, int rank, int world, uint64_t data_bytes, const std::string& name,
+                        std::shared_ptr<Comm>* out) {
     if (world < 1 || world > kMaxRanks || rank < 0 || rank >= world) {
         vnpu_error("HcclCommInitRootInfo: rank %d of %d; the virtual NPU has at most %d ranks", rank, world, kMaxRanks);
         return kHcclParameter;
@@ -74,7 +74,7 @@ Comm::~Comm() {
         RankOf(control, rank)->left.store(1, std::memory_order_release);
         munmap(control, ControlBytes(world));
     }
-    if (windows_lent) return;
+    if (windows_registered) return;
     if (windows) munmap(windows, WindowStride(data_bytes) * static_cast<uint64_t>(world));
     for (int fd : live_fds) {
         if (fd >= 0) close(fd);
@@ -229,7 +229,7 @@ int vnpu_comm_windows(const char* group_name, VnpuWindows* out) {
         vnpu_error("no HCCL communicator of this process is named %s (get_hccl_comm_name gives the name)", group_name);
         return vnpu::kHcclNotFound;
     }
-    comm->windows_lent = true;
+    comm->windows_registered = true;
     out->rank = comm->rank;
     out->world = comm->world;
     out->data_bytes = comm->data_bytes;
@@ -268,7 +268,8 @@ HcclResult Init(const RootInfo* info, uint32_t world, uint32_t rank, const CommC
     const std::string name =
         config && config->name[0] ? std::string(config->name, strnlen(config->name, kNameBytes)) : "";
     std::shared_ptr<Comm> comm;
-    if (HcclResult code = Meet(*info, static_cast<int>(rank), static_cast<int>(world), mib << 20, name, &comm)) {
+    if (HcclResult code =
+            ConnectRanks(*info, static_cast<int>(rank), static_cast<int>(world), mib << 20, name, &comm)) {
         return code;
     }
     *out = Register(std::move(comm));
@@ -314,13 +315,13 @@ VNPU_EXPORT HcclResult HcclCommDestroy(void* handle) {
     std::shared_ptr<Comm> comm = Find(handle, "HcclCommDestroy");
     if (!comm) return kHcclNotFound;
     // Messages that were sent are delivered first. If that fails, stderr has the error and the end goes on.
-    WaitFor(*comm, [&](int r) { return OnItsWay(*comm, r); }, "CommDestroy, a message on its way");
+    WaitFor(*comm, [&](int r) { return InFlight(*comm, r); }, "CommDestroy, a message in flight");
     RankOf(comm->control, comm->rank)->left.store(1, std::memory_order_release);
     Forget(handle);
     return kHcclSuccess;
 }
 
-// Never an error: every failure is returned by the call that meets it. torch_npu's watchdog ends the process
+// Never an error: every failure is returned by the call that it affects. torch_npu's watchdog ends the process
 // on an error seen here, even one that is just being raised as an exception with the failed rank's name.
 VNPU_EXPORT HcclResult HcclGetCommAsyncError(void* handle, HcclResult* code) {
     if (!code || !Find(handle, "HcclGetCommAsyncError")) return kHcclPointer;

@@ -104,8 +104,8 @@ struct Comm {
     uint8_t* control = nullptr;
     uint8_t* windows = nullptr;
     std::vector<void*> bases;
-    std::vector<int32_t> live_fds;  // pidfds; -1 for oneself
-    bool windows_lent = false;      // handed to an operator library: stay mapped until the process ends
+    std::vector<int32_t> live_fds;    // pidfds; -1 for oneself
+    bool windows_registered = false;  // handed to an operator library: stay mapped until the process ends
 
     std::mutex mutex;  // one call at a time
     uint64_t sequence = 0;
@@ -113,15 +113,15 @@ struct Comm {
     uint64_t parity = 0;
 };
 
-// Meets the other ranks and maps the memory. kHcclSuccess and *out, or a code after vnpu_error.
-HcclResult Meet(const RootInfo& info, int rank, int world, uint64_t data_bytes, const std::string& name,
-                std::shared_ptr<Comm>* out);
+// Connects to the other ranks and maps the memory. kHcclSuccess and *out, or a code after vnpu_error.
+HcclResult ConnectRanks(const RootInfo& info, int rank, int world, uint64_t data_bytes, const std::string& name,
+                        std::shared_ptr<Comm>* out);
 
 // The process behind this pidfd has ended.
 bool Gone(int pidfd);
-// Ends the communicator for every rank, unless it has ended already; tells it and returns the code.
+// Ends the communicator for every rank, unless it has ended already; reports it and returns the code.
 HcclResult Fail(Comm& comm, HcclResult code, int culprit, const std::string& text);
-// kHcclSuccess, or the code of the failure that has ended the communicator, told again.
+// kHcclSuccess, or the code of the failure that has ended the communicator, reported again.
 HcclResult CheckFailed(Comm& comm);
 // Waits until awaited(r) is false for every rank r. Ends with a code that names the rank when it is gone,
 // when it has left the communicator, or after vnpu_timeout_seconds().
@@ -136,10 +136,10 @@ void* Register(std::shared_ptr<Comm> comm);
 void Forget(void* handle);
 
 // ---- rendezvous ----
-// The root info tells where the communicator's memory can be opened: a file without a name that the root
+// The root info says where the communicator's memory can be opened: a file without a name that the root
 // holds until all have come.
 
-// Makes the memory of a new communicator and tells in `info` where it is.
+// Makes the memory of a new communicator and writes its place into `info`.
 HcclResult MakeRootInfo(RootInfo* info);
 
 // Opens that memory as comm->rank of comm->world, fills comm->control and comm->live_fds, and waits for the
@@ -168,7 +168,7 @@ struct Collective {
 };
 
 // Bytes of one half of a data area.
-uint64_t HalfBytes(const Comm& comm);
+uint64_t PingPongBytes(const Comm& comm);
 // Pieces of a share: the bytes of a half that are one of `shares`, whole elements of any type.
 uint64_t ShareBytes(const Comm& comm, int shares);
 
@@ -185,12 +185,12 @@ bool Reducible(DataType type);
 void Reduce(DataType type, ReduceOp op, void* out, const void* const* sources, int ranks, uint64_t count);
 
 // ---- messages that have been sent and not yet received. A send never waits for its receiver, as on a
-// device: bytes that do not fit into the channel are kept, and a thread moves them on later ----
+// device: bytes that do not fit into the channel are stored, and a thread moves them on later ----
 
-// Sends a message after those already on their way to that rank.
+// Sends a message after those already in flight to that rank.
 void Post(const std::shared_ptr<Comm>& comm, int peer, const void* data, uint64_t bytes);
 
-// True while a message of this communicator for that rank is on its way.
-bool OnItsWay(const Comm& comm, int peer);
+// True while a message of this communicator for that rank is in flight.
+bool InFlight(const Comm& comm, int peer);
 
 }  // namespace vnpu

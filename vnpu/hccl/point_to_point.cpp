@@ -226,7 +226,7 @@ void Post(const std::shared_ptr<Comm>& comm, int peer, const void* data, uint64_
     std::thread(Carry).detach();
 }
 
-bool OnItsWay(const Comm& comm, int peer) {
+bool InFlight(const Comm& comm, int peer) {
     Outbox& outbox = TheOutbox();
     std::lock_guard<std::mutex> lock(outbox.mutex);
     return outbox.carrier == getpid() && BehindAnother(outbox.messages, comm, peer);

@@ -355,7 +355,7 @@ def test_records_that_are_not_dispatchs_are_refused(wrong: str) -> None:
 
     with LocalCluster(CASE.world, window_mib=8) as cluster:
         found = cluster.run(body)
-    assert isinstance(found[odd], ArgumentError) and "behind its triples" in str(found[odd])
+    assert isinstance(found[odd], ArgumentError) and "behind its source indices" in str(found[odd])
     for rank in {0, 1, 3}:
         if wrong == "number":  # known before messages leave
             assert isinstance(found[rank], ArgumentError) and found[rank].details == found[odd].details

@@ -19,14 +19,14 @@ constexpr std::chrono::milliseconds kLook{20};
 
 class Group {
 public:
-    explicit Group(uint32_t world) : posts_(world) {}
+    explicit Group(uint32_t world) : entries_(world) {}
 
     void Launch(Device& device, uint32_t slot, const LaunchSpec& spec, const std::function<void()>& kernel) {
         std::unique_lock<std::mutex> lock(mutex_);
-        Post mine{&device, &spec, &kernel, nullptr, false};
-        posts_[slot] = &mine;
+        Entry mine{&device, &spec, &kernel, nullptr, false};
+        entries_[slot] = &mine;
         ++waiting_;
-        if (waiting_ == posts_.size()) {
+        if (waiting_ == entries_.size()) {
             RunAll();
         } else {
             // When some ranks do not come, the others run without them, and the finding names the missing
@@ -43,7 +43,7 @@ public:
     }
 
 private:
-    struct Post {
+    struct Entry {
         Device* device;
         const LaunchSpec* spec;
         const std::function<void()>* kernel;
@@ -53,24 +53,24 @@ private:
 
     void RunAll() {
         std::vector<RankProgram> programs;
-        std::vector<ProgramStep> steps(posts_.size());
-        std::vector<Post*> ran;
-        for (size_t i = 0; i < posts_.size(); ++i) {
-            Post* post = posts_[i];
-            if (post == nullptr) continue;
-            steps[i].spec = *post->spec;
-            steps[i].kernel = *post->kernel;
+        std::vector<ProgramStep> steps(entries_.size());
+        std::vector<Entry*> ran;
+        for (size_t i = 0; i < entries_.size(); ++i) {
+            Entry* entry = entries_[i];
+            if (entry == nullptr) continue;
+            steps[i].spec = *entry->spec;
+            steps[i].kernel = *entry->kernel;
             RankProgram program;
-            program.rank = post->device->rank();
-            program.idle = &post->device->idle();
+            program.rank = entry->device->rank();
+            program.idle = &entry->device->idle();
             program.steps = {&steps[i]};
             programs.push_back(program);
-            ran.push_back(post);
+            ran.push_back(entry);
         }
         RunOptions options;
         options.hang_is_finding = false;
         options.explicit_sync = true;
-        for (const Post* post : ran) options.explicit_sync = options.explicit_sync && !post->spec->watch_polls;
+        for (const Entry* entry : ran) options.explicit_sync = options.explicit_sync && !entry->spec->watch_polls;
         if (const char* seed = getenv("ASCEND_MOE_SEED")) {
             options.seed = strtoull(seed, nullptr, 10) + ++runs_;
             options.policy = Policy::kRandom;
@@ -81,14 +81,14 @@ private:
             if (result.failed) ran[i]->failure = std::make_exception_ptr(Fault(result.kind, result.message));
             ran[i]->done = true;
         }
-        for (Post*& post : posts_) post = nullptr;
+        for (Entry*& entry : entries_) entry = nullptr;
         waiting_ = 0;
         met_.notify_all();
     }
 
     std::mutex mutex_;
     std::condition_variable met_;
-    std::vector<Post*> posts_;
+    std::vector<Entry*> entries_;
     size_t waiting_ = 0;
     uint64_t runs_ = 0;
     Explorer explorer_;

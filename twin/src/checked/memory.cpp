@@ -43,11 +43,11 @@ void World::TouchGm(CoreState& core, Pipe pipe, const Access& access, const Touc
     const bool flag_store = t.write && (range.atomic_blocks || (small_block && GuessesFlags(core, range)));
     for (uint32_t i = 0; i < access.count; ++i) {
         const uintptr_t begin = access.begin + i * access.stride;
-        const bool ruled = range.kind == GmKind::kWindowData || range.kind == GmKind::kWindowLent;
+        const bool ruled = range.kind == GmKind::kWindowData || range.kind == GmKind::kWindowRegistered;
         if (ruled && core.rank->step->spec.window_rule) {
             const char* reason = core.rank->step->spec.window_rule(begin, access.bytes, t.write);
-            TWIN_RAISE_IF(reason != nullptr, kWrongHalf, in.loc, "%s of %llu bytes at byte %llu of \"%s\": %s", in.name,
-                          static_cast<unsigned long long>(access.bytes),
+            TWIN_RAISE_IF(reason != nullptr, kWrongWindowPart, in.loc, "%s of %llu bytes at byte %llu of \"%s\": %s",
+                          in.name, static_cast<unsigned long long>(access.bytes),
                           static_cast<unsigned long long>(begin - range.begin), range.name, reason);
         }
         if (!t.write && dirty_lines_ > 0) CheckDirty(core, pipe, begin, access.bytes, t);
@@ -109,7 +109,7 @@ void World::TouchGmPiece(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t b
     }
 }
 
-// ---- stores on their way ----
+// ---- stores in flight ----
 
 void World::MakeStore(CoreState& core, QueuedOp& op, const GmRange& where, ClockId release, bool force) {
     const Access& to = op.instruction.write;
@@ -268,13 +268,13 @@ void World::LandAll(CoreState& core) {
 CacheLine& World::Fetch(CoreState& core, uintptr_t line, const GmRange& range, const Loc& loc) {
     const auto cached = core.cache.find(line);
     if (cached != core.cache.end()) return cached->second;
-    CacheLine& fresh = core.cache[line];
+    CacheLine& line_read = core.cache[line];
     const uintptr_t begin = std::max(line, range.begin), end = std::min(line + kLineBytes, range.end);
-    memcpy(fresh.bytes + (begin - line), reinterpret_cast<const void*>(begin), end - begin);
-    memcpy(fresh.fetched, fresh.bytes, kLineBytes);
-    for (uintptr_t at = begin; at < end; ++at) fresh.valid |= 1ull << (at - line);
-    fresh.fetched_at = loc;
-    return fresh;
+    memcpy(line_read.bytes + (begin - line), reinterpret_cast<const void*>(begin), end - begin);
+    memcpy(line_read.fetched, line_read.bytes, kLineBytes);
+    for (uintptr_t at = begin; at < end; ++at) line_read.valid |= 1ull << (at - line);
+    line_read.fetched_at = loc;
+    return line_read;
 }
 
 void World::LoadCached(CoreState& core, uintptr_t from, uint32_t bytes, void* value, const GmRange& where,

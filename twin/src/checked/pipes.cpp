@@ -11,7 +11,7 @@ namespace twin {
 namespace {
 constexpr uint32_t kPeerBits = 16;
 constexpr size_t kEffectChunk = 64 * 1024;
-constexpr uint8_t kFreshUb = 0xA5;
+constexpr uint8_t kUnwrittenUb = 0xA5;
 }  // namespace
 
 // The scalar pipe's clock at the moment when it issues an instruction.
@@ -193,7 +193,7 @@ bool World::RunHead(CoreState& core, uint32_t pipe, bool force) {
             if (op.instruction.write.bytes != 0) {
                 const uint32_t begin =
                     static_cast<uint32_t>(op.instruction.write.begin - reinterpret_cast<uintptr_t>(core.ub));
-                memset(core.ub + begin, kFreshUb, op.instruction.write.bytes);
+                memset(core.ub + begin, kUnwrittenUb, op.instruction.write.bytes);
                 Shadow::Fill(&core.ub_blocks[begin / kBlockBytes], 0, op.instruction.write.bytes, false);
             }
             break;
@@ -313,7 +313,7 @@ void World::Carved(CoreState& core, uint32_t begin, uint32_t bytes) {
     if (!Idle(core))
         ForceAll(core);  // instructions in the queues must not read the poison; the clocks show whether they race
     core.ub_high = std::max(core.ub_high, begin + bytes);
-    memset(core.ub + begin, kFreshUb, bytes);
+    memset(core.ub + begin, kUnwrittenUb, bytes);
     Shadow::Fill(&core.ub_blocks[begin / kBlockBytes], 0, bytes, false);
 }
 

@@ -38,7 +38,7 @@ void AddAgent(Core&, CopyQueues* queues) { World::Call(&World::AddAgent, queues)
 void FlagSet(uint32_t flag, Pipe from, const Loc& loc) { World::Call(&World::FlagSet, flag, from, loc); }
 void FlagWait(uint32_t flag, Pipe to, const Loc& loc) { World::Call(&World::FlagWait, flag, to, loc); }
 void Barrier(Pipe pipe, const Loc& loc) { World::Call(&World::Barrier, pipe, loc); }
-void SettlePipe(Pipe pipe) { World::Call(&World::ForcePipe, static_cast<uint32_t>(pipe)); }
+void CompletePipe(Pipe pipe) { World::Call(&World::ForcePipe, static_cast<uint32_t>(pipe)); }
 void UbCarved(uint32_t begin, uint32_t bytes) { World::Call(&World::Carved, begin, bytes); }
 void UbExposed() { Here().ub_high = kUbBytes; }
 void UbPointed() {
@@ -50,7 +50,7 @@ void CleanLines(uintptr_t address, bool all, const Loc& loc) { World::Call(&Worl
 void SyncAllCores(const Loc& loc) { World::Call(&World::SyncAll, loc); }
 void PollYield(const Loc& loc) { World::Call(&World::Poll, loc, false); }
 void SuspectedPoll(const Loc& loc) { World::Call(&World::Poll, loc, true); }
-void GiveWay(const Loc& loc, bool idle) { World::Call(&World::GiveWay, loc, idle); }
+void Yield(const Loc& loc, bool idle) { World::Call(&World::Yield, loc, idle); }
 int64_t SystemCycle() { return WorldOf(Here()).cycles(); }
 void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc) { World::Call(&World::CrossSet, mode, pipe, id, loc); }
 void CrossCoreWait(int id, const Loc& loc) { World::Call(&World::CrossWait, id, loc); }
@@ -420,7 +420,7 @@ void World::Poll(CoreState& core, const Loc& loc, bool suspected) {
 }
 
 // A loop that may be an undeclared poll lets all others run first, whatever the policy.
-void World::GiveWay(CoreState& core, const Loc& loc, bool idle) {
+void World::Yield(CoreState& core, const Loc& loc, bool idle) {
     if (!idle) core.idle_since = std::chrono::steady_clock::time_point::max();
     const auto now = std::chrono::steady_clock::now();
     core.idle_since = std::min(core.idle_since, now);

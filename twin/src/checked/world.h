@@ -24,7 +24,7 @@ namespace checked {
 
 enum class Queued : uint8_t { kEffect, kSet, kWait, kBarrier };
 
-// An instruction, or a token between instructions, on its way through a pipe.
+// An instruction, or a token between instructions, in flight through a pipe.
 struct QueuedOp {
     Queued kind;
     uint32_t number;  // program order, and the site of an effect
@@ -101,7 +101,7 @@ struct CoreState {
     bool woken = false;      // polling: bytes that it looked at have landed
     bool suspected = false;  // its poll was noticed, not declared
     uint32_t fruitless = 0;  // suspected polls since anything landed
-    std::chrono::steady_clock::time_point idle_since = std::chrono::steady_clock::time_point::max();  // in GiveWay
+    std::chrono::steady_clock::time_point idle_since = std::chrono::steady_clock::time_point::max();  // in Yield
     uint32_t wait_flag = 0, wait_turn = 0;
     int cross_id = 0;
     uint32_t cross_turn = 0;
@@ -177,7 +177,7 @@ public:
     void Released(CoreState& core);
     void SyncAll(CoreState& core, const Loc& loc);
     void Poll(CoreState& core, const Loc& loc, bool suspected);
-    void GiveWay(CoreState& core, const Loc& loc, bool idle);
+    void Yield(CoreState& core, const Loc& loc, bool idle);
     void CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc);
     void CrossWait(CoreState& core, int id, const Loc& loc);
     void AddAgent(CoreState& core, CopyQueues* queues);

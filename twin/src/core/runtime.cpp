@@ -42,7 +42,7 @@ const char* FindingName(Finding kind) {
         case Finding::kStaleRead: return "stale scalar read";
         case Finding::kUnflushedWrite: return "unflushed scalar write";
         case Finding::kSharedLine: return "cache line shared by two writers";
-        case Finding::kWrongHalf: return "wrong part of a window";
+        case Finding::kWrongWindowPart: return "wrong part of a window";
         case Finding::kCoreRace: return "race between cores";
         case Finding::kRankRace: return "race between ranks";
         case Finding::kHang: return "hang";

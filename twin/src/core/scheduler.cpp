@@ -77,7 +77,7 @@ void SleepOn(uint32_t* doorbell, uint32_t seen) {
 void SyncAllCores(const Loc& loc) { g_current_core->scheduler->SyncAll(loc); }
 void PollYield(const Loc& loc) { g_current_core->scheduler->Poll(loc); }
 void SuspectedPoll(const Loc& loc) { g_current_core->scheduler->Poll(loc); }
-void GiveWay(const Loc& loc, bool idle) { g_current_core->scheduler->GiveWay(loc, idle); }
+void Yield(const Loc& loc, bool idle) { g_current_core->scheduler->Yield(loc, idle); }
 void CrossCoreSet(int mode, Pipe, int id, const Loc& loc) {
     g_current_core->launch->cross.Set(g_current_core->index, BlockNum(), mode, id, loc);
 }
@@ -101,7 +101,7 @@ void Scheduler::EndKernel(FastCore& slot) {
 }
 
 void Scheduler::Block(CoreStatus status, const Loc& loc) {
-    if (current_->core.forward.Any()) ForwardSettle(current_->core.forward);
+    if (current_->core.forward.Any()) ForwardComplete(current_->core.forward);
     LeaveFiber(*current_, status, loc);
 }
 
@@ -119,7 +119,7 @@ void Scheduler::Poll(const Loc& loc) {
     Block(CoreStatus::kPolling, loc);
     if (core.recorder != nullptr) core.recorder->PollEnds(core);
 }
-void Scheduler::GiveWay(const Loc& loc, bool idle) {
+void Scheduler::Yield(const Loc& loc, bool idle) {
     FastCore& slot = *current_;
     slot.repeats = idle;
     Block(CoreStatus::kReady, loc);

@@ -72,7 +72,7 @@ public:
     // Called from fibers.
     void SyncAll(const Loc& loc);
     void Poll(const Loc& loc);
-    void GiveWay(const Loc& loc, bool idle);
+    void Yield(const Loc& loc, bool idle);
     void CrossWait(int id, const Loc& loc);
 
 private:

@@ -8,7 +8,7 @@
 //
 // Which accesses may be deferred
 //   - A copy from GM to UB (ForwardCopy) of one piece of at least 512 bytes without padding, from a tensor of rows
-//     (GmRange::bulk), a data window or a lent window whose blocks are not published one by one: not lists and
+//     (GmRange::bulk), a data window or a registered window whose blocks are not published one by one: not lists and
 //     tables, which the scalar unit reads word by word. The table has 64 such rows.
 //   - Cast of such a row to float32 (ForwardCast), and Muls of the result (ForwardScale): one term.
 //   - Add of a term to a sum in place (ForwardAdd): up to 8 terms of one element type in the order of the
@@ -26,7 +26,7 @@
 //     it makes it first (ForwardOverwrite, ForwardWrite). FreeTensor drops the ranges of its buffer, Destroy
 //     all.
 //   - A store to GM makes the copies whose source it overlaps (ForwardStore).
-//   - Everything is made (ForwardSettle) before each of these: a store to a state window, to a range with a
+//   - Everything is made (ForwardComplete) before each of these: a store to a state window, to a range with a
 //     doorbell or with blocks that are published whole; a read of such blocks; a scalar store to GM; a
 //     scalar read of a state window; an instruction that does not declare what it touches in UB; SyncAll, a
 //     poll and any other wait; GetPhyAddr, which also ends deferral for the rest of the launch.
@@ -66,9 +66,9 @@ constexpr uint32_t kLooks = 8;
 bool Overlap(uintptr_t a, uintptr_t a_end, uintptr_t b, uintptr_t b_end) { return a < b_end && b < a_end; }
 uintptr_t EndOf(const ForwardedRow& row) { return row.ub + row.bytes; }
 uint64_t SumBytes(const ForwardedSum& sum) { return uint64_t{sum.count} * sizeof(float); }
-uint64_t TermBytes(const ForwardedTerm& term) { return uint64_t{term.count} * sizeof(float); }
-uint64_t SourceBytes(const ForwardedTerm& term) {
-    return uint64_t{term.count} * (term.type == TermType::kFloat ? sizeof(float) : sizeof(half));
+uint64_t AddendBytes(const ForwardedAddend& addend) { return uint64_t{addend.count} * sizeof(float); }
+uint64_t SourceBytes(const ForwardedAddend& addend) {
+    return uint64_t{addend.count} * (addend.type == AddendType::kFloat ? sizeof(float) : sizeof(half));
 }
 
 float Wide(const float* p, uint32_t i) { return LoadAt(p, i); }
@@ -77,19 +77,19 @@ float Wide(const bfloat16_t* p, uint32_t i) { return static_cast<float>(LoadAt(p
 
 // Computes a term as the instructions would have: each step rounds, nothing is fused.
 template <class T>
-void TermOf(const ForwardedTerm& term) {
-    RunBest([to = reinterpret_cast<float*>(term.ub), from = reinterpret_cast<const T*>(term.gm), weight = term.weight,
-             n = term.count] {
+void AddendOf(const ForwardedAddend& addend) {
+    RunBest([to = reinterpret_cast<float*>(addend.ub), from = reinterpret_cast<const T*>(addend.gm),
+             weight = addend.weight, n = addend.count] {
         TWIN_ELEMENTWISE
         for (uint32_t i = 0; i < n; ++i) StoreAt(to, i, Wide(from, i) * weight);
     });
 }
-void RunTerm(const ForwardedTerm& term) {
-    switch (term.type) {
-        case TermType::kFloat: return TermOf<float>(term);
-        case TermType::kHalf: return TermOf<half>(term);
-        case TermType::kBf16: return TermOf<bfloat16_t>(term);
-        case TermType::kNone: return;
+void RunAddend(const ForwardedAddend& addend) {
+    switch (addend.type) {
+        case AddendType::kFloat: return AddendOf<float>(addend);
+        case AddendType::kHalf: return AddendOf<half>(addend);
+        case AddendType::kBf16: return AddendOf<bfloat16_t>(addend);
+        case AddendType::kNone: return;
     }
 }
 
@@ -104,8 +104,8 @@ void Widen(Forward& forward, const ForwardedRow& row) {
     if (EndOf(row) > forward.rows_end) forward.rows_end = EndOf(row);
     Widen(forward, row.ub, row.bytes, row.gm, row.bytes);
 }
-void Widen(Forward& forward, const ForwardedTerm& term) {
-    Widen(forward, term.ub, TermBytes(term), term.gm, SourceBytes(term));
+void Widen(Forward& forward, const ForwardedAddend& addend) {
+    Widen(forward, addend.ub, AddendBytes(addend), addend.gm, SourceBytes(addend));
 }
 // Resets the hulls once nothing is deferred. Until then they may be too wide: a search in vain costs less
 // than to narrow them.
@@ -113,14 +113,14 @@ void Shrink(Forward& forward) {
     if (forward.count != 0) return;
     forward.rows_begin = ~uintptr_t{0};
     forward.rows_end = 0;
-    if (forward.term.type != TermType::kNone || forward.sum.waits()) return;
+    if (forward.addend.type != AddendType::kNone || forward.sum.waits()) return;
     forward.ub_begin = forward.gm_begin = ~uintptr_t{0};
     forward.ub_end = forward.gm_end = 0;
 }
 
 // How many rows have to be looked at for these UB bytes: all or none.
-uint32_t RowsNear(const Forward& forward, uintptr_t begin, uintptr_t end) {
-    return forward.NearRows(begin, end) ? forward.count : 0;
+uint32_t RowsOverlapping(const Forward& forward, uintptr_t begin, uintptr_t end) {
+    return forward.MayOverlapRows(begin, end) ? forward.count : 0;
 }
 
 // Callers shrink the hulls when they are done.
@@ -128,21 +128,21 @@ void Forget(Forward& forward, uint32_t i) { forward.rows[i] = forward.rows[--for
 void Make(const ForwardedRow& row) {
     memcpy(reinterpret_cast<void*>(row.ub), reinterpret_cast<const void*>(row.gm), row.bytes);
 }
-void MakeTerm(Forward& forward) {
-    RunTerm(forward.term);
-    forward.term.type = TermType::kNone;
+void MakeAddend(Forward& forward) {
+    RunAddend(forward.addend);
+    forward.addend.type = AddendType::kNone;
 }
 
 // kCount terms, in the order in which they are added.
 template <class T, uint32_t kCount>
-struct Terms {
+struct Addends {
     const T* from[kCount];
     float weight[kCount];
 
-    explicit Terms(const ForwardedTerm* term) {
+    explicit Addends(const ForwardedAddend* addend) {
         for (uint32_t k = 0; k < kCount; ++k) {
-            from[k] = reinterpret_cast<const T*>(term[k].gm);
-            weight[k] = term[k].weight;
+            from[k] = reinterpret_cast<const T*>(addend[k].gm);
+            weight[k] = addend[k].weight;
         }
     }
     inline __attribute__((always_inline)) float AddTo(float value, uint32_t i) const {
@@ -153,12 +153,12 @@ struct Terms {
 };
 
 // Adds kCount terms in one pass, or the largest power of two of them that there are. Returns how many.
-template <class T, uint32_t kCount = ForwardedSum::kTerms>
-uint32_t AddTerms(float* sums, uint32_t n, const ForwardedTerm* term, uint32_t terms) {
+template <class T, uint32_t kCount = ForwardedSum::kAddends>
+uint32_t AddAddends(float* sums, uint32_t n, const ForwardedAddend* addend, uint32_t addends) {
     if constexpr (kCount > 1) {
-        if (terms < kCount) return AddTerms<T, kCount / 2>(sums, n, term, terms);
+        if (addends < kCount) return AddAddends<T, kCount / 2>(sums, n, addend, addends);
     }
-    RunBest([=, add = Terms<T, kCount>(term)] {
+    RunBest([=, add = Addends<T, kCount>(addend)] {
         TWIN_ELEMENTWISE
         for (uint32_t i = 0; i < n; ++i) StoreAt(sums, i, add.AddTo(LoadAt(sums, i), i));
     });
@@ -167,25 +167,25 @@ uint32_t AddTerms(float* sums, uint32_t n, const ForwardedTerm* term, uint32_t t
 template <class T>
 void AddAll(const ForwardedSum& sum) {
     float* sums = reinterpret_cast<float*>(sum.ub);
-    for (uint32_t k = 0; k < sum.terms;) k += AddTerms<T>(sums, sum.count, sum.term + k, sum.terms - k);
+    for (uint32_t k = 0; k < sum.addends;) k += AddAddends<T>(sums, sum.count, sum.addend + k, sum.addends - k);
 }
 // The sum's floats at its place in UB; it goes on waiting.
 void Compute(const ForwardedSum& sum) {
     if (sum.zeroed) memset(reinterpret_cast<void*>(sum.ub), 0, SumBytes(sum));
-    switch (sum.terms == 0 ? TermType::kNone : sum.term[0].type) {
-        case TermType::kFloat: return AddAll<float>(sum);
-        case TermType::kHalf: return AddAll<half>(sum);
-        case TermType::kBf16: return AddAll<bfloat16_t>(sum);
-        case TermType::kNone: return;
+    switch (sum.addends == 0 ? AddendType::kNone : sum.addend[0].type) {
+        case AddendType::kFloat: return AddAll<float>(sum);
+        case AddendType::kHalf: return AddAll<half>(sum);
+        case AddendType::kBf16: return AddAll<bfloat16_t>(sum);
+        case AddendType::kNone: return;
     }
 }
 // A sum that begins with zeros, rounded to nearest to the type of its terms: in one pass, its floats in registers.
-template <class T, uint32_t kCount = ForwardedSum::kTerms>
+template <class T, uint32_t kCount = ForwardedSum::kAddends>
 void Round(const ForwardedSum& sum, T* to) {
     if constexpr (kCount > 1) {
-        if (sum.terms < kCount) return Round<T, kCount - 1>(sum, to);
+        if (sum.addends < kCount) return Round<T, kCount - 1>(sum, to);
     }
-    RunBest([to, n = sum.count, add = Terms<T, kCount>(sum.term)] {
+    RunBest([to, n = sum.count, add = Addends<T, kCount>(sum.addend)] {
         TWIN_ELEMENTWISE
         for (uint32_t i = 0; i < n; ++i) StoreAt(to, i, CastOne<RoundMode::CAST_RINT, T>(add.AddTo(0.0f, i)));
     });
@@ -193,7 +193,7 @@ void Round(const ForwardedSum& sum, T* to) {
 void MakeSum(Forward& forward) {
     ForwardedSum& sum = forward.sum;
     Compute(sum);
-    sum.terms = 0;
+    sum.addends = 0;
     sum.zeroed = false;
 }
 bool SumIn(const Forward& forward, uintptr_t begin, uintptr_t end) {
@@ -201,34 +201,34 @@ bool SumIn(const Forward& forward, uintptr_t begin, uintptr_t end) {
     return sum.waits() && Overlap(sum.ub, sum.ub + SumBytes(sum), begin, end);
 }
 bool SumReads(const Forward& forward, uintptr_t begin, uintptr_t end) {
-    for (uint32_t i = 0; i < forward.sum.terms; ++i) {
-        const ForwardedTerm& term = forward.sum.term[i];
-        if (Overlap(term.gm, term.gm + SourceBytes(term), begin, end)) return true;
+    for (uint32_t i = 0; i < forward.sum.addends; ++i) {
+        const ForwardedAddend& addend = forward.sum.addend[i];
+        if (Overlap(addend.gm, addend.gm + SourceBytes(addend), begin, end)) return true;
     }
     return false;
 }
-bool TermIn(const Forward& forward, uintptr_t begin, uintptr_t end) {
-    const ForwardedTerm& term = forward.term;
-    return term.type != TermType::kNone && Overlap(term.ub, term.ub + TermBytes(term), begin, end);
+bool AddendIn(const Forward& forward, uintptr_t begin, uintptr_t end) {
+    const ForwardedAddend& addend = forward.addend;
+    return addend.type != AddendType::kNone && Overlap(addend.ub, addend.ub + AddendBytes(addend), begin, end);
 }
 // Makes the sum and the term that overlap these UB bytes. True when there was such a sum or term.
 bool MakeFloats(Forward& forward, uintptr_t begin, uintptr_t end) {
     const bool sum = SumIn(forward, begin, end);
     if (sum) MakeSum(forward);
-    const bool term = TermIn(forward, begin, end);
-    if (term) MakeTerm(forward);
-    return sum || term;
+    const bool addend = AddendIn(forward, begin, end);
+    if (addend) MakeAddend(forward);
+    return sum || addend;
 }
-bool IsTerm(const Forward& forward, uintptr_t ub, uint32_t count) {
-    const ForwardedTerm& term = forward.term;
-    return term.type != TermType::kNone && term.ub == ub && term.count == count;
+bool IsAddend(const Forward& forward, uintptr_t ub, uint32_t count) {
+    const ForwardedAddend& addend = forward.addend;
+    return addend.type != AddendType::kNone && addend.ub == ub && addend.count == count;
 }
 
 }  // namespace
 
 void ForwardRead(Forward& forward, uintptr_t begin, uintptr_t end) {
     bool made = MakeFloats(forward, begin, end);
-    for (uint32_t i = RowsNear(forward, begin, end); i-- > 0;) {
+    for (uint32_t i = RowsOverlapping(forward, begin, end); i-- > 0;) {
         ForwardedRow& row = forward.rows[i];
         if (!Overlap(row.ub, EndOf(row), begin, end)) continue;
         const uintptr_t from = begin > row.ub ? begin : row.ub, to = end < EndOf(row) ? end : EndOf(row);
@@ -245,7 +245,7 @@ void ForwardRead(Forward& forward, uintptr_t begin, uintptr_t end) {
 
 void ForwardWrite(Forward& forward, uintptr_t begin, uintptr_t end) {
     bool made = MakeFloats(forward, begin, end);
-    for (uint32_t i = RowsNear(forward, begin, end); i-- > 0;) {
+    for (uint32_t i = RowsOverlapping(forward, begin, end); i-- > 0;) {
         if (!Overlap(forward.rows[i].ub, EndOf(forward.rows[i]), begin, end)) continue;
         Make(forward.rows[i]);
         Forget(forward, i);
@@ -258,14 +258,14 @@ namespace {
 // Drops the term and the sum that lie within these UB bytes. True when there was such a term or sum.
 bool DropFloats(Forward& forward, uintptr_t begin, uintptr_t end) {
     bool dropped = false;
-    const ForwardedTerm& term = forward.term;
-    if (term.type != TermType::kNone && term.ub >= begin && term.ub + TermBytes(term) <= end) {
-        forward.term.type = TermType::kNone;
+    const ForwardedAddend& addend = forward.addend;
+    if (addend.type != AddendType::kNone && addend.ub >= begin && addend.ub + AddendBytes(addend) <= end) {
+        forward.addend.type = AddendType::kNone;
         dropped = true;
     }
     const ForwardedSum& sum = forward.sum;
     if (sum.waits() && sum.ub >= begin && sum.ub + SumBytes(sum) <= end) {
-        forward.sum.terms = 0;
+        forward.sum.addends = 0;
         forward.sum.zeroed = false;
         dropped = true;
     }
@@ -275,7 +275,7 @@ bool DropFloats(Forward& forward, uintptr_t begin, uintptr_t end) {
 
 void ForwardDrop(Forward& forward, uintptr_t begin, uintptr_t end) {
     bool dropped = DropFloats(forward, begin, end);
-    for (uint32_t i = RowsNear(forward, begin, end); i-- > 0;) {
+    for (uint32_t i = RowsOverlapping(forward, begin, end); i-- > 0;) {
         if (forward.rows[i].ub < begin || EndOf(forward.rows[i]) > end) continue;
         Forget(forward, i);
         dropped = true;
@@ -287,7 +287,7 @@ void ForwardDrop(Forward& forward, uintptr_t begin, uintptr_t end) {
 void ForwardOverwrite(Forward& forward, uintptr_t begin, uintptr_t end) {
     bool gone = DropFloats(forward, begin, end);
     gone = MakeFloats(forward, begin, end) || gone;
-    for (uint32_t i = RowsNear(forward, begin, end); i-- > 0;) {
+    for (uint32_t i = RowsOverlapping(forward, begin, end); i-- > 0;) {
         const ForwardedRow& row = forward.rows[i];
         if (!Overlap(row.ub, EndOf(row), begin, end)) continue;
         if (row.ub < begin || EndOf(row) > end) Make(row);
@@ -299,9 +299,10 @@ void ForwardOverwrite(Forward& forward, uintptr_t begin, uintptr_t end) {
 
 void ForwardStore(Forward& forward, uintptr_t begin, uintptr_t end) {
     if (begin >= forward.gm_end || forward.gm_begin >= end) return;
-    const ForwardedTerm& term = forward.term;
+    const ForwardedAddend& addend = forward.addend;
     if (SumReads(forward, begin, end)) MakeSum(forward);
-    if (term.type != TermType::kNone && Overlap(term.gm, term.gm + SourceBytes(term), begin, end)) MakeTerm(forward);
+    if (addend.type != AddendType::kNone && Overlap(addend.gm, addend.gm + SourceBytes(addend), begin, end))
+        MakeAddend(forward);
     for (uint32_t i = forward.count; i-- > 0;) {
         const ForwardedRow& row = forward.rows[i];
         if (!Overlap(row.gm, row.gm + row.bytes, begin, end)) continue;
@@ -311,23 +312,23 @@ void ForwardStore(Forward& forward, uintptr_t begin, uintptr_t end) {
     Shrink(forward);
 }
 
-void ForwardSettle(Forward& forward) {
+void ForwardComplete(Forward& forward) {
     MakeSum(forward);
-    MakeTerm(forward);
+    MakeAddend(forward);
     for (uint32_t i = 0; i < forward.count; ++i) Make(forward.rows[i]);
     ForwardDrop(forward);
 }
 
 void ForwardDrop(Forward& forward) {
     forward.count = 0;
-    forward.term.type = TermType::kNone;
-    forward.sum.terms = 0;
+    forward.addend.type = AddendType::kNone;
+    forward.sum.addends = 0;
     forward.sum.zeroed = false;
     Shrink(forward);
 }
 
 void ForwardCopy(Forward& forward, uintptr_t ub, uintptr_t gm, uint64_t bytes) {
-    if (forward.Near(ub, ub + bytes)) ForwardOverwrite(forward, ub, ub + bytes);
+    if (forward.MayOverlap(ub, ub + bytes)) ForwardOverwrite(forward, ub, ub + bytes);
     if (forward.count == Forward::kRows) {
         Make(forward.rows[0]);
         Forget(forward, 0);
@@ -338,7 +339,7 @@ void ForwardCopy(Forward& forward, uintptr_t ub, uintptr_t gm, uint64_t bytes) {
 
 const uint8_t* ForwardSource(Forward& forward, uintptr_t begin, uint64_t bytes) {
     const uintptr_t end = begin + bytes;
-    if (!forward.Near(begin, end)) return nullptr;
+    if (!forward.MayOverlap(begin, end)) return nullptr;
     for (uint32_t step = 0; step < forward.count; ++step) {
         const uint32_t i = (forward.next + step) % forward.count;
         const ForwardedRow& row = forward.rows[i];
@@ -350,30 +351,30 @@ const uint8_t* ForwardSource(Forward& forward, uintptr_t begin, uint64_t bytes) 
     return nullptr;
 }
 
-bool ForwardCast(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type) {
-    const uint64_t element = type == TermType::kFloat ? sizeof(float) : sizeof(half);
+bool ForwardCast(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, AddendType type) {
+    const uint64_t element = type == AddendType::kFloat ? sizeof(float) : sizeof(half);
     const uint64_t bytes = uint64_t{count} * sizeof(float);
     if (bytes < Forward::kLeastBytes || Overlap(to, to + bytes, from, from + count * element)) return false;
-    if (TermIn(forward, from, from + count * element)) return false;
+    if (AddendIn(forward, from, from + count * element)) return false;
     const uint8_t* source = ForwardSource(forward, from, count * element);
     if (source == nullptr) return false;
     // There is one term at a time. The kernel may still read the previous one, so it is made unless this cast
     // overwrites it.
     ForwardOverwrite(forward, to, to + bytes);
-    MakeTerm(forward);
-    forward.term = {to, count, type, false, 1.0f, reinterpret_cast<uintptr_t>(source)};
-    Widen(forward, forward.term);
+    MakeAddend(forward);
+    forward.addend = {to, count, type, false, 1.0f, reinterpret_cast<uintptr_t>(source)};
+    Widen(forward, forward.addend);
     return true;
 }
 
-bool ForwardRound(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type) {
+bool ForwardRound(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, AddendType type) {
     const ForwardedSum& sum = forward.sum;
-    if (!sum.zeroed || sum.terms == 0 || sum.ub != from || sum.count != count) return false;
+    if (!sum.zeroed || sum.addends == 0 || sum.ub != from || sum.count != count) return false;
     const uintptr_t end = to + uint64_t{count} * sizeof(half);
-    if (type == TermType::kFloat || type != sum.term[0].type) return false;
+    if (type == AddendType::kFloat || type != sum.addend[0].type) return false;
     if (Overlap(to, end, from, from + SumBytes(sum))) return false;
-    if (forward.Near(to, end)) ForwardOverwrite(forward, to, end);
-    if (type == TermType::kHalf) {
+    if (forward.MayOverlap(to, end)) ForwardOverwrite(forward, to, end);
+    if (type == AddendType::kHalf) {
         Round(sum, reinterpret_cast<half*>(to));
     } else {
         Round(sum, reinterpret_cast<bfloat16_t*>(to));
@@ -383,35 +384,36 @@ bool ForwardRound(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count
 
 bool ForwardScale(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, float weight) {
     if (to != from)
-        return ForwardCast(forward, to, from, count, TermType::kFloat) && ForwardScale(forward, to, to, count, weight);
-    if (!IsTerm(forward, to, count) || forward.term.scaled) return false;
-    forward.term.scaled = true;
-    forward.term.weight = weight;
+        return ForwardCast(forward, to, from, count, AddendType::kFloat) &&
+               ForwardScale(forward, to, to, count, weight);
+    if (!IsAddend(forward, to, count) || forward.addend.scaled) return false;
+    forward.addend.scaled = true;
+    forward.addend.weight = weight;
     return true;
 }
 
 bool ForwardAdd(Forward& forward, uintptr_t to, uintptr_t a, uintptr_t b, uint32_t count) {
-    if (to != a || !IsTerm(forward, b, count)) return false;
+    if (to != a || !IsAddend(forward, b, count)) return false;
     const uintptr_t end = to + uint64_t{count} * sizeof(float);
     if (Overlap(to, end, b, b + (end - to))) return false;
     ForwardedSum& sum = forward.sum;
-    const bool typed = sum.terms == 0 || sum.term[0].type == forward.term.type;
+    const bool typed = sum.addends == 0 || sum.addend[0].type == forward.addend.type;
     const bool same = typed && sum.waits() && sum.ub == to && sum.count == count;
-    if (!same || sum.terms == ForwardedSum::kTerms) {
+    if (!same || sum.addends == ForwardedSum::kAddends) {
         ForwardWrite(forward, to, end);
         MakeSum(forward);
         sum.ub = to;
         sum.count = count;
     }
-    sum.term[sum.terms++] = forward.term;
-    Widen(forward, to, end - to, forward.term.gm, SourceBytes(forward.term));
+    sum.addend[sum.addends++] = forward.addend;
+    Widen(forward, to, end - to, forward.addend.gm, SourceBytes(forward.addend));
     return true;
 }
 
 bool ForwardFill(Forward& forward, uintptr_t to, uint32_t count, float value) {
     const uint64_t bytes = uint64_t{count} * sizeof(float);
     if (!forward.enabled || FloatBits(value) != 0 || bytes < Forward::kLeastBytes) return false;
-    if (forward.Near(to, to + bytes)) ForwardOverwrite(forward, to, to + bytes);
+    if (forward.MayOverlap(to, to + bytes)) ForwardOverwrite(forward, to, to + bytes);
     MakeSum(forward);
     forward.sum.ub = to;
     forward.sum.count = count;

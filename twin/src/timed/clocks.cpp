@@ -115,10 +115,10 @@ void World::Vector(CoreState& core, const Instruction& instruction) {
 }
 
 // What a core moves of its rate: all of it where every piece begins at a multiple of 512 bytes of its area.
-double World::ShareOf(const Access& far, const GmRange& range) const {
+double World::ShareOf(const Access& gm, const GmRange& range) const {
     constexpr uint64_t kLine = 512;
-    const uint64_t begin = range.at + (far.begin - range.begin);
-    const bool aligned = begin % kLine == 0 && (far.count == 1 || far.stride % kLine == 0);
+    const uint64_t begin = range.at + (gm.begin - range.begin);
+    const bool aligned = begin % kLine == 0 && (gm.count == 1 || gm.stride % kLine == 0);
     return aligned ? 1 : costs_.unaligned_share;
 }
 
@@ -165,12 +165,12 @@ Outcome World::Schedule(CoreState& core, const Instruction& instruction) {
     // Cores with an earlier clock reserve bandwidth first.
     YieldUntil(core, core.now);
     const bool store = instruction.pipe == Pipe::kMte3;
-    const Access& far = store ? instruction.write : instruction.reads[0];
-    const uint64_t extent = (far.count - 1) * far.stride + far.bytes;
-    Copy copy{&FindGm(core.core, far.begin, extent, instruction.loc), 0, 0, 1, 0, 0, 0};
+    const Access& gm = store ? instruction.write : instruction.reads[0];
+    const uint64_t extent = (gm.count - 1) * gm.stride + gm.bytes;
+    Copy copy{&FindGm(core.core, gm.begin, extent, instruction.loc), 0, 0, 1, 0, 0, 0};
     copy.owner = copy.range->owner >= 0 ? static_cast<uint32_t>(copy.range->owner) : core.rank->index;
-    copy.bytes = static_cast<double>(far.bytes * far.count);
-    copy.share = ShareOf(far, *copy.range);
+    copy.bytes = static_cast<double>(gm.bytes * gm.count);
+    copy.share = ShareOf(gm, *copy.range);
     const bool window = copy.range->window();
     const int peer = window ? static_cast<int>(copy.owner) : -1;
     const bool status = copy.range->atomic_blocks;
@@ -181,19 +181,19 @@ Outcome World::Schedule(CoreState& core, const Instruction& instruction) {
     } else {
         Read(core, instruction, copy);
     }
-    const bool left_out = !options_.payload && !status && !instruction.atomic && far.bytes >= options_.payload_bytes &&
+    const bool left_out = !options_.payload && !status && !instruction.atomic && gm.bytes >= options_.payload_bytes &&
                           (copy.range->bulk || (window && copy.range->kind != GmKind::kWindowState));
     if (store && status && !instruction.atomic) {
         const uint64_t flow = Defer(core, instruction, copy);
-        Trace(core, Pipe::kMte3, instruction.name, copy.start, copy.end, far.bytes * far.count, peer, flow);
+        Trace(core, Pipe::kMte3, instruction.name, copy.start, copy.end, gm.bytes * gm.count, peer, flow);
         return Outcome::kLater;
     }
-    Trace(core, instruction.pipe, instruction.name, copy.start, copy.end, far.bytes * far.count, peer);
+    Trace(core, instruction.pipe, instruction.name, copy.start, copy.end, gm.bytes * gm.count, peer);
     if (!store && status) {
         // The value is the one that memory has when the request arrives.
         const double at = std::max(handed, copy.end - fabric_->RoundTrip(core.rank->index, copy.owner, false) / 2);
         YieldUntil(core, at);
-        Look(core, far, at);
+        Look(core, gm, at);
     }
     // The row is not copied. Its first bytes are not zero, because kernels may treat rows of zeros
     // differently.
@@ -240,9 +240,9 @@ void World::Barrier(CoreState& core, Pipe pipe) {
         clock.ready = std::max(clock.ready, clock.done);
         return;
     }
-    for (Pipe each : {Pipe::kV, Pipe::kMte2, Pipe::kMte3}) Settle(core, each);
+    for (Pipe each : {Pipe::kV, Pipe::kMte2, Pipe::kMte3}) WaitPipe(core, each);
 }
-void World::Settle(CoreState& core, Pipe pipe) { Wait(core, core.pipes[Index(pipe)].done, CauseOf(pipe)); }
+void World::WaitPipe(CoreState& core, Pipe pipe) { Wait(core, core.pipes[Index(pipe)].done, CauseOf(pipe)); }
 
 // ---- status ----
 

@@ -70,7 +70,7 @@ private:
 
 class Fabric {
 public:
-    enum class Way : uint8_t { kOwn, kPackage, kServer, kFar };
+    enum class Link : uint8_t { kOwn, kPackage, kServer, kInterNode };
 
     Fabric(const Costs& costs, uint32_t ranks) : costs_(costs) {
         for (uint32_t rank = 0; rank < ranks; ++rank) {
@@ -83,31 +83,32 @@ public:
         }
     }
 
-    Way WayOf(uint32_t from, uint32_t to) const {
-        if (from == to) return Way::kOwn;
+    Link LinkOf(uint32_t from, uint32_t to) const {
+        if (from == to) return Link::kOwn;
         const auto share = [&](double size) {
             const uint32_t n = size < 1 ? 1 : static_cast<uint32_t>(size);
             return from / n == to / n;
         };
-        if (share(costs_.ranks_per_package)) return Way::kPackage;
-        return share(costs_.ranks_per_server) ? Way::kServer : Way::kFar;
+        if (share(costs_.ranks_per_package)) return Link::kPackage;
+        return share(costs_.ranks_per_server) ? Link::kServer : Link::kInterNode;
     }
     // There and back, without the time that bytes take.
     double RoundTrip(uint32_t from, uint32_t to, bool store) const {
-        switch (WayOf(from, to)) {
-            case Way::kOwn: return store ? costs_.write_latency_ns : costs_.read_latency_ns;
-            case Way::kPackage: return costs_.package_latency_ns + costs_.read_latency_ns;
-            case Way::kServer: return costs_.server_latency_ns + costs_.read_latency_ns;
+        switch (LinkOf(from, to)) {
+            case Link::kOwn: return store ? costs_.write_latency_ns : costs_.read_latency_ns;
+            case Link::kPackage: return costs_.package_latency_ns + costs_.read_latency_ns;
+            case Link::kServer: return costs_.server_latency_ns + costs_.read_latency_ns;
             default: return costs_.far_latency_ns + costs_.read_latency_ns;
         }
     }
     // `bytes` leave `source` at `start` and get to `target`: when the last has arrived, without latency.
     double Carry(uint32_t source, uint32_t target, double start, double bytes, uint32_t memory_of) {
         double end = memory_[memory_of].Reserve(start, bytes);
-        const Way way = WayOf(source, target);
-        if (way == Way::kOwn) return end;
-        if (way != Way::kPackage && costs_.mesh != 0) return std::max(end, Mesh(source, target).Reserve(start, bytes));
-        std::vector<Bandwidth>& links = way == Way::kPackage ? package_ : plane_;
+        const Link link = LinkOf(source, target);
+        if (link == Link::kOwn) return end;
+        if (link != Link::kPackage && costs_.mesh != 0)
+            return std::max(end, Mesh(source, target).Reserve(start, bytes));
+        std::vector<Bandwidth>& links = link == Link::kPackage ? package_ : plane_;
         end = std::max(end, links[2 * source].Reserve(start, bytes));
         return std::max(end, links[2 * target + 1].Reserve(start, bytes));
     }

@@ -201,7 +201,7 @@ void World::Collect(TimedResult& result) {
 void World::EndKernel(CoreState& core) {
     RankState& rank = *core.rank;
     Barrier(core, Pipe::kAll);
-    result_.meetings = std::max<uint64_t>(result_.meetings, core.core.meetings);
+    result_.core_barriers = std::max<uint64_t>(result_.core_barriers, core.core.core_barriers);
     EndWait(core);
     EndPhase(core);
     if (core.now < rank.end && rank.last != nullptr) return;
@@ -311,11 +311,11 @@ using timed::WorldOf;
 void FlagSet(uint32_t flag, Pipe from, const Loc&) { WorldOf(Here()).FlagSet(Here(), flag, from); }
 void FlagWait(uint32_t flag, Pipe to, const Loc&) { WorldOf(Here()).FlagWait(Here(), flag, to); }
 void Barrier(Pipe pipe, const Loc&) { WorldOf(Here()).Barrier(Here(), pipe); }
-void SettlePipe(Pipe pipe) { WorldOf(Here()).Settle(Here(), pipe); }
+void CompletePipe(Pipe pipe) { WorldOf(Here()).WaitPipe(Here(), pipe); }
 void SyncAllCores(const Loc& loc) { WorldOf(Here()).SyncAll(Here(), loc); }
 void PollYield(const Loc& loc) { WorldOf(Here()).Poll(Here(), loc); }
 void SuspectedPoll(const Loc& loc) { WorldOf(Here()).Poll(Here(), loc); }
-void GiveWay(const Loc&, bool) { WorldOf(Here()).YieldUntil(Here(), Here().now); }
+void Yield(const Loc&, bool) { WorldOf(Here()).YieldUntil(Here(), Here().now); }
 void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc) {
     WorldOf(Here()).CrossSet(Here(), mode, pipe, id, loc);
 }

@@ -151,7 +151,7 @@ public:
     void FlagSet(CoreState& core, uint32_t flag, Pipe from);
     void FlagWait(CoreState& core, uint32_t flag, Pipe to);
     void Barrier(CoreState& core, Pipe pipe);
-    void Settle(CoreState& core, Pipe pipe);
+    void WaitPipe(CoreState& core, Pipe pipe);
     void SyncAll(CoreState& core, const Loc& loc);
     void Poll(CoreState& core, const Loc& loc);
     void CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc);
@@ -217,7 +217,7 @@ private:
     double Begin(CoreState& core, Pipe pipe);
     void Given(CoreState& core, Pipe pipe, double start);
     void Vector(CoreState& core, const Instruction& instruction);
-    double ShareOf(const Access& far, const GmRange& range) const;
+    double ShareOf(const Access& gm, const GmRange& range) const;
     void Read(CoreState& core, const Instruction& instruction, Copy& copy);
     void Store(CoreState& core, const Instruction& instruction, Copy& copy);
     void Look(CoreState& core, const Access& access, double at);

@@ -126,14 +126,14 @@ private:
         LocalTensor<float> sum = Sum();
         const uint32_t n = Below(2) == 0 ? kElements : 8 * (1 + Below(kElements / 8));
         Duplicate(sum, Below(8) == 0 ? -0.0f : 0.0f, static_cast<int32_t>(n));
-        for (uint32_t terms = Below(11); terms > 0; --terms) AddTerm(sum, n);
+        for (uint32_t terms = Below(11); terms > 0; --terms) AddAddend(sum, n);
         if (Below(4) != 0) Cast(Row(), sum, RoundMode::CAST_RINT, n);
         if (Below(8) == 0) StepWithin();
-        if (Below(4) == 0) AddTerm(sum, n);
+        if (Below(4) == 0) AddAddend(sum, n);
     }
-    void Chain() { AddTerm(Sum(), Below(2) == 0 ? kElements : 8 * (1 + Below(kElements / 8))); }
+    void Chain() { AddAddend(Sum(), Below(2) == 0 ? kElements : 8 * (1 + Below(kElements / 8))); }
     // The chain that a weighted sum is made of, cut at random.
-    void AddTerm(LocalTensor<float> sum, uint32_t n) {
+    void AddAddend(LocalTensor<float> sum, uint32_t n) {
         LocalTensor<bfloat16_t> row = queue_.AllocTensor<bfloat16_t>();
         DataCopy(row, Gm<bfloat16_t>(Source(), Below(128) * 32, kUbBytes), kUbBytes / 2);
         queue_.EnQue(row);
@@ -202,7 +202,7 @@ private:
     void CopyRow() { DataCopy(rows_[0].Get<bfloat16_t>(), rows_[1 + Below(2)].Get<bfloat16_t>(), kUbBytes / 2); }
     void SetElement() { Gm<bfloat16_t>(X(), 0, kGmBytes).SetValue(Below(kGmBytes / 2), ToBfloat16(Weight())); }
     void Poll() {
-        twin::GiveWay(twin::Loc::Here());
+        twin::Yield(twin::Loc::Here());
         Poke();
     }
     // The last four may not stand within a chain.

@@ -109,22 +109,22 @@ inline bool CopyInForwarded(twin::Forward& forward, const twin::GmRange& range, 
                             uintptr_t ub, uintptr_t gm) {
     if (__builtin_expect(forward.enabled, 1) && p.count == 1 && p.bytes >= twin::Forward::kLeastBytes &&
         around.left + around.behind == 0 && !range.atomic_blocks &&
-        (range.bulk || range.kind == twin::GmKind::kWindowData || range.kind == twin::GmKind::kWindowLent)) {
+        (range.bulk || range.kind == twin::GmKind::kWindowData || range.kind == twin::GmKind::kWindowRegistered)) {
         twin::ForwardCopy(forward, ub, gm, p.bytes);
         return true;
     }
     if (__builtin_expect(!forward.Any(), 1)) return false;
-    if (range.atomic_blocks || range.kind == twin::GmKind::kWindowState) twin::ForwardSettle(forward);
+    if (range.atomic_blocks || range.kind == twin::GmKind::kWindowState) twin::ForwardComplete(forward);
     // The copy writes the padding around the pieces as well.
     const uintptr_t begin = ub - around.left;
     const uintptr_t end = ub + Extent(p.count, p.bytes + around.behind, p.ub_step);
-    if (around.left + around.behind != 0 && forward.Near(begin, end)) twin::ForwardWrite(forward, begin, end);
+    if (around.left + around.behind != 0 && forward.MayOverlap(begin, end)) twin::ForwardWrite(forward, begin, end);
     return false;
 }
 // The same before a copy to GM: once for all its pieces.
 inline void CopyOutForwarded(twin::Forward& forward, const twin::GmRange& range, const Pieces& p, uintptr_t gm) {
     if (range.atomic_blocks || range.doorbell != nullptr || range.kind == twin::GmKind::kWindowState) {
-        twin::ForwardSettle(forward);
+        twin::ForwardComplete(forward);
     } else {
         twin::ForwardStore(forward, gm, gm + Extent(p.count, p.bytes, p.gm_step));
     }

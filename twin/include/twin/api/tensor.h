@@ -221,8 +221,8 @@ private:
 #ifdef TWIN_FORWARDS
         if constexpr (!twin::kChecked) {
             const uintptr_t at = Address(Element(index));
-            const bool near = twin::current_core().forward.Near(at, at + sizeof(T));
-            return __builtin_expect(Alive() && index < GetSize() && !near, 1);
+            const bool overlaps = twin::current_core().forward.MayOverlap(at, at + sizeof(T));
+            return __builtin_expect(Alive() && index < GetSize() && !overlaps, 1);
         }
 #endif
         return false;

@@ -30,7 +30,7 @@ enum class Pipe : uint8_t { kS, kV, kMte2, kMte3, kAll };
 constexpr uint32_t kPipes = 4;
 
 // What a registered range of GM is, for bounds messages and for counting bytes.
-enum class GmKind : uint8_t { kTensor, kWindowData, kWindowState, kWorkspace, kWindowLent, kKinds };
+enum class GmKind : uint8_t { kTensor, kWindowData, kWindowState, kWorkspace, kWindowRegistered, kKinds };
 
 // One GM allocation that a kernel may touch.
 struct GmRange {
@@ -46,7 +46,7 @@ struct GmRange {
     bool data = false;  // other people's kernels: stores of single blocks are no flags
 
     bool window() const {
-        return kind == GmKind::kWindowData || kind == GmKind::kWindowState || kind == GmKind::kWindowLent;
+        return kind == GmKind::kWindowData || kind == GmKind::kWindowState || kind == GmKind::kWindowRegistered;
     }
 };
 
@@ -125,7 +125,7 @@ struct Core {
     uint8_t queue_events[kHardEvents] = {};     // how many ids an NPU's queues would hold, see TQueBind
     uint32_t queue_tensors[2] = {};             // tensors allocated and not freed: VECIN, VECOUT
     uint32_t sync_all_calls = 0;
-    uint32_t meetings = 0;  // that the kernel has marked
+    uint32_t core_barriers = 0;  // that the kernel has marked
     bool counter_mode = false;
     uint64_t vector_mask[2] = {~0ull, ~0ull};
     float deq_scale = 1.0f;
@@ -180,7 +180,7 @@ void PollYield(const Loc& loc);
 void SuspectedPoll(const Loc& loc);
 // Lets other cores run once during a loop that may be work or an undeclared poll. `idle`: it reads again what it has
 // read, which is no progress.
-void GiveWay(const Loc& loc, bool idle = false);
+void Yield(const Loc& loc, bool idle = false);
 // A core that repeats a GM read with no store of its own in between seems to poll. This rule misses polls
 // that store at every look and polls over very many addresses: after kReadsBeforeYield reads other cores run
 // anyway.
@@ -199,7 +199,7 @@ inline void WatchRead(Core& core, uintptr_t address, const Loc& loc) {
     read = {address, loc.line, watch.round};
     if (++watch.unyielding >= PollWatch::kReadsBeforeYield) {
         watch.unyielding = 0;
-        GiveWay(loc, watch.repeated >= PollWatch::kReadsBeforeYield);
+        Yield(loc, watch.repeated >= PollWatch::kReadsBeforeYield);
     }
 }
 inline void ForgetReads(Core& core) {

@@ -71,7 +71,7 @@ void FlagSet(uint32_t flag, Pipe from, const Loc& loc);
 void FlagWait(uint32_t flag, Pipe to, const Loc& loc);
 void Barrier(Pipe pipe, const Loc& loc);
 // The scalar side waits until a pipe has run everything it was given, because it is about to read a result.
-void SettlePipe(Pipe pipe);
+void CompletePipe(Pipe pipe);
 
 template <class Effect>
 inline void IssueExact(const Instruction& instruction, Effect&& effect) {

@@ -30,7 +30,7 @@ struct Injection {
     int slow_rank = -1;  // chosen a hundred times less often
     int slow_core = -1;  // core index of every rank
     int slow_link = -1;  // stores to this rank land as late as they may
-    // The n-th status block that lands, counted from 1, is changed on its way: xor, or a word replaced.
+    // The n-th status block that lands, counted from 1, is changed in flight: xor, or a word replaced.
     uint64_t corrupt_block = 0;
     uint32_t corrupt_word = 0;
     uint32_t corrupt_xor = 0;

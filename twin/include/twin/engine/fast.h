@@ -11,7 +11,7 @@ constexpr bool kChecked = false;
 template <class Effect>
 TWIN_HOT void Issue(const Instruction&, Effect&& effect) {
     Forward& forward = current_core().forward;
-    if (__builtin_expect(forward.Any(), 0)) ForwardSettle(forward);
+    if (__builtin_expect(forward.Any(), 0)) ForwardComplete(forward);
     effect();
 }
 
@@ -19,7 +19,7 @@ TWIN_HOT uintptr_t EndOf(const Access& access) {
     return access.begin + (access.count - 1) * access.stride + access.bytes;
 }
 TWIN_HOT void MakeRead(Forward& forward, const Access& read) {
-    if (__builtin_expect(read.bytes != 0 && forward.Near(read.begin, EndOf(read)), 0))
+    if (__builtin_expect(read.bytes != 0 && forward.MayOverlap(read.begin, EndOf(read)), 0))
         ForwardRead(forward, read.begin, EndOf(read));
 }
 // An instruction that declares exactly what it writes, and in at most three pieces what it reads, in UB.
@@ -30,7 +30,7 @@ TWIN_HOT void IssueExact(const Instruction& instruction, Effect&& effect) {
     MakeRead(forward, instruction.reads[1]);
     MakeRead(forward, instruction.reads[2]);
     const Access& write = instruction.write;
-    if (__builtin_expect(write.bytes != 0 && forward.Near(write.begin, EndOf(write)), 0)) {
+    if (__builtin_expect(write.bytes != 0 && forward.MayOverlap(write.begin, EndOf(write)), 0)) {
         if (write.count == 1) {
             ForwardOverwrite(forward, write.begin, EndOf(write));
         } else {
@@ -49,7 +49,7 @@ TWIN_HOT void IssueWithin(const Instruction& instruction, Effect&& effect) {
     for (const Access& read : instruction.reads) dense = dense && read.width == 0;
     if (__builtin_expect(!dense, 0)) return Issue(instruction, effect);
     for (const Access& read : instruction.reads) MakeRead(forward, read);
-    if (__builtin_expect(write.bytes != 0 && forward.Near(write.begin, EndOf(write)), 0))
+    if (__builtin_expect(write.bytes != 0 && forward.MayOverlap(write.begin, EndOf(write)), 0))
         ForwardWrite(forward, write.begin, EndOf(write));
     effect();
 }
@@ -64,14 +64,14 @@ TWIN_HOT void IssueSourced(const Instruction&, Effect&& effect) {
 inline void FlagSet(uint32_t, Pipe, const Loc&) {}
 inline void FlagWait(uint32_t, Pipe, const Loc&) {}
 inline void Barrier(Pipe, const Loc&) {}
-inline void SettlePipe(Pipe) {
+inline void CompletePipe(Pipe) {
     Forward& forward = current_core().forward;
-    if (forward.Any()) ForwardSettle(forward);
+    if (forward.Any()) ForwardComplete(forward);
 }
 inline void UbCarved(uint32_t, uint32_t) {}
 // The kernel has asked for a UB address: it may read and write there from now on.
 inline void UbExposed() {
-    SettlePipe(Pipe::kAll);
+    CompletePipe(Pipe::kAll);
     current_core().forward.enabled = false;
 }
 inline void UbPointed() { UbExposed(); }
@@ -79,7 +79,7 @@ inline void UbPointed() { UbExposed(); }
 inline void UbFreed(uint32_t begin, uint32_t bytes) {
     Core& core = current_core();
     const uintptr_t at = reinterpret_cast<uintptr_t>(core.ub) + begin;
-    if (core.forward.Near(at, at + bytes)) ForwardDrop(core.forward, at, at + bytes);
+    if (core.forward.MayOverlap(at, at + bytes)) ForwardDrop(core.forward, at, at + bytes);
 }
 inline void UbReleased() {
     Forward& forward = current_core().forward;
@@ -89,14 +89,14 @@ inline void UbReleased() {
 // Scalar GM accesses: a coherent machine has no stale lines.
 template <class T>
 inline T ScalarLoad(const T* from, const GmRange& range, const Loc&) {
-    if (range.kind == GmKind::kWindowState) SettlePipe(Pipe::kAll);
+    if (range.kind == GmKind::kWindowState) CompletePipe(Pipe::kAll);
     T value{};
     __atomic_load(const_cast<T*>(from), &value, __ATOMIC_ACQUIRE);
     return value;
 }
 template <class T>
 inline void ScalarStore(T* to, T value, const GmRange&, const Loc&) {
-    SettlePipe(Pipe::kAll);
+    CompletePipe(Pipe::kAll);
     StreamFence();
     __atomic_store(to, &value, __ATOMIC_RELEASE);
 }

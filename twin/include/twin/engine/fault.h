@@ -32,7 +32,7 @@ enum class Finding : uint8_t {
     kStaleRead,
     kUnflushedWrite,
     kSharedLine,
-    kWrongHalf,
+    kWrongWindowPart,
     kCoreRace,
     kRankRace,
     kHang,

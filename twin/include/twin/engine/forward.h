@@ -20,20 +20,20 @@ struct ForwardedRow {
     uint32_t looks;  // small reads so far: each copied its own part only
 };
 
-enum class TermType : uint8_t { kNone, kFloat, kHalf, kBf16 };
+enum class AddendType : uint8_t { kNone, kFloat, kHalf, kBf16 };
 template <class T>
-constexpr TermType TermTypeOf() {
-    if (std::is_same_v<T, half>) return TermType::kHalf;
-    if (std::is_same_v<T, bfloat16_t>) return TermType::kBf16;
-    return std::is_same_v<T, float> ? TermType::kFloat : TermType::kNone;
+constexpr AddendType AddendTypeOf() {
+    if (std::is_same_v<T, half>) return AddendType::kHalf;
+    if (std::is_same_v<T, bfloat16_t>) return AddendType::kBf16;
+    return std::is_same_v<T, float> ? AddendType::kFloat : AddendType::kNone;
 }
 
 // `count` float32 at `ub`: the elements at gm, widened, times weight. Times 1, unless scaled, keeps every
 // bit.
-struct ForwardedTerm {
+struct ForwardedAddend {
     uintptr_t ub = 0;
     uint32_t count = 0;
-    TermType type = TermType::kNone;  // kNone: there is no term
+    AddendType type = AddendType::kNone;  // kNone: there is no term
     bool scaled = false;
     float weight = 1;
     uintptr_t gm = 0;
@@ -41,15 +41,15 @@ struct ForwardedTerm {
 
 // `count` float32 at `ub`, to which the terms will be added in their order; if `zeroed`, to zeros.
 struct ForwardedSum {
-    static constexpr uint32_t kTerms = 8;
+    static constexpr uint32_t kAddends = 8;
 
     uintptr_t ub = 0;
     uint32_t count = 0;
-    uint32_t terms = 0;
+    uint32_t addends = 0;
     bool zeroed = false;
-    ForwardedTerm term[kTerms];  // all of one element type
+    ForwardedAddend addend[kAddends];  // all of one element type
 
-    bool waits() const { return terms != 0 || zeroed; }
+    bool waits() const { return addends != 0 || zeroed; }
 };
 
 struct Forward {
@@ -64,13 +64,13 @@ struct Forward {
     uintptr_t rows_begin = ~uintptr_t{0},
               rows_end = 0;                          // hull of the rows among them: terms and sums mostly lie elsewhere
     uintptr_t gm_begin = ~uintptr_t{0}, gm_end = 0;  // hull of all sources
-    ForwardedTerm term;
+    ForwardedAddend addend;
     ForwardedSum sum;
     ForwardedRow rows[kRows];
 
     bool Any() const { return ub_end != 0; }
-    bool Near(uintptr_t begin, uintptr_t end) const { return begin < ub_end && ub_begin < end; }
-    bool NearRows(uintptr_t begin, uintptr_t end) const { return begin < rows_end && rows_begin < end; }
+    bool MayOverlap(uintptr_t begin, uintptr_t end) const { return begin < ub_end && ub_begin < end; }
+    bool MayOverlapRows(uintptr_t begin, uintptr_t end) const { return begin < rows_end && rows_begin < end; }
 };
 
 // To call before UB bytes are read, before some of them are written, before all of them are written.
@@ -80,7 +80,7 @@ void ForwardOverwrite(Forward& forward, uintptr_t begin, uintptr_t end);
 // To call before GM bytes are written: makes the copies that read from there.
 void ForwardStore(Forward& forward, uintptr_t begin, uintptr_t end);
 // Makes all copies; drops copies into UB bytes that nobody can read any more.
-void ForwardSettle(Forward& forward);
+void ForwardComplete(Forward& forward);
 void ForwardDrop(Forward& forward);
 void ForwardDrop(Forward& forward, uintptr_t begin, uintptr_t end);
 
@@ -89,11 +89,11 @@ void ForwardCopy(Forward& forward, uintptr_t ub, uintptr_t gm, uint64_t bytes);
 // The GM address at which these UB bytes can be read, or null when they are in UB.
 const uint8_t* ForwardSource(Forward& forward, uintptr_t begin, uint64_t bytes);
 // Cast to float32, Muls of float32, in-place Add of float32. True when the call was deferred.
-bool ForwardCast(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type);
+bool ForwardCast(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, AddendType type);
 bool ForwardScale(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, float weight);
 bool ForwardAdd(Forward& forward, uintptr_t to, uintptr_t a, uintptr_t b, uint32_t count);
 // Cast of float32 to half or bfloat16_t with CAST_RINT. True when it was made.
-bool ForwardRound(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, TermType type);
+bool ForwardRound(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count, AddendType type);
 // Duplicate of float32. True when nothing is left to do.
 bool ForwardFill(Forward& forward, uintptr_t to, uint32_t count, float value);
 

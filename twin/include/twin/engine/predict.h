@@ -100,9 +100,9 @@ struct StepTime {
 struct TimedResult {
     bool failed = false;
     std::string message;
-    double total_ns = 0;     // until the last rank has ended
-    uint64_t sync_alls = 0;  // of the rank that had most
-    uint64_t meetings = 0;   // that kernels have marked, as many
+    double total_ns = 0;         // until the last rank has ended
+    uint64_t sync_alls = 0;      // of the rank that had most
+    uint64_t core_barriers = 0;  // that kernels have marked, as many
     uint64_t instructions = 0;
     uint64_t switches = 0;
     uint64_t status_stores = 0;

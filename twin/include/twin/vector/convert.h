@@ -92,12 +92,12 @@ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const Rou
     }
     if constexpr (!twin::kChecked && twin::kOneOf<U, half, bfloat16_t> && twin::kOneOf<T, float>) {
         twin::Forward& forward = twin::current_core().forward;
-        if (forward.Any() && twin::ForwardCast(forward, t, f, n, twin::TermTypeOf<U>())) return;
+        if (forward.Any() && twin::ForwardCast(forward, t, f, n, twin::AddendTypeOf<U>())) return;
     }
     if constexpr (!twin::kChecked && twin::kOneOf<T, half, bfloat16_t> && twin::kOneOf<U, float>) {
         const bool nearest = body.mode == twin::RoundMode::CAST_RINT || body.mode == twin::RoundMode::CAST_NONE;
         twin::Forward& forward = twin::current_core().forward;
-        if (nearest && forward.Any() && twin::ForwardRound(forward, t, f, n, twin::TermTypeOf<T>())) return;
+        if (nearest && forward.Any() && twin::ForwardRound(forward, t, f, n, twin::AddendTypeOf<T>())) return;
     }
     twin::IssueExact(twin::PartOf({"Cast", loc}, {t, n * sizeof(T)}, {f, n * sizeof(U)}), [=] {
         if (apart || in_place) {

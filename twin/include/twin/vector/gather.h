@@ -55,7 +55,7 @@ inline uint64_t GatherMasked(const LocalTensor<T>& dst, const LocalTensor<T>& sr
     uint64_t* count = &twin::current_core().gather_count;
     twin::Issue(twin::PartOf({"GatherMask", loc}, write, read, chosen),
                 [=] { *count = gather(UbPointer<T>(write.begin), UbPointer<T>(hull.begin)); });
-    twin::SettlePipe(twin::Pipe::kV);  // the scalar side waits for the count
+    twin::CompletePipe(twin::Pipe::kV);  // the scalar side waits for the count
     return *count;
 }
 
@@ -109,7 +109,7 @@ inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0, co
 
 // The number of elements that the last GatherMask kept.
 inline int64_t GetGatherMaskRemainCount() {
-    twin::SettlePipe(twin::Pipe::kV);
+    twin::CompletePipe(twin::Pipe::kV);
     return static_cast<int64_t>(twin::current_core().gather_count);
 }
 
@@ -120,7 +120,7 @@ namespace detail {
 inline twin::Access OffsetsHull(const char* name, const twin::Access& offsets, const twin::Access& source,
                                 uint64_t base, uint64_t bytes, const twin::Loc& loc) {
     twin::Issue(twin::PartOf({name, loc}, {}, offsets), [] {});
-    twin::SettlePipe(twin::Pipe::kV);
+    twin::CompletePipe(twin::Pipe::kV);
     uint64_t low = UINT64_MAX, high = 0;
     twin::ForEachPiece(offsets, [&](uintptr_t begin, uint64_t size) {
         for (uint64_t i = 0; i < size / 4; ++i) {

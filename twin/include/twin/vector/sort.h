@@ -201,7 +201,7 @@ inline void MrgSort(const LocalTensor<T>& dst, const MrgSortSrcList<T>& src, con
 // How many entries of each list the last MrgSort has taken.
 inline void GetMrgSortResult(uint16_t& mrgSortList1, uint16_t& mrgSortList2, uint16_t& mrgSortList3,
                              uint16_t& mrgSortList4) {
-    twin::SettlePipe(twin::Pipe::kV);
+    twin::CompletePipe(twin::Pipe::kV);
     const uint16_t* counts = twin::current_core().merge_counts;
     mrgSortList1 = counts[0];
     mrgSortList2 = counts[1];
@@ -216,7 +216,7 @@ inline void MrgSort(const LocalTensor<T>& dst, const MrgSortSrcList<T>& sortList
     detail::CheckRepeatTime(repeatTime, loc);
     MrgSort(dst, sortList,
             MrgSort4Info(elementCountList, isExhaustedSuspension, validBit, static_cast<uint16_t>(repeatTime)), loc);
-    twin::SettlePipe(twin::Pipe::kV);
+    twin::CompletePipe(twin::Pipe::kV);
     for (int i = 0; i < 4; ++i) sortedNum[i] = twin::current_core().merge_counts[i];
 }
 

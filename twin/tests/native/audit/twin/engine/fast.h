@@ -6,13 +6,13 @@
 #define Issue FastIssue
 #define IssueExact FastIssueExact
 #define IssueSourced FastIssueSourced
-#define SettlePipe FastSettlePipe
+#define CompletePipe FastCompletePipe
 #define kChecked kFastChecked
 #include_next "twin/engine/fast.h"
 #undef Issue
 #undef IssueExact
 #undef IssueSourced
-#undef SettlePipe
+#undef CompletePipe
 #undef kChecked
 
 #include <type_traits>
@@ -46,6 +46,6 @@ template <class Effect>
 inline void IssueSourced(const Instruction& instruction, Effect&& effect) {
     Issue(instruction, effect);
 }
-inline void SettlePipe(Pipe) { audit::Settle(); }
+inline void CompletePipe(Pipe) { audit::Settle(); }
 
 }  // namespace twin

@@ -1,4 +1,4 @@
-// One rank's end of a communicator: the lock that ops and its closing share, and what calls are planned for.
+// One rank's communicator handle: the lock that ops and its closing share, and what calls are planned for.
 #pragma once
 
 #include <semaphore.h>
@@ -17,14 +17,14 @@ namespace ascend_moe_torch {
 
 struct OpenCall;  // run.cpp
 
-class End {
+class CommHandle {
 public:
-    explicit End(const AmTorchEnd& facts) : facts_(facts) { sem_init(&free_, 0, 1); }
-    ~End() { sem_destroy(&free_); }
-    End(const End&) = delete;
-    End& operator=(const End&) = delete;
+    explicit CommHandle(const AmTorchHandle& facts) : facts_(facts) { sem_init(&free_, 0, 1); }
+    ~CommHandle() { sem_destroy(&free_); }
+    CommHandle(const CommHandle&) = delete;
+    CommHandle& operator=(const CommHandle&) = delete;
 
-    const AmTorchEnd& facts() const { return facts_; }
+    const AmTorchHandle& facts() const { return facts_; }
 
     // As of a mutex. After a signal the wait goes on: Python runs its handler once the op has returned.
     void lock() {
@@ -52,7 +52,7 @@ public:
     }
     bool open() const { return open_.load(); }
 
-    // The call that has begun and not finished: the only one that an op of this end may go on with.
+    // The op in flight: the only one that an op of this handle may finish.
     std::shared_ptr<OpenCall> opened() const {
         const std::lock_guard<std::mutex> lock(opened_mutex_);
         return opened_;
@@ -72,9 +72,9 @@ public:
     // Where the record is copied to behind the launch that comes now; null: not behind this one. The first launch finds
     // what is wrong with a group, later copies only say sooner what `check` says.
     AtenTensorHandle host_record() const { return launches_ % kLaunchesACopy == 0 ? host_.get() : nullptr; }
-    // NPU, while the lock is held: the lent area of the own window (am_lent_open), once there is one.
-    void TakeLentArea(void* area) { lent_ = area; }
-    void* lent_area() const { return lent_; }
+    // NPU, while the lock is held: the registered area of the own window (am_registered_open), once there is one.
+    void TakeRegisteredArea(void* area) { registered_ = area; }
+    void* registered_area() const { return registered_; }
     uint32_t launches() const { return launches_; }
     // The device writes the copy whenever it gets there.
     bool ErrorSeen() const { return seen_ != nullptr && __atomic_load_n(seen_, __ATOMIC_ACQUIRE) != 0; }
@@ -88,7 +88,7 @@ public:
 
 private:
     static constexpr uint32_t kLaunchesACopy = 16;
-    AmTorchEnd facts_;
+    AmTorchHandle facts_;
     LastCalls last_calls_;
     sem_t free_;
     std::atomic<bool> open_{true};
@@ -98,7 +98,7 @@ private:
     std::shared_ptr<OpenCall> opened_;
     Tensor record_, host_;
     const int32_t* seen_ = nullptr;
-    void* lent_ = nullptr;
+    void* registered_ = nullptr;
 };
 
 }  // namespace ascend_moe_torch

@@ -11,12 +11,12 @@ namespace ops {
 
 namespace {
 
-constexpr uint64_t kLentAlignment = 512;  // as of the regions of a half
+constexpr uint64_t kRegisteredAlignment = 512;  // as for the regions of a ping-pong buffer
 
 // Areas that tensors live in, of this process.
 struct Registry {
     std::mutex mutex;
-    std::vector<const LentArea*> areas;
+    std::vector<const RegisteredArea*> areas;
 };
 Registry& TheRegistry() {
     static Registry registry;
@@ -25,28 +25,28 @@ Registry& TheRegistry() {
 
 }  // namespace
 
-LentArea::LentArea(int rank, uint8_t* base, uint64_t bytes) : rank_(rank), base_(base), bytes_(bytes) {
+RegisteredArea::RegisteredArea(int rank, uint8_t* base, uint64_t bytes) : rank_(rank), base_(base), bytes_(bytes) {
     Registry& registry = TheRegistry();
     const std::lock_guard<std::mutex> lock(registry.mutex);
     registry.areas.push_back(this);
 }
 
-LentArea::~LentArea() {
+RegisteredArea::~RegisteredArea() {
     Registry& registry = TheRegistry();
     const std::lock_guard<std::mutex> lock(registry.mutex);
     registry.areas.erase(std::find(registry.areas.begin(), registry.areas.end(), this));
 }
 
-bool LentArea::Contains(const void* address) const {
+bool RegisteredArea::Contains(const void* address) const {
     const uint8_t* at = static_cast<const uint8_t*>(address);
     return at >= base_ && at < base_ + bytes_;
 }
 
-// The lowest place that is free: pages that were touched before come first.
-bool LentArea::Take(uint64_t bytes, Grant& grant) {
+// The lowest free place: pages that were touched before come first.
+bool RegisteredArea::Take(uint64_t bytes, Grant& grant) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const bool sane = bytes <= UINT64_MAX / 2;
-    const uint64_t size = sane ? moe::CeilTo(std::max<uint64_t>(bytes, 1), kLentAlignment) : UINT64_MAX;
+    const uint64_t size = sane ? moe::CeilTo(std::max<uint64_t>(bytes, 1), kRegisteredAlignment) : UINT64_MAX;
     uint64_t at = 0;
     for (const auto& [offset, block] : blocks_) {
         if (offset - at >= size) break;
@@ -63,11 +63,11 @@ bool LentArea::Take(uint64_t bytes, Grant& grant) {
     return true;
 }
 
-void LentArea::Forget(Blocks::iterator block) {
+void RegisteredArea::Forget(Blocks::iterator block) {
     if (!block->second.held && block->second.quiet) blocks_.erase(block);
 }
 
-bool LentArea::Release(uint32_t generation) {
+bool RegisteredArea::Release(uint32_t generation) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (auto block = blocks_.begin(); block != blocks_.end(); ++block) {
         if (block->second.generation != generation || !block->second.held) continue;
@@ -79,25 +79,25 @@ bool LentArea::Release(uint32_t generation) {
     return closed_ && held_ == 0;
 }
 
-bool LentArea::Close() {
+bool RegisteredArea::Close() {
     const std::lock_guard<std::mutex> lock(mutex_);
     closed_ = true;
     return held_ == 0;
 }
 
-LentArea::State LentArea::StateOf(const void* rows, uint64_t bytes) const {
+RegisteredArea::State RegisteredArea::StateOf(const void* rows, uint64_t bytes) const {
     const std::lock_guard<std::mutex> lock(mutex_);
     const uint64_t at = static_cast<uint64_t>(static_cast<const uint8_t*>(rows) - base_);
     auto next = blocks_.upper_bound(at);
     if (next == blocks_.begin()) return {Use::kNoBlock, 0, 0};
     const auto& [offset, block] = *--next;
     if (!block.held || at + bytes > offset + block.bytes) return {Use::kNoBlock, block.generation, 0};
-    if (block.epoch != 0) return {Use::kSpent, block.generation, block.epoch};
+    if (block.epoch != 0) return {Use::kConsumed, block.generation, block.epoch};
     if (at % moe::kBlock != 0) return {Use::kMisaligned, block.generation, 0};
     return {Use::kGood, block.generation, 0};
 }
 
-void LentArea::Complete(uint32_t generation, uint32_t epoch, bool left) {
+void RegisteredArea::Complete(uint32_t generation, uint32_t epoch, bool left) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (auto next = blocks_.begin(); next != blocks_.end();) {
         const auto block = next++;
@@ -111,10 +111,10 @@ void LentArea::Complete(uint32_t generation, uint32_t epoch, bool left) {
     }
 }
 
-const char* LentArea::Refusal(const State& state, char* text, uint64_t bytes) {
+const char* RegisteredArea::Refusal(const State& state, char* text, uint64_t bytes) {
     switch (state.use) {
         case Use::kGood: return nullptr;
-        case Use::kSpent:
+        case Use::kConsumed:
             snprintf(text, bytes,
                      "expand_x: this window tensor (generation %u) was consumed by the combine of epoch %u; take "
                      "a new one from window_empty for every combine",
@@ -128,7 +128,7 @@ const char* LentArea::Refusal(const State& state, char* text, uint64_t bytes) {
             break;
         case Use::kNoBlock:
             snprintf(text, bytes,
-                     "expand_x: it lies in this rank's lent window memory, but not inside one live window "
+                     "expand_x: it lies in this rank's registered window memory, but not inside one live window "
                      "tensor; pass a tensor that window_empty returned");
             break;
         case Use::kCommQuant:
@@ -148,10 +148,10 @@ const char* LentArea::Refusal(const State& state, char* text, uint64_t bytes) {
     return text;
 }
 
-LentArea::State LentArea::ElsewhereOf(const LentArea* own, const void* rows) {
+RegisteredArea::State RegisteredArea::ElsewhereOf(const RegisteredArea* own, const void* rows) {
     Registry& registry = TheRegistry();
     const std::lock_guard<std::mutex> lock(registry.mutex);
-    for (const LentArea* area : registry.areas) {
+    for (const RegisteredArea* area : registry.areas) {
         if (area != own && area->Contains(rows)) return {Use::kElsewhere, 0, static_cast<uint32_t>(area->rank_)};
     }
     return {};
@@ -160,7 +160,7 @@ LentArea::State LentArea::ElsewhereOf(const LentArea* own, const void* rows) {
 }  // namespace ops
 
 namespace {
-using Handle = std::shared_ptr<ops::LentArea>;
+using Handle = std::shared_ptr<ops::RegisteredArea>;
 Handle& HandleOf(void* area) { return *static_cast<Handle*>(area); }
 
 // The last use of a handle when it is over: what is left of the area goes with it.
@@ -170,16 +170,16 @@ int Drop(void* area, bool over) {
 }
 }  // namespace
 
-void* am_comm_lent(void* comm) {
+void* am_comm_registered(void* comm) {
     try {
-        const Handle area = static_cast<ops::Communicator*>(comm)->OpenLentArea();
+        const Handle area = static_cast<ops::Communicator*>(comm)->OpenRegisteredArea();
         return area ? new Handle(area) : nullptr;
     } catch (...) {
         return nullptr;
     }
 }
-int am_lent_take(void* area, uint64_t bytes, uint64_t* out) {
-    ops::LentArea::Grant grant;
+int am_registered_take(void* area, uint64_t bytes, uint64_t* out) {
+    ops::RegisteredArea::Grant grant;
     const bool taken = HandleOf(area)->Take(bytes, grant);
     out[0] = reinterpret_cast<uintptr_t>(HandleOf(area)->base()) + grant.offset;
     out[1] = grant.generation;
@@ -187,12 +187,12 @@ int am_lent_take(void* area, uint64_t bytes, uint64_t* out) {
     out[3] = grant.needed;
     return taken ? 0 : 1;
 }
-int am_lent_release(void* area, uint32_t generation) { return Drop(area, HandleOf(area)->Release(generation)); }
-int am_lent_close(void* area) { return Drop(area, HandleOf(area)->Close()); }
+int am_registered_release(void* area, uint32_t generation) { return Drop(area, HandleOf(area)->Release(generation)); }
+int am_registered_close(void* area) { return Drop(area, HandleOf(area)->Close()); }
 
-void* am_lent_open(int rank, uint64_t base, uint64_t bytes) {
+void* am_registered_open(int rank, uint64_t base, uint64_t bytes) {
     try {
-        return new Handle(std::make_shared<ops::LentArea>(rank, reinterpret_cast<uint8_t*>(base), bytes));
+        return new Handle(std::make_shared<ops::RegisteredArea>(rank, reinterpret_cast<uint8_t*>(base), bytes));
     } catch (...) {
         return nullptr;
     }
