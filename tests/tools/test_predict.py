@@ -185,6 +185,32 @@ def test_meetings_of_cores_are_counted() -> None:
     assert counts(predict(SERVERS, algorithm="window")) == ((1, 3), (1, 3))
 
 
+@pytest.mark.parametrize("hidden", [1024, 1040])
+def test_copies_that_do_not_begin_at_512_bytes_get_a_share_of_the_rate(hidden: int) -> None:
+    """Rows of 2048 bytes always do. Of 2080 bytes they do in the window, and the first one of x, none of expand_x."""
+    one, row = Request(ranks=1, experts=1, topk=1, hidden=hidden, batch=4, cores=1, contract="v1"), 2 * hidden
+    with TimedWorld(one, "window", 0, payload=False) as world:
+        usual, slow = (
+            [event for event in world.run("dispatch", costs, events=10_000).events if event.bytes >= row]
+            for costs in (COSTS | {"unaligned_share": 1.0}, COSTS | {"unaligned_share": 0.001})
+        )
+    found = [(a.pipe, a.bytes // row, b.ns > 10 * a.ns) for a, b in zip(usual, slow, strict=True)]
+    off = hidden == 1040
+    sent = [("MTE2", 1, False), ("MTE3", 1, False), *[("MTE2", 1, off), ("MTE3", 1, False)] * 3]
+    assert found == [*sent, ("MTE2", 4, False), ("MTE3", 4, off)]
+
+
+def test_a_message_is_seen_after_half_of_the_trip_of_its_store() -> None:
+    """Its sender has the acknowledgement, which takes the other half, later than its reader the message."""
+    one = Request(ranks=2, experts=2, topk=1, hidden=1024, batch=1, cores=1, contract="v1")
+    far = dict.fromkeys(("package_latency_ns", "server_latency_ns", "far_latency_ns"), 40_000.0)
+    with TimedWorld(one, "window", 0, payload=False) as world:
+        events = world.run("dispatch", COSTS | far, events=10_000).events
+    (waited,) = (event for event in events if event.name == "wait" and event.flow)
+    (store,) = (event for event in events if event.pipe == "MTE3" and event.flow == waited.flow)
+    assert 40_000 < store.ns < 45_000 and 20_000 < waited.end_ns - store.start_ns < 25_000
+
+
 # ---- what cannot be predicted
 
 
