@@ -4,7 +4,7 @@ This is what every implementation is compared with, bit for bit. It imports nump
 record of a call's options only, and shares neither code nor design with the kernels: a dictionary of counts, one sort,
 and float32 sums in the order the operators define. ``cases`` makes the calls that implementations are tried with.
 
-    results = dispatch(inputs, moe_expert_num=E)              # one DispatchResult a rank
+    results = dispatch(inputs, moe_expert_num=E)              # one DispatchResult per rank
     outputs = combine(inputs, expert_outputs, results, moe_expert_num=E)
     report = validate("dispatch", op_outputs, results[rank], rank=rank)
     assert report.ok, report.text

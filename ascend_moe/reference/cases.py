@@ -1,11 +1,11 @@
-"""The one generator of collective calls: what a case is made of, and the tensors of every rank.
+"""The generator of collective calls: cases and the tensors of every rank.
 
     case = cases.Case(world=4, quant="int8", batches="zero rank", ids="mixed", seed=7)
-    case.inputs[rank]          # a RankInput, the same one in every process
-    case.dispatched()          # what dispatch must give, on all ranks
+    case.inputs[rank]          # a RankInput, equal in every process
+    case.dispatched()          # expected results of dispatch on all ranks
     cases.draw(seed, world=(2, 4))
 
-A rank's tensors depend on the case and the rank alone, so that any process can make any rank's.
+A rank's tensors depend only on the case and the rank, so that any process can generate those of any rank.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ODD = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1e-40, -1e-38, 3.0e
 BAD_IDS = (-2, -3, 2**31 - 1, -(2**31))  # and E
 
 CPU = torch.device("cpu")
-# Each has random numbers of its own.
+# Separate streams of random numbers.
 _STREAMS = ("rank", "batches", "guilty", "factors", "draw", "special", "constants")
 Values = npt.NDArray[np.float32]
 AnyCase = TypeVar("AnyCase", bound="Case")
@@ -98,10 +98,7 @@ class Case(CallOptions):
 
     @classmethod
     def of(cls, inputs: Sequence[RankInput], experts: int, *, global_bs: int = 0, **attributes: Any) -> Case:
-        """Make the case of tensors that were made by hand.
-
-        inputs: one a rank. experts: E of all ranks. global_bs: as of the ops. attributes: the case's others.
-        """
+        """Construct a case from given tensors: ``inputs`` by rank, ``experts`` (E), ``global_bs``, other attributes."""
         world, x = len(inputs), inputs[0].x
         return cls(
             world=world,
@@ -126,7 +123,7 @@ class Case(CallOptions):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Returns the torch dtype of x and of the rows that combine gets."""
+        """torch dtype of x and of combine's rows."""
         return DTYPES[self.dtype]
 
     @property
@@ -175,7 +172,7 @@ class Case(CallOptions):
         return self._with_special(given, rank) if self.special.total else given
 
     def dispatch_tensors(self, rank: int) -> dict[str, torch.Tensor]:
-        """The tensors that a rank gives to dispatch, by the op's names for them."""
+        """Return the tensors of a rank's dispatch, by argument name."""
         given = self.inputs[rank]
         tensors = {
             "x": given.x,
@@ -187,7 +184,7 @@ class Case(CallOptions):
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     def combine_tensors(self, rank: int) -> dict[str, torch.Tensor]:
-        """The tensors that a rank gives to combine beside what dispatch and the experts made, by the op's names."""
+        """Return the tensors of a rank's combine by argument name, without those from dispatch and the experts."""
         given = self.inputs[rank]
         tensors = {
             "expert_ids": given.expert_ids,
@@ -209,7 +206,7 @@ class Case(CallOptions):
         rng, sizes = self._rng("batches"), [self.batch] * self.world
         if self.batches in ("unequal", "zero rank"):
             sizes = [int(size) for size in rng.integers(self.batch + 1, size=self.world)]
-            if self.world > 1 and self.batch > 0:  # two ranks that differ, and the largest BS there is
+            if self.world > 1 and self.batch > 0:  # two different ranks, and the largest BS
                 sizes[0], sizes[1] = rng.permutation([self.batch, int(rng.integers(self.batch))]).tolist()
         if self.batches == "zero rank":
             sizes[int(rng.integers(self.world))] = 0
@@ -233,7 +230,7 @@ class Case(CallOptions):
         return self.seed % self.experts
 
     def _factors(self) -> torch.Tensor | None:
-        """The smooth scales (E, H); as in practice every rank has the same."""
+        """Smooth scales (E, H), equal on all ranks."""
         if not self.smooth:
             return None
         factors = _values(self._rng("factors"), (self.experts, self.hidden), self.odd)
@@ -263,7 +260,7 @@ class Case(CallOptions):
         return ids
 
     def _with_special(self, given: RankInput, rank: int) -> RankInput:
-        """The same with ids of special experts among the sound ones, and what these need. Tokens may have no others."""
+        """Return the input with some ids of special experts, and the tensors that these need."""
         rng, shape = self._rng("special", rank), given.expert_ids.shape
         ids, special = given.expert_ids.numpy(), self.special
         share = rng.choice([0.3, 0.6, 1.0], size=(shape[0], 1), p=[0.5, 0.3, 0.2])
@@ -280,7 +277,7 @@ class Case(CallOptions):
         rng, sizes = (
             self._rng("constants"),
             (special.const_expert_num, self.hidden),
-        )  # the same on every rank, as in practice
+        )  # equal on all ranks
         v, *alphas = (
             torch.from_numpy(_values(rng, sizes, odd)).to(self.torch_dtype) for odd in (self.odd, False, False)
         )
@@ -288,10 +285,10 @@ class Case(CallOptions):
         return replace(given, const_expert_alpha_1=alphas[0], const_expert_alpha_2=alphas[1], const_expert_v=v)
 
     def _different(self, rng: np.random.Generator, batch: int) -> npt.NDArray[np.int64]:
-        """K different experts a token, in any order; with more than there are, special ones among them."""
+        """Draw K different experts per token in any order, including special ones if K is larger than E."""
         scores = rng.random((batch, max(self.experts, min(self.topk, self.experts + self.special.total))))
         if self.ids == "zipf":
-            # The largest of log(weight) + Gumbel noise are a draw by weight without repetition.
+            # the largest values of log(weight) + Gumbel noise: weighted draw without replacement
             scores = -np.log(np.arange(1, scores.shape[1] + 1)) - np.log(-np.log(scores.clip(1e-12, 1 - 1e-12)))
         elif self.ids == "popular":
             scores[:, self._hot()] = 2
@@ -299,7 +296,7 @@ class Case(CallOptions):
         return rng.permuted(ids, axis=1)
 
     def _within_capacity(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Pairs beyond an owner's capacity, maxBS * min(K, L), become -1."""
+        """Replace ids beyond an owner's capacity, maxBS * min(K, L), by -1."""
         most, flat = max(self.batch, 1) * min(self.topk, self.local), ids.reshape(-1)
         owners = flat // self.local
         for owner in range(self.world):
@@ -320,11 +317,11 @@ class Case(CallOptions):
     # ---- what must come out
 
     def fault(self) -> Fault | None:
-        """The error that every rank must raise, or None."""
+        """Return the error that every rank must raise, or None."""
         return check(self.inputs, self.experts, self.global_bs, self.special)
 
     def dispatched(self) -> list[DispatchResult]:
-        """Return what dispatch must give, on all ranks."""
+        """Return the expected results of dispatch on all ranks."""
         return dispatch(
             self.inputs,
             moe_expert_num=self.experts,
@@ -337,20 +334,20 @@ class Case(CallOptions):
         )
 
     def combined(self, rows: Sequence[torch.Tensor], dispatched: Sequence[DispatchResult]) -> list[torch.Tensor]:
-        """Return what combine must make of every rank's expert rows ``(A, H)`` and ``dispatched``, one each a rank."""
+        """Return the expected results of combine for every rank's expert rows ``(A, H)`` after ``dispatched``."""
         inputs = [replace(given, expert_scales=self.weights_of(given)) for given in self.inputs]
         numbers = {"global_bs": self.global_bs, "comm_quant_mode": self.comm_quant_mode}
         numbers["ranks_per_server"] = self.share
         return combine(inputs, rows, dispatched, moe_expert_num=self.experts, special=self.special, **numbers)
 
     def weights_of(self, inputs: RankInput) -> torch.Tensor | None:
-        """Return the expert_scales that combine gets on the rank of ``inputs``."""
+        """Return the expert_scales of combine on the rank of ``inputs``."""
         return torch.empty(0) if self.plain else inputs.expert_scales
 
     def expert_rows(
         self, rank: int, expand_x: torch.Tensor, scales: torch.Tensor | None, counts: torch.Tensor
     ) -> torch.Tensor:
-        """Return what the experts of a rank might make of its rows: a function of row and expert, in x's dtype.
+        """Return simple expert outputs for a rank's rows: a function of row and expert, in x's dtype.
 
         ``expand_x`` (A, H), ``scales`` (A,) and ``counts`` (E,) are dispatch's expand_x, dynamic_scales and
         ep_recv_counts. With ``tail`` NaN rows follow up to the size of ``expand_x``.
@@ -373,7 +370,7 @@ class Case(CallOptions):
 def _values(rng: np.random.Generator, shape: tuple[int, ...], odd: bool) -> Values:
     values = rng.standard_normal(shape, dtype=np.float32)
     if odd:
-        # Some rows of odd values only, the others with a few.
+        # some rows consist of odd values, the others have a few
         rate = np.where(rng.random((shape[0], 1)) < 0.1, 1.0, 0.03)
         strange = np.array(ODD, dtype=np.float32)[rng.integers(len(ODD), size=shape)]
         values = np.where(rng.random(shape) < rate, strange, values)
@@ -381,7 +378,7 @@ def _values(rng: np.random.Generator, shape: tuple[int, ...], odd: bool) -> Valu
 
 
 def _mix(rng: np.random.Generator, ids: npt.NDArray[np.int64], hot: int) -> None:
-    """Make some ids hot, some equal to the id before, some -1; each at least once where there is room."""
+    """Make some ids hot, some equal to the previous id, some -1; each at least once if possible."""
     flat = ids.reshape(-1)
     kinds = rng.choice(4, size=flat.size, p=[0.3, 0.4, 0.2, 0.1])
     kinds[:4] = rng.permutation(4)[: kinds[:4].size]
@@ -394,7 +391,7 @@ def _mix(rng: np.random.Generator, ids: npt.NDArray[np.int64], hot: int) -> None
             flat[place] = -1
 
 
-# What ``draw`` chooses from. A value that stands twice is chosen twice as often.
+# Values for ``draw``. A value listed twice is chosen twice as often.
 CHOICES: dict[str, Sequence[Any]] = {
     "world": (2, 2, 3, 1, 4),
     "local": (1, 2, 2, 3, 5),
@@ -419,15 +416,15 @@ CHOICES: dict[str, Sequence[Any]] = {
     "special": (*[(0, 0, 0)] * 5, (2, 0, 0), (0, 3, 0), (0, 0, 2), (1, 1, 1), (2, 3, 1)),
     "alphas": (1, 2),
 }
-# Chosen in this order after the others, and with other names before: seeds keep their values of earlier versions.
+# Chosen in this order after the others, so that seeds keep their values of earlier versions.
 _LATER = ("comm_quant_mode", "special", "alphas")
 _EARLIER = {"expert_token_nums_type": "nums_type"}
 
 
 def draw(seed: int, **choices: Sequence[Any]) -> Case:
-    """A legal case by chance, the same one for a seed; ``choices`` stand for those of ``CHOICES``.
+    """Draw a valid case by ``seed``; ``choices`` replace those of ``CHOICES``.
 
-    Batches and ids go by turns, so that consecutive seeds always have unequal batches, a rank without tokens,
+    Batches and ids alternate, so that consecutive seeds always have unequal batches, a rank without tokens,
     hot experts, duplicate ids and ids of -1 among them.
     """
     rng = np.random.default_rng([seed, _STREAMS.index("draw")])
@@ -442,7 +439,7 @@ def draw(seed: int, **choices: Sequence[Any]) -> Case:
 
 
 def legal(case: AnyCase) -> AnyCase:
-    """The nearest case that the ops accept; one that asks for an overflow gets room for it."""
+    """Return the nearest case that the ops accept; a case with an overflow gets enough tokens for it."""
     if case.ids == "overflow":
         case = replace(case, world=max(case.world, 2), local=1, topk=max(case.topk, 2))
     if case.ids in FAULTS:

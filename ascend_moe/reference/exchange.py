@@ -1,4 +1,4 @@
-"""Dispatch and combine of all ranks: which row goes where, every count, the collective errors, the sums."""
+"""Dispatch and combine of all ranks: routing, counts, collective errors, sums."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .records import (
     routed_pairs,
 )
 
-# One travelling row, named so that sorting puts an owner's rows in order: (local expert, source, token, k).
+# One row; sorting orders an owner's rows: (local expert, source, token, k).
 RowKey = tuple[int, int, int, int]
 Row = npt.NDArray[np.float32]
 NO_SPECIAL = SpecialExperts()
@@ -40,21 +40,21 @@ def dispatch(
     expert_scales_given: bool = False,
     special: SpecialExperts = NO_SPECIAL,
 ) -> list[DispatchResult]:
-    """All ranks' dispatch outputs.
+    """Return the outputs of dispatch on all ranks.
 
     Args:
-        inputs: of every rank, by rank: x ``(BS, H)`` and what goes with it.
+        inputs: inputs by rank, including x ``(BS, H)``.
         moe_expert_num: E.
         quant_mode: 0 or 2.
         global_bs: 0 (equal batches) or W * maxBS.
         expert_token_nums_type: 0 (cumulative) or 1.
         tp_world_size: 0 or 1.
-        expert_scales_given: dispatch gets them, gives expand_scales, and allocates longer ep_recv_counts.
-        special: zero, copy and const experts, whose ids are legal, and whose pairs stay.
+        expert_scales_given: dispatch takes them, returns expand_scales, and allocates longer ep_recv_counts.
+        special: zero, copy and const experts, whose ids are valid and to which no row is sent.
 
     Raises:
         FaultyRouting: the operators raise on every rank (see ``check``).
-        ValueError: the inputs are no legal call.
+        ValueError: the inputs are not a valid call.
     """
     group = require_sound(inputs, moe_expert_num, global_bs, special)
     _require_legal(inputs, quant_mode, expert_token_nums_type, tp_world_size)
@@ -108,7 +108,7 @@ def _require_legal(inputs: Sequence[RankInput], quant_mode: int, nums_type: int,
 def _payload(
     inputs: Sequence[RankInput], rank: int, keys: list[RowKey], quant_mode: int, group: Group
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """expand_x and dynamic_scales of one owner, row by row."""
+    """Return expand_x and dynamic_scales of one owner."""
     hidden = inputs[rank].x.shape[1]
     if quant_mode == 0:
         rows = [inputs[source].x[token].detach() for _, source, token, _ in keys]
@@ -124,7 +124,7 @@ def _payload(
 
 
 def _expand_idx(given: RankInput, experts: int) -> torch.Tensor:
-    """How many earlier pairs of this rank went to the same expert, at each flat pair."""
+    """Return for each (token, k) the number of earlier ones of this rank with the same expert."""
     batch, topk = given.expert_ids.shape
     indices = [0] * (batch * topk)
     seen: Counter[int] = Counter()
@@ -135,7 +135,7 @@ def _expand_idx(given: RankInput, experts: int) -> torch.Tensor:
 
 
 def _weights(inputs: Sequence[RankInput], keys: Sequence[RowKey]) -> torch.Tensor:
-    """(R,) fp32: the expert_scales of the pair of every row."""
+    """Return the expert_scales of every row, (R,) fp32."""
     given = [given.expert_scales for given in inputs]
     values = [scales[token, k] for _, source, token, k in keys if (scales := given[source]) is not None]
     return torch.stack(values) if values else torch.empty(0)
@@ -144,7 +144,7 @@ def _weights(inputs: Sequence[RankInput], keys: Sequence[RowKey]) -> torch.Tenso
 def _allocated(
     given: RankInput, group: Group, tp_world_size: int, expert_scales_given: bool
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of the operator's whole output tensors; A is the most rows this rank can receive."""
+    """Return the shapes of the operator's whole output tensors; A is the maximum number of rows."""
     pairs = int(given.expert_ids.numel())
     a = group.world * group.capacity
     counts = group.world * group.local_experts
@@ -226,7 +226,7 @@ def coded_row_bytes(hidden: int) -> tuple[int, int]:
 
 
 class FaultyRouting(ValueError):
-    """The reference was asked for tensors that no rank gets. ``.fault`` says why."""
+    """Raised if the ops would raise on every rank. ``fault``: the error."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(str(fault))
@@ -284,11 +284,11 @@ def combine(
     special: SpecialExperts = NO_SPECIAL,
     ranks_per_server: int = 0,
 ) -> list[torch.Tensor]:
-    """All ranks' combine outputs, (BS, H) in the dtype of ``expand_xs``.
+    """Return the outputs of combine on all ranks, (BS, H) in the dtype of ``expand_xs``.
 
-    expand_xs[r]: (>= R, H) rank r's expert outputs, row for row as dispatch gave them.
-    comm_quant_mode 2: every row, also one that stays on its rank, is summed as ``quantize_blocks`` and
-    ``restore_blocks`` make it.
+    expand_xs[r]: (>= R, H) rank r's expert outputs, in the order of dispatch's rows.
+    comm_quant_mode 2: every row, including local ones, is quantized by ``quantize_blocks`` and restored by
+    ``restore_blocks`` before it is summed.
     The sum of a token is fp32: from 0, k ascending, each product rounded, then added (no FMA); then
     the shared expert's row; then one round-to-nearest-even cast. Inactive tokens give zeros. A copy expert's row is
     ori_x, a const expert's what ``const_row`` makes of it; a zero expert adds nothing.
@@ -345,7 +345,7 @@ def _sum(given: RankInput, token: int, returned: dict[tuple[int, int], Row], hid
 
 
 def _add_pairs(given: RankInput, token: int, returned: dict[tuple[int, int], Row], acc: Row) -> Row:
-    """Add the weighted rows that ``returned`` has of a token, k ascending."""
+    """Add the weighted rows of a token in ``returned``, k ascending."""
     with np.errstate(all="ignore"):
         for k in range(given.expert_ids.shape[1]):
             if (token, k) in returned:
@@ -366,7 +366,7 @@ def _add_shared(given: RankInput, token: int, acc: Row) -> Row:
 
 
 def _rounding(dtype: torch.dtype, comm_quant_mode: int) -> Callable[[Row], Row]:
-    """What the sum of a server becomes on its way: its value in ``dtype``, and as codes with comm_quant_mode 2."""
+    """Round the sum of a server to ``dtype``, and quantize and restore it with comm_quant_mode 2."""
 
     def rounded(row: Row) -> Row:
         value = torch.from_numpy(row).to(dtype)[None]
@@ -386,7 +386,7 @@ def _sum_by_server(
     servers: dict[tuple[int, int], int],
     rounding: Callable[[Row], Row],
 ) -> Row:
-    """The sum of a token by algorithm hierarchy; ``servers``: of each of its pairs.
+    """Return the sum of a token by algorithm hierarchy; ``servers``: the server of each (token, k).
 
     Each server sums its rows in fp32, from 0, k ascending, and rounds the sum. The token's rank adds these in fp32,
     from 0, servers ascending; then its special experts, k ascending; then the shared expert's row.
@@ -401,7 +401,7 @@ def _sum_by_server(
 
 
 def _special_rows(given: RankInput, experts: int, special: SpecialExperts) -> dict[tuple[int, int], Row]:
-    """The row of every active pair of a copy or const expert, by (token, k)."""
+    """Return the row of every active (token, k) of a copy or const expert."""
     rows = {}
     for token, k, expert in active_pairs(given):
         if not experts <= expert < experts + special.total:
@@ -423,9 +423,9 @@ def _special_rows(given: RankInput, experts: int, special: SpecialExperts) -> di
 
 
 def const_row(row: Row, alpha_1: Row, alpha_2: Row, v: Row) -> Row:
-    """What a const expert makes of a row (H,) fp32: a1 * row + a2 * v, every product rounded to fp32.
+    """Return the output of a const expert for a row (H,) fp32: a1 * row + a2 * v, every product rounded to fp32.
 
-    alpha_1, alpha_2: a1 and a2 themselves; or (H,) each, whose products with the row say them:
+    alpha_1, alpha_2: a1 and a2, or (H,) each, from whose products with the row they are computed:
     (a1, a2) = softmax(alpha_1 . row, alpha_2 . row), in fp32, in the order of ``_dot``.
     """
     with np.errstate(all="ignore"):
@@ -460,7 +460,7 @@ def _dot(a: Row, b: Row) -> np.float32:
 
 
 def _share(mine: np.float32, other: np.float32) -> np.float32:
-    """The share of the first of two numbers in their softmax: 1 / (1 + exp(other - mine))."""
+    """Return the softmax of the first of two numbers: 1 / (1 + exp(other - mine))."""
     power = np.float32(np.exp(np.float64(other - mine)))
     share: np.float32 = np.float32(1) / (np.float32(1) + power)
     return share
@@ -472,7 +472,7 @@ def dense(
     moe_expert_num: int,
     special: SpecialExperts = NO_SPECIAL,
 ) -> list[torch.Tensor]:
-    """Run the layer without any dispatch: expert_fn(expert id, x[t] of shape (H,)) -> (H,), token by token.
+    """Run the layer without dispatch, token by token: expert_fn(expert id, x[t] of shape (H,)) -> (H,).
 
     Outputs (BS, H) in x's dtype, summed as combine defines. It shares nothing with dispatch and combine, so
     that each checks the other. Const experts are computed by torch, whose dot products add in another order.
@@ -515,7 +515,7 @@ def dense(
 
 
 def _dense_special(given: RankInput, token: int, kind: str, place: int) -> torch.Tensor | None:
-    """The row of a copy or const expert; None: of a zero expert."""
+    """Return the row of a copy or const expert, or None for a zero expert."""
     if kind == "zero":
         return None
     assert given.ori_x is not None
@@ -550,13 +550,13 @@ def predict_traffic(
 ) -> list[Traffic]:
     """Bytes a rank for one dispatch and one combine of x (BS, H) in ``dtype``; contract "v1" or "v2".
 
-    A row of dispatch takes its elements rounded up to 32 bytes, and 32 bytes more for its scale when quantized.
-    Window: 32 more for its triple in V2, and again for its weight (``weights``: dispatch gets expert_scales); rows
-    that stay on their rank go through its window like all others; in V2 they come back with a mark of 32. Direct: a
-    token's row is written once (with smooth scales once a pair) and read once by its owner, from 8 ``cores`` on once
-    for all of the owner's experts; a pair has 4 bytes in a list, and 4 for its weight; rows that stay are not moved by
-    combine. With comm_quant_mode 2 rows go back as ``coded_row_bytes`` says, in direct also those that stay. Rows of
-    special experts are in no window.
+    A row of dispatch has its elements rounded up to 32 bytes, and 32 bytes for its scale when quantized.
+    Window: 32 bytes more for its source index in V2, and 32 for its weight (``weights``: dispatch takes expert_scales).
+    Local rows go through the window too; in V2 they return with a trailer of 32 bytes. Direct: a token's row is written
+    once (with smooth scales once per expert) and read once by each owner's expert, with 8 or more ``cores`` once by
+    each owner. Each (token, k) has 4 bytes in a list and 4 for its weight; combine does not move local rows. With
+    comm_quant_mode 2 rows return with ``coded_row_bytes``, in direct including local ones. Rows of special experts are
+    not in windows.
 
     Args:
         inputs: of every rank, by rank.
@@ -590,7 +590,7 @@ def predict_traffic(
             mark, k = 32 * (contract == "v2"), given.expert_ids.shape[1]
             marks = mark * given.expert_ids.numel()
             rows = (received * out_bytes, received * (back + mark), sent * read_back + marks)
-            slack = mark * k * cores  # cores that share a token read its marks each
+            slack = mark * k * cores  # each core that shares a token reads its trailers
             moved.append(Traffic(sent * stride, received * stride, *rows, combine_window_read_slack=slack))
             continue
         smooth = given.scales is not None
@@ -619,11 +619,11 @@ def predict_crossings(
 ) -> list[tuple[int, int]]:
     """Bytes of rows that each rank sends to other servers by comm_alg "hierarchy": in dispatch, in combine.
 
-    They are whole blocks of 32 bytes, as an item carries them. Kernels write less where codes or scales end earlier.
+    They are whole 32-byte blocks of an item; kernels may write less.
 
-    Dispatch: a token's row once for each other server that owns one of its experts, with 32 bytes that name it, and K
-    ids, row numbers and weights of 4 bytes, each rounded up to 32 bytes. Combine: a sum for each such row of the ranks
-    of the other servers that have this rank's number there.
+    Dispatch: a token's row once for each other server with one of its experts, with 32 bytes for its source index, and
+    K ids, row numbers and weights of 4 bytes, each rounded up to 32 bytes. Combine: one sum for each such row of the
+    ranks with the same local rank on other servers.
 
     Args:
         inputs: of every rank, by rank.
@@ -651,9 +651,9 @@ def predict_crossings(
     return [(record * sum(rows), back * sent) for rows, sent in zip(crossing, sums, strict=True)]
 
 
-_MANY_CORES = 8  # from here on cores share the rows that several experts of a rank get
-_MANY_EXPERTS = 8  # of a rank: from here on parts of lists are read again
-_LIST_ENTRIES = 512  # of a core: beyond them too
+_MANY_CORES = 8  # minimum for cores to share the rows of several experts
+_MANY_EXPERTS = 8  # of a rank; minimum for parts of lists to be read again
+_LIST_ENTRIES = 512  # of a core; more are read again too
 
 
 def _align32(count: int) -> int:

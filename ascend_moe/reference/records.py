@@ -1,4 +1,4 @@
-"""Holds what goes into the reference and what comes out of it, as plain records."""
+"""Records of the inputs and outputs of the reference."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class RankInput:
 
     @property
     def local_addends(self) -> dict[str, torch.Tensor]:
-        """Those of ``OWN_TERMS`` that are given."""
+        """The given tensors of ``OWN_TERMS``."""
         return {name: tensor for name in OWN_TERMS if (tensor := getattr(self, name)) is not None}
 
     def shared_row(self, token: int) -> torch.Tensor | None:
-        """The shared expert's row of a token, (H,) fp32."""
+        """Return the shared expert's row of a token, (H,) fp32."""
         if self.shared_expert_x is None:
             return None
         return self.shared_expert_x.detach().flatten(0, -2)[token].float()
@@ -81,9 +81,9 @@ class DispatchResult:
 
 @dataclass(frozen=True)
 class Fault:
-    """The collective error that these inputs lead to on every rank.
+    """The collective error of the inputs, raised on every rank.
 
-    kind "InvalidExpertId" has token, k and expert_id; "RoutingOverflow" has owner, rows and capacity.
+    Kind "InvalidExpertId" has token, k and expert_id; "RoutingOverflow" has owner, rows and capacity.
     """
 
     kind: str
@@ -106,13 +106,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of row payload one EP rank moves through MTE (status blocks and counts are not in it).
+    """Bytes of rows that an EP rank moves by MTE, without status blocks and counts.
 
     Attributes:
         dispatch_window_write, dispatch_window_read, combine_window_write, combine_window_read: to and from windows.
         expand_x_write: to expand_x.
         dispatch_window_read_slack: bytes that cores of algorithm direct may read again.
-        combine_window_read_slack: marks of rows of algorithm window that may be read more than once.
+        combine_window_read_slack: row trailers of algorithm window that may be read more than once.
     """
 
     dispatch_window_write: int
@@ -126,12 +126,12 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The verdict of ``validate``.
+    """Result of `validate`.
 
     Attributes:
-        ok: nothing differs.
-        text: what to print.
-        differences: one sentence for every tensor that differs.
+        ok: whether all outputs are equal.
+        text: text to print.
+        differences: one sentence for each tensor that differs.
     """
 
     ok: bool
@@ -144,7 +144,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Group:
-    """The numbers all ranks share, found by looking at all inputs."""
+    """Numbers that all ranks share, derived from all inputs."""
 
     world: int
     topk: int
@@ -154,7 +154,7 @@ class Group:
 
     @property
     def capacity(self) -> int:
-        """Rows one source may send one owner."""
+        """Maximum number of rows from a source to an owner."""
         return self.max_bs * min(self.topk, self.local_experts)
 
 

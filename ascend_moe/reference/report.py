@@ -1,4 +1,4 @@
-"""validate(): an operator's outputs against the reference, and the first difference in words."""
+"""validate(): comparison of an operator's outputs with the reference, and a description of the first difference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def validate(
     """Compare one rank's outputs with the reference, bit for bit, over their defined parts only.
 
     op "dispatch": outputs are the operator's seven tensors, expected a DispatchResult; contract "v1" compares
-    the third as expand_idx, "v2" as triples. op "combine": outputs and expected are (BS, H) tensors.
+    the third as expand_idx, "v2" as source indices. op "combine": outputs and expected are (BS, H) tensors.
     ranks_per_server: of the communicator (``ascend_moe.comm.ranks_per_server``), 0 for one server; with fewer
     than W, which is RDMA between A2 servers, the first words of V2's third tensor are expand_idx and are
     compared as that, and the report says so.
@@ -48,7 +48,7 @@ def validate(
     if op == "combine":
         if not isinstance(expected, torch.Tensor):
             raise TypeError("for combine, expected is the (BS, H) tensor of reference.combine")
-        sentence: str | None = f"the operator gives one tensor (BS, H); got {type(plain).__name__}"
+        sentence: str | None = f"the operator returns one tensor (BS, H); got {type(plain).__name__}"
         if isinstance(plain, torch.Tensor):
             if plain.dtype != expected.dtype:
                 sentence = f"the result has dtype {plain.dtype}, expected {expected.dtype}"
@@ -65,7 +65,7 @@ def validate(
     differences = _dispatch_differences(plain, expected, rank, contract, exact_shapes, between)
     size = f"{expected.expand_x.shape[0]} rows"
     if between and contract == "v2":
-        size += f"; several servers: {_THIRD['v2']} as expand_idx, not as triples"
+        size += f"; several servers: {_THIRD['v2']} as expand_idx, not as source indices"
     return _finish(op, rank, differences, size)
 
 
@@ -90,7 +90,7 @@ def _dispatch_differences(
 ) -> list[str]:
     if not isinstance(outputs, list) or len(outputs) != len(_NAMES):
         what = f"{len(outputs)} values" if isinstance(outputs, list) else f"one {type(outputs).__name__}"
-        return [f"the operator gives {len(_NAMES)} tensors ({', '.join(_NAMES)}); got {what}"]
+        return [f"the operator returns {len(_NAMES)} tensors ({', '.join(_NAMES)}); got {what}"]
     third, triples = _THIRD[contract], contract == "v2" and not between_servers
     got = dict(zip((*_NAMES[:2], third, *_NAMES[3:]), outputs, strict=True))
     wanted: dict[str, torch.Tensor] = {
@@ -118,7 +118,7 @@ def _dispatch_differences(
 
 
 def _form(name: str, got: object, want: torch.Tensor, expected: DispatchResult, exact_shapes: bool) -> str | None:
-    """Name a wrong type, dtype or shape. Only the rows may be more than the defined ones."""
+    """Return a sentence about a wrong type, dtype or shape; there may be more rows than the defined ones."""
     if not isinstance(got, torch.Tensor):
         return f"{name} is not a tensor but {type(got).__name__}"
     if got.dtype != want.dtype:
@@ -137,7 +137,7 @@ def _form(name: str, got: object, want: torch.Tensor, expected: DispatchResult, 
 
 
 def _difference(got: torch.Tensor, want: torch.Tensor, name: str, places: Places | None = None) -> str | None:
-    """The first unequal element of two tensors of one shape, in words; None where all bits are equal."""
+    """Describe the first unequal element of two tensors of the same shape; None if all bits are equal."""
     unequal = differing(got, want)
     if not unequal.any():
         return None
@@ -160,7 +160,7 @@ def _difference(got: torch.Tensor, want: torch.Tensor, name: str, places: Places
 
 
 def _hint(got: torch.Tensor, want: torch.Tensor, row: int, name: str, places: Places | None) -> str:
-    """Return what is plain to see: another row's bits, a reciprocal, the numbers of the other type."""
+    """Return a hint at the cause: another row's bits, a reciprocal, the numbers of the other type."""
     if name == "expert_token_nums" and places is not None:
         sums = torch.tensor(places.ends[places.world - 1 :: places.world], dtype=torch.int64)
         for kind, nums in enumerate((sums, torch.diff(sums, prepend=sums.new_zeros(1)))):
@@ -178,11 +178,11 @@ def _hint(got: torch.Tensor, want: torch.Tensor, row: int, name: str, places: Pl
     if not same.any():
         return ""
     other = int(same.argmax())
-    return f"; it holds the bits of row {other}" + (f" ({places.of(name, other)})" if places else "")
+    return f"; it has the bits of row {other}" + (f" ({places.of(name, other)})" if places else "")
 
 
 class Places:
-    """Where an element of dispatch's outputs is: expert, source rank, token and k instead of an offset."""
+    """Positions in dispatch's outputs as expert, source rank, token and k instead of an offset."""
 
     def __init__(self, expected: DispatchResult, rank: int) -> None:
         self.expected, self.rank = expected, rank
@@ -191,7 +191,7 @@ class Places:
         self.ends: list[int] = expected.ep_recv_counts.tolist()
 
     def of(self, name: str, i: int) -> str:
-        """An element of an output with one dimension, a row of one with two or of dynamic_scales."""
+        """Describe an element of a one-dimensional output, or a row of another one."""
         if name == "ep_recv_counts":
             return f"{self._expert(i // self.world)}, from rank {i % self.world}; inclusive prefix sum"
         if name == "expert_token_nums":
@@ -225,7 +225,7 @@ def bits(tensor: torch.Tensor) -> Bits:
 
 
 def differing(got: torch.Tensor, expected: torch.Tensor) -> npt.NDArray[np.bool_]:
-    """Where two tensors of one shape and dtype differ in bits; a NaN equals any other NaN."""
+    """Return where two tensors of the same shape and dtype differ in bits; NaNs are equal."""
     unequal = bits(got) != bits(expected)
     if got.dtype.is_floating_point:
         unequal &= ~(torch.isnan(got) & torch.isnan(expected)).detach().cpu().numpy()
@@ -233,21 +233,21 @@ def differing(got: torch.Tensor, expected: torch.Tensor) -> npt.NDArray[np.bool_
 
 
 def same_bits(got: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether dtype, shape and bits of ``got`` and ``expected``, any shape, are equal; a NaN equals another NaN."""
+    """Return whether dtype, shape and bits of ``got`` and ``expected`` are equal; NaNs are equal."""
     if got.dtype != expected.dtype or got.shape != expected.shape:
         return False
     return not differing(got, expected).any()
 
 
 def words(value: torch.Tensor) -> str:
-    """One element as ``1.5 (0x3fc0)``; integers as they are."""
+    """Format an element as ``1.5 (0x3fc0)``, integers without bits."""
     if not value.dtype.is_floating_point:
         return str(int(value))
     return f"{float(value):.{_DIGITS[value.dtype]}g} (0x{_unsigned(value):0{2 * value.element_size()}x})"
 
 
 def gap(got: torch.Tensor, expected: torch.Tensor) -> str:
-    """How far two floats are apart, when that tells something: ``, 1 ulp apart`` or nothing."""
+    """Return the distance of two floats if it is small, as ``, 1 ulp apart``, else ""."""
     if not got.dtype.is_floating_point or not (math.isfinite(float(got)) and math.isfinite(float(expected))):
         return ""
     if float(got) == float(expected):
@@ -261,7 +261,7 @@ def _unsigned(value: torch.Tensor) -> int:
 
 
 def _ordinal(value: torch.Tensor) -> int:
-    """Consecutive integers for consecutive floats."""
+    """Map consecutive floats to consecutive integers."""
     raw = _unsigned(value)
     sign = 1 << (8 * value.element_size() - 1)
     return sign - raw if raw & sign else raw

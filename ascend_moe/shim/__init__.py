@@ -1,8 +1,8 @@
-"""Stands in for torch_npu where its wheel is not installed: CPU tensors under an NPU's names, no CANN, no device.
+"""A shim of torch_npu for machines without its wheel: CPU tensors under the names of NPUs, without CANN or a device.
 
-`torch_npu` is the module itself with ``install`` and ``uninstall``, `npu` and `profiler` are what it shows under those
-names, `launch` starts a command whose processes have it from their first line on (``ascend-moe shim``, by
-``site/sitecustomize.py``). docs/vnpu.md says when to take it and when the virtual NPU, which runs the real wheel.
+`torch_npu` contains ``install`` and ``uninstall``, `npu` and `profiler` are its submodules, and `launch` starts a
+command with the shim in all its processes (``ascend-moe shim``, by ``site/sitecustomize.py``). docs/vnpu.md compares it
+with the virtual NPU, which runs the real wheel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ascend_moe._text import installed_version
 from ascend_moe.errors import ArgumentError
 from ascend_vnpu.wheels import ask, interpreter_of
 
-ABOUT = "a shim of torch_npu by ascend_moe: CPU tensors and gloo, no Ascend device; times mean nothing"
+ABOUT = "a shim of torch_npu by ascend_moe: CPU tensors and gloo, no Ascend device; times are not meaningful"
 VERSION = f"{installed_version('torch').partition('+')[0]}+ascend.moe.shim"
 SITE = Path(__file__).resolve().parent / "site"  # its sitecustomize installs the shim
 _QUERY = """
@@ -27,7 +27,7 @@ print(json.dumps([name for name in ("torch", "ascend_moe", "torch_npu") if impor
 
 
 def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """``base`` (default: this process's environment) changed so that child processes have the shim."""
+    """Return ``base`` (default: this process's environment) changed so that child processes use the shim."""
     result = dict(os.environ if base is None else base)
     others = [entry for entry in result.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(SITE)]
     result["PYTHONPATH"] = os.pathsep.join([str(SITE), *others])
@@ -35,14 +35,14 @@ def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def launch(command: Sequence[str], quiet: bool = False) -> NoReturn:
-    """Become ``command``, with the shim of torch_npu. Does not return.
+    """Replace this process by ``command`` with the shim of torch_npu. Does not return.
 
     Args:
-        command: a Python, a Python script, or a console script such as torchrun or pytest, and its arguments.
-        quiet: no line about it on stderr.
+        command: a Python interpreter, a Python script, or a console script such as torchrun, and its arguments.
+        quiet: print no line about the shim on stderr.
 
     Raises:
-        ArgumentError: no such command; its Python has torch_npu, or lacks torch or ascend_moe.
+        ArgumentError: the command does not exist, or its Python has torch_npu, or no torch or ascend_moe.
     """
     _check(interpreter_of(command[0]))
     if not quiet:

@@ -1,7 +1,7 @@
-"""Has what `ascend_moe.shim.torch_npu` shows as ``torch.npu`` and ``torch_npu.npu``.
+"""``torch.npu`` and ``torch_npu.npu`` of the shim.
 
-All work is done when a call returns, on CPU tensors: streams and events keep their interface and have nothing to wait
-for. One device number a thread, as set_device set it.
+All work on CPU tensors is finished when a call returns, so streams and events have an interface but never wait. Each
+thread has a current device number, set by set_device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ config = SimpleNamespace(allow_internal_format=False)
 
 
 class Event:
-    """A point in time. It has passed when it was recorded."""
+    """An event, complete as soon as it is recorded."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self.enable_timing = enable_timing
@@ -34,19 +34,19 @@ class Event:
         self._time = time.perf_counter()
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is pending."""
 
     def reset(self, stream: Stream | None = None) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is pending."""
 
     def query(self) -> bool:
         return True
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is pending."""
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds between two records."""
+        """Return the milliseconds between two records."""
         return (end_event._time - self._time) * 1000
 
 
@@ -54,17 +54,17 @@ ExternalEvent = Event
 
 
 class Stream:
-    """A queue in which everything is done at once."""
+    """A stream whose work is finished immediately."""
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.device, self.priority, self.npu_stream = torch.device("cpu"), priority, 0
         self._before: list[Stream] = []
 
     def wait_event(self, event: Event) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is pending."""
 
     def wait_stream(self, stream: Stream) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is pending."""
 
     def record_event(self, event: Event | None = None) -> Event:
         event = Event() if event is None else event
@@ -75,7 +75,7 @@ class Stream:
         return True
 
     def synchronize(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is pending."""
 
     def __enter__(self) -> Stream:
         self._before.append(current_stream())
@@ -105,7 +105,7 @@ def set_stream(stream: Stream | None) -> None:
 
 @contextlib.contextmanager
 def stream(stream: Stream | None) -> Iterator[None]:
-    """Work of the block goes to this stream; None: to the one before."""
+    """Select the current stream of the block; None: keep it."""
     before = current_stream()
     set_stream(stream)
     try:
@@ -115,7 +115,7 @@ def stream(stream: Stream | None) -> Iterator[None]:
 
 
 def _index(device: Any) -> int:
-    """0 of None, "npu" and a device without number; else the number."""
+    """Return the number of a device, 0 for None and for a device without a number."""
     if isinstance(device, str):
         number = device.partition(":")[2]
         return int(number) if number else 0
@@ -134,7 +134,7 @@ def current_device() -> int:
 
 @contextlib.contextmanager
 def device(device: Any) -> Iterator[None]:
-    """``torch.npu.device(3)``: the current device of the block."""
+    """Select the current device of the block, as ``torch.npu.device(3)``."""
     before = current_device()
     set_device(device)
     try:
@@ -164,19 +164,19 @@ def is_current_stream_capturing() -> bool:
 
 
 def init() -> None:
-    """Nothing to start."""
+    """Do nothing: there is no device to initialize."""
 
 
 def synchronize(device: Any = None) -> None:
-    """Nothing is under way."""
+    """Do nothing: no work is pending."""
 
 
 def empty_cache() -> None:
-    """There is no cache."""
+    """Do nothing: there is no cache."""
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """Nothing is counted."""
+    """Do nothing: there are no statistics."""
 
 
 def memory_allocated(device: Any = None) -> int:
@@ -192,7 +192,7 @@ def max_memory_allocated(device: Any = None) -> int:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Free and all bytes of this machine's memory."""
+    """Return free and total bytes of this machine's memory."""
     page = os.sysconf("SC_PAGE_SIZE")
     return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
 
@@ -210,7 +210,7 @@ def get_soc_version() -> int:
 
 
 def set_compile_mode(jit_compile: bool = False) -> None:
-    """Nothing is compiled."""
+    """Do nothing: operators are not compiled."""
 
 
 def manual_seed(seed: int) -> None:

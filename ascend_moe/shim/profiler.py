@@ -1,7 +1,7 @@
-"""Has what `ascend_moe.shim.torch_npu` shows as ``torch_npu.profiler``: torch.profiler of the CPU.
+"""``torch_npu.profiler`` of the shim: torch.profiler of the CPU.
 
-The names and the form of the files are torch_npu's. The events are what torch records on a CPU: operators by torch's
-names and the program's own marks. There are no kernels of an NPU in a trace, and its times are those of this machine.
+Names and file formats are torch_npu's. The events are those that torch records on a CPU: operators by torch's names and
+the program's record_function ranges, without NPU kernels and with times of this machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ AiCMetrics = Enum(
 
 
 class ProfilerActivity:
-    """An NPU's work is done on the CPU here, so both names mean the CPU."""
+    """Activities of torch_npu; both mean the CPU."""
 
     CPU = NPU = torch.profiler.ProfilerActivity.CPU
 
@@ -51,7 +51,7 @@ def supported_activities() -> set[torch.profiler.ProfilerActivity]:
 
 
 class _ExperimentalConfig:
-    """Keeps its options; they choose counters of an NPU, which has none here."""
+    """Options for NPU counters, without effect."""
 
     def __init__(self, **options: Any) -> None:
         vars(self).update(options)
@@ -60,7 +60,7 @@ class _ExperimentalConfig:
 def schedule(
     wait: int, active: int, warmup: int = 0, repeat: int = 0, skip_first: int = 0, skip_first_wait: int = 0
 ) -> Callable[[int], ProfilerAction]:
-    """Which steps are recorded, as ``torch.profiler.schedule`` with torch_npu's defaults."""
+    """Return a schedule as ``torch.profiler.schedule``, with torch_npu's defaults."""
     chosen: Callable[[int], ProfilerAction] = torch.profiler.schedule(
         wait=wait, warmup=warmup, active=active, repeat=repeat, skip_first=skip_first, skip_first_wait=skip_first_wait
     )
@@ -68,11 +68,11 @@ def schedule(
 
 
 class profile(torch.profiler.profile):
-    """``torch.profiler.profile`` of the CPU, with torch_npu's arguments and torch_npu's form of a trace.
+    """``torch.profiler.profile`` of the CPU, with torch_npu's arguments and trace format.
 
     Args:
-        activities: any of ProfilerActivity; all of them mean the CPU.
-        experimental_config: accepted, and without effect.
+        activities: members of ProfilerActivity, all of which mean the CPU.
+        experimental_config: accepted, without effect.
         schedule, on_trace_ready, record_shapes, profile_memory, with_stack, with_modules, with_flops: as in torch.
     """
 
@@ -96,7 +96,7 @@ class profile(torch.profiler.profile):
         self._exported: tuple[Any, list[dict[str, Any]]] = (None, [])
 
     def export_chrome_trace(self, output_path: str | os.PathLike[str]) -> None:  # type: ignore[override]
-        """Write the events of the last recorded steps, as a JSON list: torch itself writes a dict around the list.
+        """Write the events of the last recorded steps as a JSON list, without the dict that torch writes around it.
 
         Each event has name, ts and dur (microseconds), pid, tid and args.
         """
@@ -118,12 +118,14 @@ class profile(torch.profiler.profile):
 def tensorboard_trace_handler(
     dir_name: str, worker_name: str | None = None, analyse_flag: bool = True, async_mode: bool = False
 ) -> Callable[[profile], None]:
-    """A function for on_trace_ready, which writes ``<worker>_<time>_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json``.
+    """Return a function for on_trace_ready.
+
+    It writes ``<worker>_<time>_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json``.
 
     Args:
-        dir_name: where it writes; made if it is missing.
+        dir_name: output folder, created if it is missing.
         worker_name: default: host and process number.
-        analyse_flag, async_mode: accepted; the trace is written at once.
+        analyse_flag, async_mode: accepted; the trace is written immediately.
     """
     worker = worker_name or f"{socket.gethostname()}_{os.getpid()}"
 

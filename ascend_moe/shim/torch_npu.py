@@ -4,11 +4,11 @@
     shim.install()
     import torch_npu            # the operators of ascend_moe.npu
 
-`install` changes torch for the whole process, `uninstall` undoes all of it. ``ascend-moe shim -- python script.py``
-installs it in a program, before its first line, and in its child processes.
+`install` changes torch for the whole process, `uninstall` undoes it. ``ascend-moe shim -- python script.py`` installs
+it in a program before its first line, and in its child processes.
 
-It is for correctness, and it says that it is a shim. Tensors are on the CPU, and their device says "cpu";
-``x.npu()`` is x itself, not a copy. Where the torch_npu wheel is installed, `ascend-moe vnpu` runs the real one.
+Use it to check results. Tensors are on the CPU and their device is "cpu"; ``x.npu()`` returns x, not a copy. With the
+torch_npu wheel, use `ascend-moe vnpu`, which runs the real one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ascend_moe.shim import profiler as shim_profiler
 
 _MISSING: Any = object()
 
-# Functions of torch with an argument device.
+# torch functions with an argument device
 _FACTORIES = (
     *("arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_like"),
     *("empty_permuted", "empty_strided", "eye", "full", "full_like", "hamming_window", "hann_window"),
@@ -50,7 +50,7 @@ _FACTORIES = (
     *("sparse_csr_tensor", "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like"),
 )
 _METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
-# torch_npu's numbers of dtypes that torch has no ScalarType for: 256 + aclDataType.
+# torch_npu's numbers of dtypes: 256 + aclDataType
 _DTYPES = {
     "float32": 256,
     "float16": 257,
@@ -68,7 +68,7 @@ _DTYPES = {
 
 
 class _Changes:
-    """Holds what install has changed, to be undone in reverse order."""
+    """Changes of install, undone in reverse order."""
 
     def __init__(self) -> None:
         self._attributes: list[tuple[Any, str, Any]] = []
@@ -76,7 +76,7 @@ class _Changes:
         self._calls: list[Callable[[], None]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Give an object an attribute; what a class inherits is not its own."""
+        """Set an attribute; inherited ones of a class count as missing before."""
         self._attributes.append((owner, name, vars(owner).get(name, _MISSING)))
         setattr(owner, name, value)
 
@@ -108,18 +108,18 @@ _changes: _Changes | None = None
 
 
 def is_installed() -> bool:
-    """Whether the shim is in force in this process."""
+    """Whether the shim is installed in this process."""
     return _changes is not None
 
 
 def install(quiet: bool = False) -> None:
-    """Make ``import torch_npu`` this shim, and "npu" and "hccl" known to torch. A second call changes nothing.
+    """Make ``import torch_npu`` import this shim, and register "npu" and "hccl" in torch. A second call does nothing.
 
     Args:
-        quiet: no warning in the log about it.
+        quiet: log no warning about the shim.
 
     Raises:
-        LibraryError: torch_npu is installed (the real one is better), or a module of that name was imported before.
+        LibraryError: torch_npu is installed, or a module of that name was imported before.
     """
     global _changes
     if _changes is not None:
@@ -129,7 +129,7 @@ def install(quiet: bool = False) -> None:
             "torch_npu is installed; the shim is for machines without it. On NPUs call "
             "ascend_moe.patch_torch_npu(); without an NPU start the program with `ascend-moe vnpu -- `"
         )
-    # torch keeps the factories that it finds here: those that a mode of torch.device is asked about are torch's own.
+    # torch caches its factory functions for device modes in this call, before they are replaced
     _device._device_constructors()
     changes = _Changes()
     changes.call_at_undo(_forget_functions)
@@ -147,14 +147,14 @@ def install(quiet: bool = False) -> None:
 
 
 def _forget_functions() -> None:
-    """torch.compile keeps a table of torch's functions as it found them when it was first used."""
+    """Clear torch.compile's table of torch functions, which it builds at its first use."""
     rules: Any = sys.modules.get("torch._dynamo.trace_rules")
     if rules is not None:
         rules.clear_lru_cache()
 
 
 def uninstall() -> None:
-    """Undo `install`. Groups and tensors that were made meanwhile live on. Without it nothing is done."""
+    """Undo `install`, if it is installed. Groups and tensors created in between stay valid."""
     global _changes
     if _changes is not None:
         _changes.undo()
@@ -165,7 +165,7 @@ def uninstall() -> None:
 
 
 class _Module(ModuleType):
-    """A module that says what it is, and what it does not have."""
+    """A module whose repr and AttributeError state that it is a shim."""
 
     def __repr__(self) -> str:
         return f"<module '{self.__name__}' ({ABOUT})>"
@@ -175,7 +175,7 @@ class _Module(ModuleType):
 
 
 class _Loaded:
-    """The loader of a module that is there already, for an import that has begun before install."""
+    """Loader of an existing module, for an import that began before install."""
 
     def __init__(self, module: ModuleType) -> None:
         self.module = module
@@ -184,7 +184,7 @@ class _Loaded:
         return self.module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has run."""
+        """Do nothing: the module is already initialized."""
 
 
 def _add_modules(changes: _Changes) -> None:
@@ -228,7 +228,7 @@ def _add_modules(changes: _Changes) -> None:
 
 
 def _add_operators(changes: _Changes) -> None:
-    """``torch.ops.npu``: each of its operators calls that of ``torch.ops.ascend_moe`` with the same name and schema."""
+    """Define ``torch.ops.npu``, whose operators call those of ``torch.ops.ascend_moe`` with the same name."""
     library: Any = torch.library.Library("npu", "FRAGMENT")  # type: ignore[no-untyped-call]
     changes.call_at_undo(library._destroy)
     for name, schema in {**SCHEMAS, **TORCH_NPU_SCHEMAS}.items():
@@ -239,17 +239,17 @@ def _add_operators(changes: _Changes) -> None:
 
 
 def npu_format_cast(tensor: torch.Tensor, acl_format: int, **_: Any) -> torch.Tensor:
-    """The tensor of any shape as it is, whatever acl_format says: a CPU tensor has one format."""
+    """Return the tensor unchanged: a CPU tensor has only one format."""
     return tensor
 
 
 def get_npu_format(tensor: torch.Tensor) -> int:
-    """2, ACL's number for plain strides, of a tensor of any shape."""
+    """Return 2, ACL's number for plain strides."""
     return 2
 
 
 def npu_fusion_attention(*args: Any, **kwargs: Any) -> None:
-    """Attention, which is not here. The name is: transformers imports it where torch_npu is.
+    """Raise ArgumentError. The shim has no attention; transformers imports the name if torch_npu is installed.
 
     Args:
         args, kwargs: any.
@@ -310,7 +310,7 @@ def npu_quant_matmul(
     floats = (torch.bfloat16, torch.float16, torch.float32)
     rule = "is {}; off the NPU it must be bf16, fp16, fp32 or int32"
     need(dtype in (*floats, torch.int32), "output_dtype", rule, dtype)
-    need(offset is None, "offset", "belongs to int8 results, which are not supported; leave it out")
+    need(offset is None, "offset", "is for int8 results, which are not supported; omit it")
     need_dtype("x1", x1, torch.int8)
     need(x1.dim() >= 2, "x1", "is {}; it must be at least 2-D", x1.shape)
     need_dims("x2", x2, 2, dtypes=(torch.int8,))
@@ -367,7 +367,7 @@ def _on_cpu(function: Callable[..., Any], argument: str = "device", first: bool 
 
 
 class _CpuForNpu(type):
-    """torch's class, where "npu" means "cpu": for isinstance, pickle and tables of types it is that class."""
+    """Replace a class of torch so that "npu" means "cpu"; isinstance, pickle and type tables see torch's class."""
 
     real: Any
 
@@ -414,7 +414,7 @@ def _change_devices(changes: _Changes) -> None:
 
 
 def _histc(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """torch.histc, which takes whole numbers on an NPU and returns counts of their type."""
+    """torch.histc that also accepts integers, as on an NPU, and returns counts of their dtype."""
 
     @functools.wraps(function)
     def run(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -429,7 +429,7 @@ def _histc(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 
 class ProcessGroupHCCL:
-    """Options of HCCL groups can be made; gloo has none of them."""
+    """Options of HCCL groups, without effect."""
 
     class Options:
         def __init__(self, *_: Any, **options: Any) -> None:
@@ -460,7 +460,7 @@ def _without_hccl(function: Callable[..., Any], position: int) -> Callable[..., 
         kwargs = {name: _gloo(value) if name == "backend" else value for name, value in kwargs.items()}
         if isinstance(kwargs.get("pg_options"), ProcessGroupHCCL.Options):
             kwargs["pg_options"] = None
-        if getattr(kwargs.get("device_id"), "type", None) == "cpu":  # it was an NPU's
+        if getattr(kwargs.get("device_id"), "type", None) == "cpu":  # an NPU before
             kwargs["device_id"] = None
         return function(*args, **kwargs)
 
@@ -468,16 +468,16 @@ def _without_hccl(function: Callable[..., Any], position: int) -> Callable[..., 
 
 
 def _get_hccl_comm_name(self: Any, rank: int = 0, init_comm: bool = True) -> str:
-    """`ascend_moe.comm_name` of the group that this backend serves. Collective where it is the first call."""
+    """Return `ascend_moe.comm_name` of this backend's group. The first call is collective."""
     cpu = torch.device("cpu")
     for group in list(distributed_c10d._world.pg_map):
         if cpu in group._device_types and group._get_backend(cpu) is self:
             return comm_name(group)
-    raise ArgumentError("get_hccl_comm_name: this backend belongs to no process group that is alive", argument="self")
+    raise ArgumentError("get_hccl_comm_name: this backend belongs to no live process group", argument="self")
 
 
 def _of_any_shape(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A collective of two tensors. HCCL looks at their sizes alone, gloo at their shapes."""
+    """Wrap a collective of two tensors, of which HCCL compares only sizes and gloo shapes."""
 
     def flat(value: Any) -> Any:
         return value.view(-1) if isinstance(value, torch.Tensor) and value.is_contiguous() else value

@@ -1,4 +1,4 @@
-"""Shows what an engine did, event by event: phases, waits, instructions, of every core of every rank."""
+"""Timelines of an engine: phases, waits and instructions of every core of every rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEASURED = "measured on this CPU"
 PREDICTED = "predicted (model)"
 PIPES = ("S", "V", "MTE2", "MTE3")
 
-# Names of events that are no calls of the AscendC API.
+# Names of events other than calls of the AscendC API.
 LAUNCH, PHASE, WAIT, SYNC_ALL, ARRIVAL = "launch", "phase", "wait", "SyncAll", "arrival"
 
 # twin::TimelineEvent (twin/include/twin/engine/timeline.h).
@@ -29,16 +29,15 @@ class Event:
     """One instruction, wait or phase of one core.
 
     Attributes:
-        rank, core: whose it is.
+        rank, core: the rank and the core.
         pipe: one of ``PIPES``.
         name: the API call, or ``launch`` (a whole op; ``phase`` is the op's name), ``phase`` (a step of it),
-            ``wait``, ``SyncAll``, ``arrival`` (a status block that a wait saw come).
-        phase: the step of the op that it belongs to, "" before the first.
-        start_ns, end_ns: on one clock for all ranks.
-        bytes: moved between GM and UB, 0 for none.
-        peer: the rank whose window they went to or came from, -1 for own memory; of an ``arrival`` the rank that sent
-            the block.
-        flow: the store of a status block and what it released share a number; 0 for none.
+            ``wait``, ``SyncAll``, ``arrival`` (a status block seen by a wait).
+        phase: the step of the op, "" before the first.
+        start_ns, end_ns: times on one clock for all ranks.
+        bytes: bytes moved between GM and UB, or 0.
+        peer: the rank whose window is the source or destination, -1 for local memory; for an ``arrival`` the sender.
+        flow: number shared by the store of a status block and the wait that it releases; 0 for none.
     """
 
     rank: int
@@ -54,15 +53,15 @@ class Event:
 
     @property
     def ns(self) -> float:
-        """How long it took."""
+        """Duration."""
         return self.end_ns - self.start_ns
 
 
 @dataclass
 class Timeline:
-    """The events of some ops on all ranks, sorted by start; ``title`` and ``details`` say what was run.
+    """Events of ops on all ranks, sorted by start. ``title`` and ``details`` describe the run.
 
-    ``source``: ``MEASURED`` or ``PREDICTED``. ``dropped``: events that were not kept, for want of room.
+    ``source``: ``MEASURED`` or ``PREDICTED``. ``dropped``: number of events that did not fit into the buffer.
     """
 
     source: str
@@ -76,35 +75,35 @@ class Timeline:
 
     @property
     def ranks(self) -> list[int]:
-        """Lists the ranks that have events, in order."""
+        """Ranks with events, in order."""
         return sorted({event.rank for event in self.events})
 
     @property
     def start_ns(self) -> float:
-        """Has the time of the first event's start; 0 without events."""
+        """Start of the first event in nanoseconds, or 0 if there are no events."""
         return min((event.start_ns for event in self.events), default=0.0)
 
     @property
     def end_ns(self) -> float:
-        """Has the time of the last event's end; 0 without events."""
+        """End of the last event in nanoseconds, or 0 if there are no events."""
         return max((event.end_ns for event in self.events), default=0.0)
 
     def launches(self) -> list[Event]:
-        """Whole ops, by start."""
+        """Events of whole ops, by start."""
         return [event for event in self.events if event.name == LAUNCH]
 
     def between(self, start_ns: float, end_ns: float) -> Timeline:
-        """Return the events that lie from start_ns to end_ns as a whole."""
+        """Return a timeline of the events that lie entirely between start_ns and end_ns."""
         inside = [event for event in self.events if start_ns <= event.start_ns and event.end_ns <= end_ns]
         return replace(self, events=inside)
 
 
 def from_native(address: int, count: int) -> list[Event]:
-    """Events from an array of ``twin::TimelineEvent``.
+    """Convert an array of ``twin::TimelineEvent``.
 
     Args:
-        address: of the array.
-        count: its events.
+        address: address of the array.
+        count: number of events.
 
     Raises:
         LibraryError: the library was built from other sources, with another layout of events.
@@ -127,9 +126,9 @@ def from_native(address: int, count: int) -> list[Event]:
 
 
 def with_phases(events: Sequence[Event]) -> list[Event]:
-    """The events with one of name ``phase`` for every step of every core, where an engine gave none.
+    """Return the events with a ``phase`` event for every step of every core, if there are none.
 
-    A step lasts from its first scalar work, or its first instruction where it has none, to the next step.
+    A step lasts from its first scalar work, or else its first instruction, to the next step.
     """
     if any(event.name == PHASE for event in events):
         return list(events)

@@ -1,6 +1,6 @@
 """Timelines as trace-event JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-A process is a rank; its threads are the cores' tracks: phases with waits inside them, then one track a pipe.
+A process is a rank; its threads are the tracks of the cores: phases that contain waits, then one track per pipe.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _COUNTER_BINS = 200
 
 
 def text(timeline: Timeline, zero: float | None = None) -> str:
-    """The file's text."""
+    """Return the text of the file."""
     return json.dumps(document(timeline, zero), separators=(",", ":"))
 
 
 def document(timeline: Timeline, zero: float | None = None) -> Record:
-    """The JSON object: ``traceEvents``, times in microseconds since ``zero`` ns; None: the first event."""
+    """Return the JSON object; times in microseconds since ``zero`` ns (None: the first event)."""
     zero = timeline.start_ns if zero is None else zero
     events = with_phases(timeline.events)
     details = {"title": timeline.title, "source": timeline.source, "dropped events": timeline.dropped}
@@ -66,7 +66,7 @@ def _meta(rank: int, track: int, name: str, args: Record) -> Record:
 
 
 def _slices(events: Sequence[Event], zero: float) -> Iterator[Record]:
-    """Complete events. On one track they follow or enclose each other: a reader drops what overlaps."""
+    """Return complete events, which follow or enclose each other on a track, as viewers require."""
     tracks: dict[tuple[int, int], list[Event]] = {}
     for event in events:
         if event.name != ARRIVAL:
@@ -96,17 +96,17 @@ def _slices(events: Sequence[Event], zero: float) -> Iterator[Record]:
 
 
 def label(event: Event) -> str:
-    """Return what a slice is called: a phase or an op by its own name."""
+    """Return the name of a slice: that of the phase, the op or the event."""
     return event.phase or "enter" if event.name in (LAUNCH, PHASE) else event.name
 
 
 def _us(ns: float) -> float:
-    """Whole nanoseconds, as microseconds: what encloses something before does so after rounding."""
+    """Convert to microseconds, rounded to nanoseconds so that slices still enclose each other."""
     return round(ns) / 1000
 
 
 def arrows(events: Sequence[Event]) -> Iterator[tuple[Event, Event, float]]:
-    """Store of a status block, the wait that it released, and when the wait saw it."""
+    """Return flow events from the store of a status block to the wait that it released."""
     stores: dict[int, list[Event]] = {}
     waits: dict[tuple[int, int], list[Event]] = {}
     for event in events:
@@ -136,7 +136,7 @@ def _flows(events: Sequence[Event], zero: float) -> Iterator[Record]:
 
 
 def _link_use(events: Sequence[Event], zero: float, start: float, end: float) -> Iterator[Record]:
-    """Counters: what each rank moves to and from the windows of others, GB/s."""
+    """Return counters of GB/s between each rank and the windows of others."""
     moves = [event for event in events if event.peer >= 0 and event.bytes]
     if not moves or end <= start:
         return
@@ -164,7 +164,7 @@ def _link_use(events: Sequence[Event], zero: float, start: float, end: float) ->
 
 
 def coverage(intervals: Iterable[Interval], start: float, end: float, bins: int) -> Any:
-    """How much of each of so many equal bins the intervals cover, summed: 1 is one interval all the time.
+    """Return the sum of the intervals' shares of each of ``bins`` equal bins; 1: one interval covers the bin.
 
     Returns:
         float64 array (bins,).

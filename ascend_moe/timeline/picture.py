@@ -1,4 +1,4 @@
-"""A timeline as one SVG: per rank the steps of an op along time, how busy its pipes are, where it waits."""
+"""A timeline as SVG: for each rank the steps of an op, the use of its pipes, and its waits over time."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _HOW_MEASURED = (
 )
 _HOW_PREDICTED = (
     "Band: the step that most working cores of the rank are in; hatched: none works. Below: the share of its "
-    "cores whose pipe is busy, that wait for other ranks, that stand in SyncAll."
+    "cores whose pipe is busy, that wait for other ranks, that are in SyncAll."
 )
 _FONT = "font-family='Inter,Segoe UI,Helvetica,Arial,sans-serif'"
 
 
 def svg(timeline: Timeline) -> str:
-    """The picture, as a file of its own. Ops one below the other; of many ranks the slowest ones."""
+    """Return an SVG file: ops one below the other, with the slowest of many ranks."""
     runs = op_runs(timeline)
     names = dict.fromkeys(phase for run in runs for phase in run.phases)
     colours = {name: _PALETTE[i % len(_PALETTE)] for i, name in enumerate(names)}
@@ -88,12 +88,12 @@ def _heading(timeline: Timeline, colours: dict[str, str]) -> str:
 
 
 def _op(run: OpRun, colours: dict[str, str], top: int, *, one_thread: bool) -> tuple[str, int]:
-    """One op: heading, axis, its ranks, its arrows; and the height that they take."""
+    """Draw one op: heading, axis, ranks, arrows. Return the elements and their height."""
     scale = _PLOT / run.ns
     ends = {event.rank: event.end_ns for event in run.events if event.name == LAUNCH}
     shown = sorted(sorted(run.ranks, key=lambda rank: -ends.get(rank, 0))[:_MOST_RANKS])
     hidden = len(run.ranks) - len(shown)
-    # Lanes that have something to show. Cores of one thread stand in SyncAll because others run.
+    # cores that share a thread are in SyncAll because others run
     seen = {event.pipe for event in run.events if event.pipe != "S"} | {event.name for event in run.events}
     lanes = [lane for lane in _LANES if lane[0] in seen and not (one_thread and lane[0] == SYNC_ALL)]
     shares = 1 if one_thread else run.cores
@@ -144,7 +144,7 @@ def tick_step(span: float, most: int = 12) -> float:
 
 
 def _band(run: OpRun, rank: int, colours: dict[str, str], y: float, scale: float) -> str:
-    """Boxes of the step that most working cores are in."""
+    """Draw boxes of the step that most working cores are in."""
     by_phase = {
         phase: coverage((piece for own in cores.values() for piece in own), run.start_ns, run.end_ns, _BINS)
         for phase, cores in working(run, rank).items()
@@ -174,7 +174,7 @@ def _band(run: OpRun, rank: int, colours: dict[str, str], y: float, scale: float
 
 
 def _lane(run: OpRun, rank: int, lane: str, colour: str, y: float, shares: int) -> str:
-    """A small area chart: the share of the rank's cores, or of its one thread, that is busy so."""
+    """Draw an area chart of the share of the rank's cores, or of its one thread, that is busy."""
     spans = [
         (event.start_ns, event.end_ns)
         for event in run.events
@@ -197,7 +197,7 @@ def _lane(run: OpRun, rank: int, lane: str, colour: str, y: float, shares: int) 
 
 
 def _arrow(run: OpRun, waited: Waited, places: dict[int, float], scale: float) -> str:
-    """From the store of a status block to the wait that it released."""
+    """Draw arrows from the store of a status block to the wait that it released."""
     wait, store = waited.wait, waited.store
     if wait.rank not in places or store.rank not in places:
         return ""

@@ -1,4 +1,4 @@
-"""``ascend_moe.trace``: a timeline of the ops that run meanwhile on the CPU twin."""
+"""``ascend_moe.trace``: record a timeline of ops on the CPU twin."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ..errors import ArgumentError, AscendMoeError
 from ..native import library
 from . import MEASURED, Event, Timeline, chrome, from_native
 
-DEFAULT_EVENTS = 500_000  # a rank's op has some thousands; 64 bytes each
+DEFAULT_EVENTS = 500_000  # an op of a rank has some thousands, of 64 bytes each
 
 
 @dataclass
 class Recording:
-    """Is what ``trace`` yields.
+    """A recording, yielded by `trace`.
 
     Attributes:
-        path: the file that is written at its end, None for none.
-        timeline: the events of all ranks of this process, once the last ``with`` of this recording is left.
+        path: file to write at the end, or None.
+        timeline: events of all ranks of this process, set when the last ``with`` block of the recording ends.
     """
 
     path: Path | None
@@ -45,22 +45,22 @@ _users = 0
 def trace(
     path: str | os.PathLike[str] | None = None, *, title: str = "", limit: int = DEFAULT_EVENTS
 ) -> Iterator[Recording]:
-    """Record what ops do on the CPU: steps, waits for other ranks, SyncAll, copies of at least 4 KiB.
+    """Record ops on the CPU: steps, waits for other ranks, SyncAll, copies of at least 4 KiB.
 
     Works in one process, in the rank threads of a ``LocalCluster`` (enter it around ``run``, or in every
     rank's function with the same arguments), and under torchrun, where every rank enters it: with the path
-    trace.json rank 3 writes trace.rank3.json, and Perfetto opens several files. Ops on NPUs leave no events.
+    trace.json rank 3 writes trace.rank3.json, and Perfetto opens several files. Ops on NPUs are not recorded.
 
     Args:
-        path: where the Chrome trace JSON goes (open it at https://ui.perfetto.dev); None: nowhere.
-        title: what the picture is headed; default the name of the program.
-        limit: most events to keep of this process; those beyond are counted in ``Timeline.dropped``.
+        path: file for Chrome trace JSON (open it at https://ui.perfetto.dev), or None.
+        title: title of charts; default: the name of the program.
+        limit: maximum number of events of this process; further ones are counted in ``Timeline.dropped``.
 
     Yields:
-        A ``Recording``, whose ``timeline`` is set when the last user leaves.
+        A ``Recording``, whose ``timeline`` is set when the last user exits.
 
     Raises:
-        AscendMoeError: another recording is going on in this process, or the engine records none.
+        AscendMoeError: another recording is active in this process, or the engine records none.
         ArgumentError: a folder does not exist, or ``limit`` is below 1.
         OSError: a file cannot be written.
     """
@@ -75,7 +75,7 @@ def trace(
 
 
 def _file(path: str | os.PathLike[str] | None) -> Path | None:
-    """This process's file: of several processes each has its own."""
+    """Return this process's file; with several processes each has its own."""
     if path is None:
         return None
     file = Path(path).absolute()
@@ -86,7 +86,7 @@ def _file(path: str | os.PathLike[str] | None) -> Path | None:
 
 
 def _rank() -> int | None:
-    """By torch.distributed where it is initialised, else by torchrun's variables; None in a lone process."""
+    """Return the rank from torch.distributed if initialized, else from torchrun's variables, else None."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank() if torch.distributed.get_world_size() > 1 else None
     rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
@@ -113,7 +113,7 @@ def _enter(wanted: Recording, limit: int) -> Recording:
 
 
 def _leave(recording: Recording) -> bool:
-    """Read the events when nobody records any more; true then."""
+    """Read the events after the last user has exited; return whether that is so."""
     global _current, _users
     with _lock:
         _users -= 1
@@ -127,9 +127,9 @@ def _leave(recording: Recording) -> bool:
 
 
 def _read() -> tuple[list[Event], int]:
-    """The events until now, and how many had no room."""
+    """Return the events so far, and the number of dropped ones."""
     native, dropped = library.lib(), ctypes.c_uint64()
-    room = native.am_trace_events(None, 0, None)  # launches that have not ended may still add some
+    room = native.am_trace_events(None, 0, None)  # unfinished launches may still add some
     memory = (ctypes.c_char * (room * native.am_trace_event_bytes()))()
     native.am_trace_events(memory, room, ctypes.byref(dropped))
     return from_native(ctypes.addressof(memory), room), dropped.value
@@ -139,6 +139,6 @@ def _finish(recording: Recording, failed: bool) -> None:
     if not recording.timeline.events and not failed:
         warnings.warn("ascend_moe.trace: no op ran on the CPU meanwhile, the trace is empty", stacklevel=4)
     if recording.path is not None:
-        # Files of several ranks are opened together: their times are on the one clock of this machine.
+        # files of several ranks are opened together: times are on the clock of this machine
         zero = None if _rank() is None else 0.0
         write_whole(recording.path, chrome.text(recording.timeline, zero))

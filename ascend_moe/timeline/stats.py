@@ -1,4 +1,4 @@
-"""Counts what a timeline shows: its ops, the time of their steps, who waited for whom."""
+"""Statistics of a timeline: its ops, the times of their steps, waits between ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from .chrome import Interval, arrows
 
 @dataclass(frozen=True)
 class OpRun:
-    """Call ``number`` (from 0) of op ``name``, from the first rank that begins to the last one that ends.
-
-    ``events``: of all ranks, sorted by start, phases among them.
-    """
+    """Run ``number`` (from 0) of op ``name`` on all ranks. ``events`` are sorted by start and include phases."""
 
     name: str
     number: int
@@ -33,22 +30,22 @@ class OpRun:
 
     @property
     def cores(self) -> int:
-        """Cores of a launch."""
+        """Cores per rank."""
         return 1 + max((event.core for event in self.events), default=0)
 
     @property
     def phases(self) -> list[str]:
-        """In the order in which they begin."""
+        """Phases in the order in which they begin."""
         return list(dict.fromkeys(event.phase for event in self.events if event.name == PHASE))
 
 
 @dataclass(frozen=True)
 class PhaseRow:
-    """One step of an op, in ns, mean over the ranks.
+    """One step of an op; times in ns, mean over the ranks.
 
-    ``working``: how long at least one core of a rank worked in it, ``worst``: on the rank where that is
-    longest; ``cores``: how many worked then. ``sync_all``, ``wait``: how long a core was blocked, mean over
-    the cores. ``bytes``: moved between GM and UB by a rank.
+    ``working``: time in which at least one core of a rank worked; ``worst``: the longest of all ranks; ``cores``: mean
+    number of working cores. ``sync_all``, ``wait``: blocked time of a core, mean over the cores. ``bytes``: bytes moved
+    between GM and UB by a rank.
     """
 
     phase: str
@@ -62,7 +59,7 @@ class PhaseRow:
 
 @dataclass(frozen=True)
 class Waited:
-    """A wait for a status block, and the store that ended it."""
+    """A wait for a status block and the store that ended it."""
 
     wait: Event
     store: Event
@@ -70,7 +67,7 @@ class Waited:
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same times without overlaps, in order."""
+    """Merge overlapping intervals and sort them."""
     found: list[Interval] = []
     for start, end in sorted(intervals):
         if found and start <= found[-1][1]:
@@ -81,7 +78,7 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def without(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[Interval]:
-    """Return what is left of some times when others are taken out."""
+    """Subtract intervals from others."""
     found: list[Interval] = []
     cuts = merged(holes)
     for start, end in merged(intervals):
@@ -102,7 +99,7 @@ def total(intervals: Iterable[Interval]) -> float:
 
 
 def op_runs(timeline: Timeline) -> list[OpRun]:
-    """The ops of a timeline, by start: the first of a name on every rank is one run, then the second ones."""
+    """Return the runs of ops by start; the n-th launches of an op on all ranks are one run."""
     by_rank: dict[int, list[Event]] = {}
     for event in with_phases(timeline.events):
         by_rank.setdefault(event.rank, []).append(event)
@@ -130,7 +127,7 @@ def op_runs(timeline: Timeline) -> list[OpRun]:
 
 
 def working(run: OpRun, rank: int) -> dict[str, dict[int, list[Interval]]]:
-    """When each core of a rank worked in each phase: its slices without SyncAll and waits."""
+    """Return the times in which each core worked in each phase, without SyncAll and waits."""
     slices: dict[tuple[str, int], list[Interval]] = {}
     blocked: dict[int, list[Interval]] = {}
     for event in run.events:
@@ -147,7 +144,7 @@ def working(run: OpRun, rank: int) -> dict[str, dict[int, list[Interval]]]:
 
 
 def phase_rows(run: OpRun) -> list[PhaseRow]:
-    """Every step of an op, in the order in which they begin."""
+    """Return the steps of an op in the order in which they begin."""
     ranks = run.ranks
     per_rank = {rank: working(run, rank) for rank in ranks}
 
@@ -178,7 +175,7 @@ def phase_rows(run: OpRun) -> list[PhaseRow]:
 
 
 def longest_waits(run: OpRun) -> list[Waited]:
-    """Return every rank's longest wait for another's status whose store is known, the longest first."""
+    """Return the longest wait of each rank for a status block whose store is known, in descending order."""
     found: dict[int, Waited] = {}
     last: dict[int, tuple[Event, Event, float]] = {}  # a wait is released by the last block that it saw
     for store, wait, seen in arrows(run.events):

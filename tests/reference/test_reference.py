@@ -381,8 +381,8 @@ def test_hints_say_what_is_there_instead() -> None:
     outputs[3] = sample(0, nums_type=0).expert_token_nums
     nums, triple, row, scale = ref.validate("dispatch", outputs, expected, rank=1, contract="v2").differences
     assert "these are the numbers of expert_token_nums_type 0, 1 was asked for" in nums
-    assert "it holds the bits of row 4 (local expert 1 = expert 3, from rank 1, token 1, k 1)" in triple
-    assert "it holds the bits of row 2 (local expert 1 = expert 3, from rank 0, token 1, k 0)" in row
+    assert "it has the bits of row 4 (local expert 1 = expert 3, from rank 1, token 1, k 1)" in triple
+    assert "it has the bits of row 2 (local expert 1 = expert 3, from rank 0, token 1, k 0)" in row
     assert "the reciprocal" in scale
     outputs[0][0] = expected.expand_x[0]
     assert "it is all zeros" in ref.validate("dispatch", outputs, expected, rank=1, contract="v2").text
@@ -402,7 +402,7 @@ def test_wrong_forms_are_named() -> None:
         assert text in ref.validate("dispatch", outputs, expected).text
     exact = ref.validate("dispatch", outputs, expected, exact_shapes=True).text
     assert "expand_scales has shape (0,), the operator allocates (8,)" in exact
-    assert "the operator gives 7 tensors" in ref.validate("dispatch", outputs[:6], expected).text
+    assert "the operator returns 7 tensors" in ref.validate("dispatch", outputs[:6], expected).text
     with pytest.raises(ValueError, match="unquantized"):
         ref.validate("dispatch", outputs, expected, quantized=True)
 
@@ -424,7 +424,7 @@ def test_combine_reports() -> None:
         assert not report.ok and report.text.startswith("combine on rank 3: ") and text in report.text
     assert "2 ulp apart" in ref.validate("combine", torch.tensor([[-1e-45]]), torch.tensor([[1e-45]])).text
     swapped = ref.validate("combine", want[[2, 1, 0]], want).text
-    assert swapped.endswith("in all 2 of 3 rows; it holds the bits of row 2")
+    assert swapped.endswith("in all 2 of 3 rows; it has the bits of row 2")
     assert "has shape (2, 2), expected (3, 2)" in ref.validate("combine", want[:2], want).text
     assert "has dtype torch.float64" in ref.validate("combine", want.double(), want).text
 

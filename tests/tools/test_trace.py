@@ -275,7 +275,7 @@ def test_command_writes_both(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     ]
     code = commands.run("trace", [*argv, "--plot", str(names["svg"])])
     printed, said = capfd.readouterr()
-    assert said == f"ascend-moe trace: {printed.split(' [')[0]}; rounds that are recorded: 3\n"  # before it works
+    assert said == f"ascend-moe trace: {printed.split(' [')[0]}; recording 3 rounds\n"  # before it works
     assert code == 0 and f"[{MEASURED}]" in " ".join(printed.split()) and "LocalWindowCopy" in printed
     paths = (f"wrote {tmp_path}", "open it at")
     wide = [line for line in printed.splitlines() if len(line) > 84 and not line.startswith(paths)]

@@ -1,4 +1,4 @@
-"""Starts a command in an environment in which torch_npu finds the virtual NPU's libraries, not CANN's."""
+"""Start of commands in an environment in which torch_npu loads the virtual NPU's libraries instead of CANN's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _UNSET = ("ASCEND_CUSTOM_OPP_PATH", "ASCEND_OPP_PATH", "ASCEND_HOME_PATH", "TORC
 
 
 def library_folder() -> Path:
-    """Where the virtual NPU's libraries are: $ASCEND_MOE_VNPU_LIBRARIES, or vnpu/ beside libascend_moe.so,
+    """Return the folder of the virtual NPU's libraries: $ASCEND_MOE_VNPU_LIBRARIES, or vnpu/ beside libascend_moe.so,
     or in the cache, built on first use.
 
     Raises:
@@ -59,7 +59,7 @@ def library_folder() -> Path:
 def environment(
     soc: str | None = None, devices: int = DEFAULT_DEVICES, base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """``base`` (default: this process's environment) changed so that a child runs on the virtual NPU.
+    """Return ``base`` (default: this process's environment) changed so that a child runs on the virtual NPU.
 
     Args:
         soc: what the devices say they are, e.g. Ascend910_9391 (A3) or Ascend910B3 (A2). Default: of the series that
@@ -97,7 +97,7 @@ def launch(
     check: bool = True,
     quiet: bool = False,
 ) -> NoReturn:
-    """Become ``command``, with torch_npu's libraries replaced by the virtual NPU's. Does not return.
+    """Replace this process by ``command``, with torch_npu's libraries replaced by the virtual NPU's. Does not return.
 
     Args:
         command: a Python, a Python script, or a console script such as torchrun or pytest, and its arguments.
@@ -129,7 +129,7 @@ def launch(
 
 
 def _soc_for(soc: str | None, installed: Mapping[str, Any], check: bool) -> str:
-    """The SoC to show: the one asked for, else of the series that vllm-ascend was built for."""
+    """Return the SoC to report: the requested one, or else one of the series that vllm-ascend was built for."""
     series = installed.get("vllm_ascend_device", "")
     fits = SOC_OF_SERIES.get(series)
     if check and series and (fits is None if soc is None else SOCS[soc].series != series):

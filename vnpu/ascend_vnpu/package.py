@@ -1,4 +1,4 @@
-"""What the virtual NPU takes of the operator package: no other module here imports `ascend_moe`.
+"""Parts of the operator package that the virtual NPU uses; no other module here imports `ascend_moe`.
 
 Its libraries are built with the operator package's and lie beside them. An operator of MoE layers is computed by the
 operator package's own function.

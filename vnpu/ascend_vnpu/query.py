@@ -1,4 +1,4 @@
-"""Tells what an environment has installed, from metadata: nothing is imported. Runs in any Python, by ``-c`` too."""
+"""Installed packages of an environment, from metadata without imports. Runs in any Python, also by ``-c``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def wheel(name: str) -> list[str] | None:
-    """A distribution's version, the folder it lies in and its dist-info; None if there is none."""
+    """Return a distribution's version, folder and dist-info folder, or None if it is not installed."""
     try:
         found = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
@@ -20,7 +20,7 @@ def wheel(name: str) -> list[str] | None:
 
 
 def vllm_ascend_device() -> str:
-    """Return what an installed vllm-ascend was built for, as its build wrote it: A2, A3, ... or ""."""
+    """Return the device type that an installed vllm-ascend was built for: A2, A3, ... or ""."""
     try:
         spec = importlib.util.find_spec("vllm_ascend")
     except (ImportError, ValueError):
@@ -30,14 +30,14 @@ def vllm_ascend_device() -> str:
         if os.path.isfile(path):
             with open(path, encoding="utf-8") as file:
                 named = re.findall(r"""^__(?:device_type|soc_version)__ *= *['"](\w+)['"]""", file.read(), re.M)
-            # Until 0.11 the name of a SoC: ASCEND910B1, ascend910_9391.
+            # up to 0.11 the name of a SoC: ASCEND910B1, ascend910_9391
             family = re.sub("(?i)^ascend910b.*", "A2", named[0]) if named else ""
             return re.sub("(?i)^ascend910_93.*", "A3", family)
     return ""
 
 
 def installed() -> dict[str, Any]:
-    """By distribution; and ``vllm_ascend_device``."""
+    """Return the result of `wheel` by distribution, and ``vllm_ascend_device``."""
     names = ("torch", "torch_npu", "vllm_ascend")
     return {**{name: wheel(name) for name in names}, "vllm_ascend_device": vllm_ascend_device()}
 

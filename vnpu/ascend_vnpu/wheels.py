@@ -1,4 +1,4 @@
-"""Whether a command's Python has torch and torch_npu as published, in versions that go together."""
+"""Checks that a command's Python has compatible, unmodified wheels of torch and torch_npu."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .package import ArgumentError
 
 @dataclass(frozen=True)
 class Pair:
-    """torch and torch_npu of one virtual NPU. ``tested``: ``make test-npu`` has passed with it."""
+    """A compatible pair of torch and torch_npu. ``tested``: ``make test-npu`` has passed with it."""
 
     torch: str
     torch_npu: str
@@ -40,14 +40,14 @@ PAIRS = (
 
 
 def pair_of(torch: str | None, torch_npu: str | None) -> Pair | None:
-    """The pair of these installed versions, whose part behind a + says nothing."""
+    """Return the pair of these versions, ignoring local parts after a +, or None."""
     have = [(version or "").partition("+")[0] for version in (torch, torch_npu)]
     return next((pair for pair in PAIRS if [pair.torch, pair.torch_npu] == have), None)
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """An installed distribution: its version, the folder it lies in, its dist-info folder."""
+    """An installed distribution: version, folder and dist-info folder."""
 
     version: str
     folder: Path
@@ -55,7 +55,7 @@ class Wheel:
 
 
 def interpreter_of(command: str) -> str:
-    """The Python of this command: itself, or the Python that its first line names; else python3 of PATH.
+    """Return the Python of a command: itself, the one in its first line, or else python3 on PATH.
 
     Raises:
         ArgumentError: there is no such command.
@@ -91,7 +91,7 @@ def ask(interpreter: str, program: str = "", env: Mapping[str, str] | None = Non
 
 
 def torch_npu_of(installed: Mapping[str, Any], interpreter: str) -> Wheel:
-    """The torch_npu of an environment in which it and torch are one of the pairs.
+    """Return the torch_npu of an environment if it and torch are one of `PAIRS`.
 
     Raises:
         ArgumentError: they are not; the message has the way to a pair.
@@ -107,7 +107,7 @@ def torch_npu_of(installed: Mapping[str, Any], interpreter: str) -> Wheel:
 
 
 def _how_to_install(interpreter: str, torch: str, torch_npu: str) -> str:
-    """torch_npu goes into a folder of its own: beside torch, without CANN, no ``import torch`` would work any more."""
+    """Return how to install the wheels; torch_npu into its own folder, as it breaks ``import torch`` without CANN."""
     wanted = next((pair.torch_npu for pair in PAIRS if pair_of(torch, pair.torch_npu)), "")
     if not wanted:
         fits = next((pair for pair in PAIRS if pair_of(pair.torch, torch_npu)), PAIRS[0])
@@ -118,9 +118,9 @@ def _how_to_install(interpreter: str, torch: str, torch_npu: str) -> str:
 
 
 def verify(wheel: Wheel) -> int:
-    """Compare every file of a wheel with its RECORD: size and SHA-256. Returns how many files.
+    """Compare size and SHA-256 of every file of a wheel with its RECORD. Return the number of files.
 
-    A verdict is kept in ``~/.cache/ascend_moe`` until a size or time of a file changes.
+    The result is cached in ``~/.cache/ascend_moe`` until the size or time of a file changes.
 
     Raises:
         ArgumentError: a file is missing or differs; the message names the first.
@@ -130,25 +130,25 @@ def verify(wheel: Wheel) -> int:
         raise ArgumentError(f"{record} is missing: install {wheel.metadata.stem} again", argument="verify")
     with open(record, newline="") as file:
         rows = [row for row in csv.reader(file) if len(row) == 3 and row[1]]
-    # Console scripts are written by pip, elsewhere with --target; the wheel's own files are what counts.
+    # without console scripts, which pip generates
     rows = [row for row in rows if not row[0].startswith("..") and not row[0].startswith("bin/")]
-    stamps = hashlib.sha256(record.read_bytes())
+    fingerprint = hashlib.sha256(record.read_bytes())
     for name, _, size in rows:
         try:
             stat = (wheel.folder / name).stat()
         except OSError:
             raise _differs(wheel, name, "is missing") from None
         if size and stat.st_size != int(size):
-            raise _differs(wheel, name, f"has {stat.st_size} bytes, its RECORD says {size}")
-        stamps.update(f"{name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}\n".encode())
+            raise _differs(wheel, name, f"has {stat.st_size} bytes, its RECORD has {size}")
+        fingerprint.update(f"{name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}\n".encode())
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    verdict = Path(base) / "ascend_moe" / "vnpu" / f"torch_npu-{stamps.hexdigest()[:32]}"
-    if not verdict.is_file():
+    passed = Path(base) / "ascend_moe" / "vnpu" / f"torch_npu-{fingerprint.hexdigest()[:32]}"
+    if not passed.is_file():
         for name, digest, _ in rows:
             _check(wheel, name, digest)
         with contextlib.suppress(OSError):  # a read-only home: it is checked again next time
-            verdict.parent.mkdir(parents=True, exist_ok=True)
-            verdict.write_text(f"{len(rows)} files as in RECORD\n")
+            passed.parent.mkdir(parents=True, exist_ok=True)
+            passed.write_text(f"{len(rows)} files as in RECORD\n")
     return len(rows)
 
 
@@ -159,7 +159,7 @@ def _check(wheel: Wheel, name: str, digest: str) -> None:
         while block := file.read(1 << 20):
             actual.update(block)
     if base64.urlsafe_b64encode(actual.digest()).rstrip(b"=").decode() != wanted:
-        raise _differs(wheel, name, "does not hash to what its RECORD says")
+        raise _differs(wheel, name, "differs from the hash in its RECORD")
 
 
 def _differs(wheel: Wheel, name: str, why: str) -> ArgumentError:

@@ -1,4 +1,4 @@
-"""Python runs this at its start where `ascend-moe shim` has put the folder on PYTHONPATH.
+"""Run by Python at startup if `ascend-moe shim` has put this folder on PYTHONPATH.
 
 It waits for the import of torch, ascend_moe or torch_npu, whichever comes first, and then installs the shim of
 torch_npu and that of CANN's ``cann_ops_transformer``. Programs that import none of them lose no time. Another
@@ -23,7 +23,7 @@ CANN_FRONT_END = "cann_ops_transformer"  # which programs for torch_npu import b
 
 
 def _finished(name: str) -> bool:
-    """Whether a module has been imported, and not only begun."""
+    """Whether the import of a module has finished."""
     module = sys.modules.get(name)
     return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
@@ -38,7 +38,7 @@ def _install() -> None:
 
 
 class Finder:
-    """Finds modules as the finders behind it do, and acts when torch or ascend_moe has been imported."""
+    """Import finder that delegates to the next ones, and installs the shim after torch or ascend_moe."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
         if name == "torch_npu":
@@ -69,7 +69,7 @@ FINDER: Any = Finder()
 
 
 def _run_next() -> None:
-    """The sitecustomize that this one stands before."""
+    """Run the environment's own sitecustomize, which this one hides."""
     others = [entry for entry in sys.path if os.path.abspath(entry or ".") != FOLDER]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
