@@ -12,7 +12,7 @@ import torch
 
 import ascend_moe.reference as ref
 from ascend_moe import LocalCluster, comm
-from ascend_moe.errors import AscendMoeError, WindowTooSmall
+from ascend_moe.errors import AscendMoeError
 from ascend_moe.native.windows import ranks_per_server
 from ascend_moe.ops import calls
 from ascend_moe.reference.cases import Case, draw
@@ -144,14 +144,6 @@ def check_drawn(seeds: Iterable[int], world: int, window_mib: int, **choices: Se
             )
             if case.world == world:
                 check(case, run(cluster, case))
-
-
-def refused_window(case: Case, window_mib: int) -> tuple[int, str]:
-    """The MiB that every rank asks for where the window is too small for a case, and rank 0's text."""
-    with LocalCluster(case.world, window_mib=window_mib) as cluster:
-        errors = run(cluster, case)
-    assert all(isinstance(error, WindowTooSmall) for error in errors), errors
-    return errors[0].needed_mib, str(errors[0])  # type: ignore[union-attr]
 
 
 def check_dispatch(

@@ -120,28 +120,7 @@ def test_codes_and_scales_on_the_wire(algorithm: str, dtype: str, monkeypatch: p
     assert seen == WORLD * case.batch * case.topk
 
 
-@pytest.mark.parametrize("algorithm", ["window", "direct"])
-def test_a_dispatcher_has_the_option(algorithm: str, clusters: op_runs.Clusters) -> None:
-    """Whole, and in two launches."""
-    case = replace(BASE, contract=2, shared=2, mask="token")
-
-    def body(rank: int, group_ep: str) -> tuple[torch.Tensor, torch.Tensor]:
-        dispatcher = MC2Dispatcher(
-            group_ep, WORLD, rank, case.experts, comm_alg=algorithm, comm_quant_mode=case.comm_quant_mode
-        )
-        given = case.inputs[rank]
-        with op_runs.cores(case.cores):
-            sent = dispatcher.dispatch(given.x, given.expert_ids, x_active_mask=given.x_active_mask)
-            rows = case.expert_rows(rank, sent.expand_x, None, sent.ep_recv_counts)
-            arguments = (rows, sent, given.expert_scales)
-            whole = dispatcher.combine(*arguments, **given.local_addends)
-            return rows, whole, dispatcher.begin_combine(*arguments, **given.local_addends).finish()
-
-    runs = clusters[WORLD].run(body)
-    sums = case.combined([rows for rows, *_ in runs], case.dispatched())
-    for rank, (_, *results) in enumerate(runs):
-        for result in results:
-            op_runs.check_combine(rank, result, sums[rank])
+def test_a_dispatcher_refuses_what_combine_does_not_take() -> None:
     with pytest.raises(ArgumentError, match="comm_quant_mode is 1; need 0 or 2"):
         MC2Dispatcher("group", 2, 0, 2, comm_quant_mode=1)
     with pytest.raises(ArgumentError, match="zero_copy does not work with comm_quant_mode 2"):
