@@ -115,7 +115,7 @@ PATCHES = r"""
 
 # Two levels: what hierarchy sends, forwards and sums.
 @ hierarchy/dispatch
-= records_over_records_on_their_way: no MTE3_S before the second batch of tokens' records and tails
+= records_over_records_on_their_way: no MTE3_S before the second batch of tokens' records and trailers
 ! drawn
 - SyncFunc<HardEvent::MTE3_S>();
   for (uint32_t t = 0;
@@ -167,13 +167,13 @@ PATCHES = r"""
 - if (IsStale(seen, epoch_)) return true;
 + return IsStale(seen, epoch_);
 @ common/aborts
-= notes_before_their_time: a note of an older op counts
+= notes_before_their_time: a hint of an older op counts
 - if (!whole || epoch != epoch_ || algorithm == algorithm_ || hint.code != kOk) return;
 + if (!whole || algorithm == algorithm_ || hint.code != kOk) return;
-= core_0_waits_for_its_own_share: core 0 writes no notes while it waits for other cores
+= core_0_waits_for_its_own_share: core 0 writes no hints while it waits for other cores
 - if (hints_ != nullptr) hints_->Look();
   if (called_
-= failed_in_the_next_op_is_untold: an abort block of the next op is not counted as a note
+= failed_in_the_next_op_is_untold: an abort block of the next op is not counted as a hint
 -  if (hinted_ == source) ++hinted_;
   continue;
 = fewer_turns_are_kept: a rank that is asked while it asks does not hurry whom it asks
@@ -184,7 +184,7 @@ PATCHES = r"""
 + end =
 % two levels explored
 @ hierarchy/dispatch
-= messages_pass_on_before_rows: a forwarder's cores do not meet between rows and messages
+= messages_pass_on_before_rows: a forwarder's cores do not synchronize between rows and messages
 - exchange_.BarrierAt(0, ForwardRows(relay));
 + exchange_.Fail(ForwardRows(relay));
 @ hierarchy/relay
@@ -192,7 +192,7 @@ PATCHES = r"""
 - messageQueue_.EnQue(message);
 - message = messageQueue_.template DeQue<uint32_t>();
 @ common/exchange
-= meetings_of_both_levels_alike: the second level's meetings have the first one's mark
+= meetings_of_both_levels_alike: the second level's core barriers have the first one's tag
 - { barrierTag_ = kSecondLevelTag; }
 + { barrierTag_ = 0; }
 % two levels killed
@@ -220,7 +220,7 @@ PATCHES = r"""
 - outQueue_.EnQue(out_);
 - out_ = outQueue_.template DeQue<XType>();
 
-# The data cache, and cores that do not meet.
+# The data cache, and cores that do not synchronize.
 % window | missing pipe synchronisation | unseen
 @ common/contexts
 = epoch_read_before_loaded: no MTE2_S between the epoch's load and its use
@@ -257,14 +257,14 @@ PATCHES = r"""
 ! window | race between cores | unseen
 - if (core_ == 0) word_.Publish(epoch_);
 + word_.Publish(epoch_);
-= no_sync_before_flags: cores do not meet before the flags, the last one sends them all
+= no_sync_before_flags: cores do not synchronize before the flags, the last one sends them all
 ! window | race between cores, race between ranks | seen, model
 - status_ = barrier_.ArriveAndWait(round, all);
 + status_ = all;
 @
 - uint32_t i = FirstPeer(), sent = 0; i < info_->world; i += Senders(), ++sent
 + uint32_t i = core_ + 1 == info_->cores ? 0 : info_->world, sent = 0; i < info_->world; ++i, ++sent
-= no_drain_before_flags: a core comes to a meeting while its stores are under way
+= no_drain_before_flags: a core comes to a core barrier while its stores are in flight
 ! window | race between cores, race between ranks, missing pipe synchronisation | unseen, model
 - sender_.Flush();
   OpStatus all = status_;
@@ -272,7 +272,7 @@ PATCHES = r"""
 - AscendC::PipeBarrier<PIPE_ALL>();
   if (cores_ == 1) return mine;
 @ common/exchange
-= no_sync_after_wait: combine: cores do not meet after the wait
+= no_sync_after_wait: combine: cores do not synchronize after the wait
 ! window | race between ranks, race between cores, wrong result | seen, model
 - status_ = barrier_.ArriveAndWait(2, mine);
 + status_ = config_.op == kOpCombine ? mine : barrier_.ArriveAndWait(2, mine);
@@ -287,7 +287,7 @@ PATCHES = r"""
 @
 - if (core_ == 0) word_.Publish(epoch_);
 @ common/core_barrier
-= slot_stride: meetings of the verdict board are one block too close
+= slot_stride: blocks of core barriers are one block too close
 ! window | race between cores, out of bounds | seen
 - blocks_ + round * kMaxCores * kBlock
 + blocks_ + round * (cores_ - 1) * kBlock
@@ -341,7 +341,7 @@ PATCHES = r"""
   SyncFunc<HardEvent::S_MTE3>();
   sender_.PutStatus(
 @ window/combine
-= wrong_half_for_combine: combine's rows use the half of the op before
+= wrong_half_for_combine: combine's rows use the ping-pong buffer of the op before
 + __aicore__ inline uint64_t HalfShift() const {
 + const uint64_t pingPong = PingPongBytes(exchange_.context().data_bytes());
 + return Parity(exchange_.epoch_) == 0 ? pingPong : 0 - pingPong;
@@ -408,7 +408,7 @@ PATCHES = r"""
 - return exchange_.Agree(routing_.Count());
 + return exchange_.Agree(OpStatus());
 @ protocol/window
-= finish_meets_in_the_past: the cores of a finish find the meetings of the send
+= finish_meets_in_the_past: the cores of a finish find the core barriers of the send
 ! two launches | race between cores, wrong result, RoutingMismatch, hang
 - kCoreBarrierMagic ^ epoch ^ (finish ? 1u << 31 : 0u)
 + kCoreBarrierMagic ^ epoch
@@ -445,11 +445,11 @@ PATCHES = r"""
 # Direct: what the fast suite sees of these is what the tests of direct see.
 % roles | missing pipe synchronisation | unseen
 @ direct/dispatch
-= lists_still_leaving: dispatch: no second meeting, messages leave while other cores store their lists
+= lists_still_leaving: dispatch: no second core barrier, messages leave while other cores store their lists
 ! direct | race between cores, race between ranks, wrong result | seen, model
 - exchange_.BarrierAfterSend(OpStatus());
 @ common/exchange
-= other_half_filled: rows and lists go to the other half
+= other_half_filled: rows and lists go to the other ping-pong buffer
 ! direct | wrong part of a window | seen
 - PingPong() const { return PingPongOf(info_->rank); }
 + PingPong() const {
@@ -457,16 +457,16 @@ PATCHES = r"""
 + PingPongOffset(context_.data_bytes(), Parity(epoch_) ^ 1u);
 + }
 @ common/status_wait
-= fail_block_ignored: cores other than 0 do not look at the fail block
+= fail_block_ignored: cores other than 0 do not look at the local abort flag
 ! faults | hang | seen
 - if (given.code != kOk) return given;
 @ common/exchange
-= no_first_meeting: the cores do not meet over their histograms
+= no_first_meeting: the cores do not synchronize over their histograms
 ! direct | race between cores, race between ranks, wrong result, uninitialised UB read | seen, model
 - status_ = barrier_.ArriveAndWait(0, mine);
 + status_ = mine;
 @ direct/publish
-= rows_after_runs: combine: rows are copied into the half after the meeting
+= rows_after_runs: combine: rows are copied into the ping-pong buffer after the core barrier
 ! direct | race between ranks, race between cores, wrong result | seen, model
 - else {
 - StoreRows();
@@ -483,7 +483,7 @@ PATCHES = r"""
 - owner = Owner(*info_, static_cast<uint32_t>(id));
 + owner = (Owner(*info_, static_cast<uint32_t>(id)) + 1) % info_->world;
 @ direct/sum
-= lent_as_published: readers look in the half for rows that lie in a lent area
+= lent_as_published: readers look in the ping-pong buffer for rows that lie in a registered area
 ! registered, zero copy | wrong result | seen
 - PhaseOf(header1.GetValue(kH1OpPhase)) == kPhaseRegistered
 + false
@@ -517,7 +517,7 @@ PATCHES = r"""
 ! long lists | missing pipe synchronisation, same-pipe hazard | unseen
 - SyncFunc<HardEvent::MTE3_V>();
 @ direct/shared_rows
-= triples_sent_before_written: rows read once: no S_MTE3 before triples leave
+= triples_sent_before_written: rows read once: no S_MTE3 before source indices leave
 ! shared rows | missing pipe synchronisation | unseen
 - SyncFunc<HardEvent::S_MTE3>();
   for (uint32_t i = 0; i < end_ - begin_; ++i) {
@@ -526,7 +526,7 @@ PATCHES = r"""
 # Shares of several chunks or batches: what is used again while a pipe still works on it.
 % large | missing pipe synchronisation, same-pipe hazard
 @ window/dispatch
-= places_rewritten: window dispatch: no MTE3_S before the tails of the next chunk are written
+= places_rewritten: window dispatch: no MTE3_S before the trailers of the next chunk are written
 - SyncFunc<HardEvent::MTE3_S>();
   uint32_t token = at / info_->topK
 @ direct/shared_rows
