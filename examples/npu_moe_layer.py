@@ -34,7 +34,7 @@ CASES = [
 
 
 def tokens_of(rank: int, masked: bool) -> reference.RankInput:
-    """The tokens of a rank and where its router sends them."""
+    """Return the tokens of a rank and their routing."""
     g = torch.Generator().manual_seed(100 + rank)
     real = BATCHES[rank % len(BATCHES)]
     batch = LARGEST if masked else real
@@ -73,7 +73,7 @@ class Layer:
         self.up, self.down = (weight[mine].npu() for weight in expert_weights())
 
     def run(self, v2: bool, quant_mode: int, masked: bool) -> list[str]:
-        """Return what was wrong, in sentences."""
+        """Return sentences about wrong results."""
         inputs = [tokens_of(rank, masked) for rank in range(self.world)]
         counted = {"moe_expert_num": E, "global_bs": 0 if masked else LARGEST * self.world}
         place = {"group_ep": self.group_ep, "ep_world_size": self.world, "ep_rank_id": self.rank, **counted}
@@ -120,7 +120,7 @@ class Layer:
         return wrong
 
     def overwrite_windows(self) -> None:
-        """HCCL's collectives use the same windows. Nothing of dispatch or combine may need what was there."""
+        """Run collectives of HCCL, which overwrite the windows that dispatch and combine use."""
         full = torch.full((1 << 20,), float("nan"), device="npu")
         dist.all_reduce(full, group=self.group)
         # A rank may still copy from its window when another one's next op writes there: all meet.

@@ -24,7 +24,7 @@ BEFORE_3 = 0xFFFFFFFD  # three ops across the wrap: 0xFFFFFFFE, 0xFFFFFFFF, 2
 
 @dataclass(frozen=True)
 class Mutant:
-    """One rule taken out; ``finds`` are the symptoms of which one must show."""
+    """A removed rule; ``finds``: symptoms, one of which must occur."""
 
     name: str
     finds: tuple[str, ...]

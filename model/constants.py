@@ -1,4 +1,4 @@
-"""constants.pml: what the model takes from the kernel headers, never typed by hand.
+"""constants.pml: constants that the model takes from the kernel headers.
 
 Block counts, verdict rounds, severities of error codes, the parts of the cores, and for every epoch of a run
 its parity and which older epochs a reader takes for stale. Promela sees epochs as indices 0..N (0: a fresh
@@ -21,7 +21,7 @@ BEFORE_WRAP = 0xFFFFFFFC  # the first op then gets 0xFFFFFFFD
 
 @dataclass(frozen=True)
 class Shape:
-    """Holds what a run of the model is about. ``epochs`` 0: a ring of epochs, the run never ends."""
+    """Parameters of a run of the model. ``epochs`` 0: a ring of epochs, the run never ends."""
 
     world: int = 2
     cores: int = 1

@@ -1,4 +1,4 @@
-"""Reads what the kernel headers say, through a small compiled library, and where things lie in a window."""
+"""Values from the kernel headers, read through a small compiled library, and the layout of a window."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ uint32_t header1_code_word() { return moe::kH1Code; }
 
 
 class ModelError(Exception):
-    """Tells the user what is missing or went wrong."""
+    """Raised with a message for the user: a missing tool or a failure."""
 
 
 def run(command: list[str], **options: object) -> str:
-    """Its standard output; ModelError with what it said when it fails."""
+    """Run a command and return its standard output; raise ModelError with its output if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
     except FileNotFoundError as error:
@@ -82,7 +82,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Place:
-    """Holds what lies at an offset of the state area."""
+    """The item at an offset of the state area."""
 
     what: str  # "control", "abort", "status", "core barrier" (block: its round) or "other"
     source: int = 0
@@ -119,5 +119,5 @@ class Layout:
         return self.header("region_offset", self.data_bytes, self.world, parity, source)
 
     def half_of(self, offset: int) -> int:
-        """Parity of the half that an offset of the data area lies in."""
+        """Return the parity of the ping-pong buffer at an offset of the data area."""
         return int(offset >= self.header("ping_pong_offset", self.data_bytes, 1))

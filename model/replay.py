@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Replays a trace of the checked twin in the model: ACCEPTED, or the first event that is not allowed.
+"""Replay a trace of the checked twin in the model: ACCEPTED, or the first event that is not allowed.
 
     python model/replay.py trace.jsonl ...
 
@@ -52,7 +52,7 @@ class Event:
 
 @dataclass
 class Cell:
-    """Holds what one core of a source sends one owner in one launch."""
+    """Messages from one core of a source to one owner in one launch."""
 
     pieces: list[tuple[int, int]] = field(default_factory=list)  # [begin, end) in the data area
     stored: int = 0
@@ -317,7 +317,7 @@ def fill(values: dict[tuple[int, int], int]) -> str:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Holds what became of a trace. ``refused``: the first event that the model does not allow."""
+    """Result of a trace. ``refused``: the first event that the model does not allow."""
 
     events: int
     refused: Event | None

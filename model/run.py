@@ -32,7 +32,7 @@ COMPILE = ["-w", "-DSAFETY", "-DCOLLAPSE", "-DNOFAIR", "-DPRINTF", "-DVECTORSZ=4
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Holds what spin said of one run. ``symptom`` is empty when nothing is wrong."""
+    """Result of a run of spin. ``symptom``: the error, or ""."""
 
     symptom: str
     states: int
@@ -75,7 +75,7 @@ def search(folder: Path, macros: list[str], depth: int, optimise: str, model: st
 
 
 def read(text: str, seconds: float) -> SearchResult:
-    """The outcome in what a verifier has printed."""
+    """Parse the output of a verifier."""
     stored = re.search(r"([\d.e+]+) states, stored", text)
     errors = re.search(r"errors: (\d+)", text)
     if stored is None or errors is None:
@@ -89,8 +89,8 @@ def read(text: str, seconds: float) -> SearchResult:
     return SearchResult(symptom, int(float(stored.group(1))), seconds, complete)
 
 
-def verdict(outcome: SearchResult, mutant: Mutant | None) -> tuple[str, bool]:
-    """Return what the table says, and whether it is as expected."""
+def assess(outcome: SearchResult, mutant: Mutant | None) -> tuple[str, bool]:
+    """Return the text for the table, and whether the result is as expected."""
     if mutant is not None:
         return outcome.symptom or "passes", outcome.symptom in mutant.finds
     if outcome.complete or outcome.symptom:
@@ -118,7 +118,7 @@ def main() -> int:
                 continue
             for mutant in (None, *case.mutants):
                 outcome = check(case, mutant, args.build, header)
-                text, expected = verdict(outcome, mutant)
+                text, expected = assess(outcome, mutant)
                 label = case.name if mutant is None else f"    {mutant.name}"
                 if not expected:
                     surprises += 1

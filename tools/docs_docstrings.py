@@ -1,4 +1,4 @@
-"""The package's docstrings as the site shows them, and what they lack.
+"""Docstrings of the package for the site, and a check of their completeness.
 
 `Docstrings` is an extension of griffe, by which mkdocstrings reads them. Run as a program, this file checks the public
 names: each has a docstring that describes every argument, a tensor's shape, and that it raises where it does; so have
@@ -37,7 +37,7 @@ ARGUMENTS = re.compile(r"(?ms)^Args:\n.*?(?=\n\n|\Z)")
 
 
 class Docstrings(griffe.Extension):
-    """Makes of this package's docstrings what griffe's parser and Markdown read as meant."""
+    """Griffe extension that converts this package's docstrings for griffe's parser and Markdown."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is None:
@@ -61,7 +61,7 @@ class Docstrings(griffe.Extension):
 
 
 def _documented(obj: Any) -> list[Any]:
-    """The object and what is defined in it, as far as it has docstrings."""
+    """Yield the object and its members with docstrings."""
     inside = [each for each in obj.members.values() if not each.is_alias]
     return [obj] * obj.has_docstring + [found for each in inside for found in _documented(each)]
 
@@ -76,7 +76,7 @@ def _arguments(package: griffe.Module, name: str) -> str:
 
 
 def _a_line_each(section: str, names: set[str]) -> str:
-    """Begins a line where the next argument is described in the line of another: "x: (T, H). ids: (T, K)"."""
+    """Start a new line for each argument described in the line of another: "x: (T, H). ids: (T, K)"."""
 
     def begun(match: re.Match[str]) -> str:
         return f".\n    {match[1]}: " if names.issuperset(match[1].split(", ")) else match[0]
@@ -97,7 +97,7 @@ def public_names(module: str) -> list[str]:
 
 
 def undocumented() -> list[str]:
-    """What public names lack, a line each: name and what; functions, classes and their methods."""
+    """Return a line for each incomplete docstring of public functions, classes and methods."""
     extensions = griffe.Extensions(Docstrings())
     package = griffe.load("ascend_moe", search_paths=[ROOT], extensions=extensions, resolve_aliases=True)
     lacking = []
@@ -163,7 +163,7 @@ def raises(function: Any) -> bool:
 
 
 def main() -> int:
-    """Print what public names lack; 1 if anything."""
+    """Print incomplete docstrings; return 1 if there are any."""
     lacking = undocumented()
     print("\n".join(lacking) or "every public name is documented")
     return bool(lacking)

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: adds to the pages of docs/ what the repository has elsewhere, and the API reference.
+"""Hooks of mkdocs that add files from outside docs/ and the API reference to the site.
 
 README becomes the first page, CONTRIBUTING and their like pages of their own; every other file that a page links to is
 copied beside the pages. The API reference has a page a public module, with every public name; what
@@ -101,7 +101,7 @@ def _source(page: File, config: MkDocsConfig) -> str:
 
 
 def _links(page: File, config: MkDocsConfig) -> Iterator[tuple[str, Path]]:
-    """The links of a page to files of this repository: as written, and what they mean."""
+    """Return the links of a page to files of this repository, as written and resolved."""
     folder = (ROOT / _source(page, config)).parent
     for match in LINK.finditer(page.content_string):
         if "://" not in match[2] and not page.src_uri.startswith("api/"):
@@ -118,7 +118,7 @@ def _outside(page: File, config: MkDocsConfig) -> Iterator[str]:
 
 
 def _place(target: str) -> str:
-    """Where a file of the repository lies on the site, before a page becomes HTML."""
+    """Return the path of a repository file on the site, before pages become HTML."""
     if target in ELSEWHERE_IN_CHINESE:
         return f"zh/{ELSEWHERE_IN_CHINESE[target]}"
     if target.startswith("docs/"):
@@ -131,7 +131,7 @@ def _place(target: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
-    """Points links between files of the repository to where these files lie on the site; marks an old translation."""
+    """Rewrite links between files of the repository for the site, and mark an outdated translation."""
     if page.file.src_uri.startswith("api/"):
         return markdown
     source = _source(page.file, config)

@@ -59,12 +59,12 @@ TILING_MACROS = """
 
 
 class CheckError(Exception):
-    """Tells the user what went wrong."""
+    """Raised with a message for the user."""
 
 
 @dataclass(frozen=True)
 class HeaderSet:
-    """One set of AscendC headers, and what a compilation with it needs."""
+    """A set of AscendC headers with its compiler options."""
 
     name: str
     includes: list[Path]
@@ -153,7 +153,7 @@ class Compiler:
         return subprocess.run([*self.command, *arguments], capture_output=True, text=True, env=environment)
 
     def object(self, source: Path, name: str, symbol: str, *added: str) -> tuple[int, str]:
-        """Size of an object that has this symbol, 0 where there is none; messages."""
+        """Return the size of the object with this symbol, or 0, and the compiler's messages."""
         target = self.scratch / f"{name}.o"
         result = self.run("-c", str(source), "-o", str(target), *added)
         if result.returncode != 0:

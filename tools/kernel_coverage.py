@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Which lines of op_kernel/ the tests reach, by gcov. BUILD is a build with ASCEND_MOE_COVERAGE.
+"""Lines of op_kernel/ that the tests reach, by gcov. BUILD is a build with ASCEND_MOE_COVERAGE.
 
     python tools/kernel_coverage.py --run NAME BUILD COMMAND...    runs a command on BUILD's engines
     python tools/kernel_coverage.py BUILD                          prints what all runs together have reached
@@ -40,7 +40,7 @@ Lines = dict[str, dict[int, set[str]]]  # of a file, by number: the runs that re
 
 
 def run(build: Path, name: str, command: list[str]) -> int:
-    """Run a command whose counts go to ``BUILD/runs/NAME``; its exit code."""
+    """Run a command with counts in ``BUILD/runs/NAME``; return its exit code."""
     hook = build / "at_exit"
     hook.mkdir(exist_ok=True)
     (hook / "sitecustomize.py").write_text(AT_EXIT.format(build=str(build)))
@@ -94,7 +94,7 @@ def table(lines: Mapping[str, Mapping[int, set[str]]], runs: list[str]) -> Itera
 
 
 def main() -> int:
-    """The command line: the command's exit code, or 1 where there are no counts."""
+    """Run the command line; return the command's exit code, or 1 without counts."""
     parser = argparse.ArgumentParser(description="Which lines of op_kernel/ the tests reach.")
     parser.add_argument("build", type=Path, help="a build with ASCEND_MOE_COVERAGE")
     parser.add_argument("--run", metavar="NAME", help="run a command, and keep its counts by this name")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Which loops of op_kernel/ come to their second and third turn, and whose rings of tensors wrap, in what is run.
+"""Loops of op_kernel/ that reach a second and third iteration, and rings of tensors that wrap.
 
     python tools/loop_coverage.py --build BUILD                  builds the engines with a counter in each loop
     python tools/loop_coverage.py --campaign N BUILD             counts the cases of N schedules of `ascend-moe explore`
@@ -145,7 +145,7 @@ class Loop:
 
 
 def _end(text: str, at: int, pair: str) -> int:
-    """Return where the bracket that opens at ``at`` closes."""
+    """Return the position of the bracket that closes the one at ``at``."""
     depth = 0
     for end in range(at, len(text)):
         depth += (text[end] == pair[0]) - (text[end] == pair[1])

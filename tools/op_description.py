@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads the description of the operators, op_host/rules/op.h, and writes what is made from it.
+"""Generate files from the description of the operators, op_host/rules/op.h.
 
     python tools/op_description.py json          prints the JSON that msopgen takes
     python tools/op_description.py aclnn FOLDER  writes aclnn_ascend_moe.h and .cpp, the entry points, into FOLDER
@@ -34,7 +34,7 @@ WIDTH = 120
 
 @dataclass(frozen=True)
 class Row:
-    """A row: its kind, such as INPUT, and what stands in it."""
+    """A row: its kind, such as INPUT, and its fields."""
 
     kind: str
     name: str
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def camel(self) -> str:
-        """The name as the aclnn entry points have it, without what they add."""
+        """Return the name in the aclnn entry points, without suffixes."""
         first, *others = self.name.split("_")
         return first + "".join(word.capitalize() for word in others)
 
@@ -123,7 +123,7 @@ def tensor_json(op: Op, row: Row) -> dict[str, Any]:
 
 
 def attribute_json(row: Row) -> dict[str, Any]:
-    """An attribute, with its default where it has one."""
+    """An attribute, with its default if it has one."""
     found: dict[str, Any] = {
         "name": row.name,
         "param_type": "required" if row.required else "optional",

@@ -1,4 +1,4 @@
-"""Measures what a call of the ops costs beside its kernel, on CPU and virtual NPU, with the figures from before.
+"""Measure the overhead of an op call without its kernel, on the CPU and the virtual NPU.
 
     python tools/overhead.py [--calls 10000]      the virtual NPU where torch_npu is found
 

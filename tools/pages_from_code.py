@@ -1,4 +1,4 @@
-"""Writes the tables that pages of docs/ have from the code: `python tools/pages_from_code.py`.
+"""Write generated tables into pages of docs/: `python tools/pages_from_code.py`.
 
 debugging.md has the errors, from the docstrings of ascend_moe/errors.py, and the environment variables, from
 ascend_moe/settings.py; checkpoints.md has the keys of a quantization_config from ascend_moe/checkpoint/schemes.py. A
@@ -54,7 +54,7 @@ ERRORS = {
 
 
 def error_row(name: str, *, of_every_rank: bool = False) -> tuple[str, ...]:
-    """The row of a class, from its docstring: when, attributes, what to do."""
+    """Return the row of a class from its docstring: cause, attributes, fix."""
     from ascend_moe import errors
 
     paragraphs = (inspect.getdoc(getattr(errors, name)) or "").split("\n\n")
@@ -110,7 +110,7 @@ def keys_table() -> str:
 
 
 def formats_table() -> str:
-    """The formats of compressed-tensors that are read, and what their weights may be."""
+    """Return the supported formats of compressed-tensors and their weights."""
     from ascend_moe.checkpoint.schemes import FORMS
 
     rows = [(f"`{name}`", *map(coded, (form.bits, (form.type,), form.strategies, form.symmetric)))
@@ -127,7 +127,7 @@ GENERATED: dict[str, dict[str, Callable[[], str]]] = {
 
 
 def filled(page: str, text: str) -> str:
-    """A page's text with each generated part in the place of what stands between its marks."""
+    """Return a page's text with each generated part between its marks."""
     for title, make in GENERATED[page].items():
         begin = BEGIN.format(title)
         head, found, rest = text.partition(f"{begin}\n")

@@ -27,7 +27,7 @@ EXPECTED: dict[str, dict[int, str | None]] = {
 
 
 def problem(library: str, which: int, message: str | None) -> str | None:
-    """Run one control; what went wrong in words, or None."""
+    """Run one control; return a description of the failure, or None."""
     run = subprocess.run([sys.executable, "-c", CALL, library, str(which)], capture_output=True, text=True, timeout=120)
     if message is None:
         clean = run.returncode == 0 and "survived 0" in run.stdout and "Sanitizer" not in run.stderr

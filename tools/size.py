@@ -69,13 +69,13 @@ def sizes(files: dict[str, bytes]) -> dict[str, Counter[str]]:
 
 
 def limited_folder(name: str) -> str:
-    """Return the top-level folder whose limit a file counts for; tests count together wherever they are."""
+    """Return the top-level folder whose limit applies to a file; tests count together in every folder."""
     parts = PurePosixPath(name).parts
     return TESTS if is_test(name) else parts[0] if len(parts) > 1 else "."
 
 
 def counts(files: dict[str, bytes]) -> dict[str, Counter[str]]:
-    """Return what the tables of the limits count, by the tables' names."""
+    """Return the counts for the tables of limits, by table name."""
     lines = {name: lines_of(name, content) for name, content in files.items() if name.endswith(CODE)}
     by_folder: Counter[str] = Counter({"total": sum(lines.values())})
     for name, count in lines.items():

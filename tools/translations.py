@@ -1,4 +1,4 @@
-"""Which translated pages are older than their sources: python tools/translations.py [--update PAGE ...]
+"""List translated pages that are older than their sources: python tools/translations.py [--update PAGE ...]
 
 A translated page begins with a comment that names its source and git's hash of the source's text when it was
 translated (`git hash-object`). The tool lists each page whose source has another text by now, with what changed, and
@@ -55,7 +55,7 @@ class Translation:
 
 
 def read(root: Path, page: str) -> Translation:
-    """Return a page. Raises ValueError where its head is missing or names no file."""
+    """Return a page. Raises ValueError if its head is missing or names no file."""
     text = (root / page).read_text()
     head = HEAD.match(text)
     if head is None:
@@ -144,9 +144,9 @@ def _targets(path: Path, root: Path, text: str) -> set[str]:
 
 
 def update(root: Path, name: str) -> None:
-    """Write the present hash of its source at the head of the page that is ``name``, or is translated from it.
+    """Write the current hash of the source into the head of page ``name``, or of its translation.
 
-    Raises ValueError where there is none.
+    Raises ValueError if there is none.
     """
     of_source = {read(root, page).source: page for page in pages(root)}
     page = of_source.get(name, name)
@@ -158,7 +158,7 @@ def update(root: Path, name: str) -> None:
 
 
 def report(root: Path = ROOT) -> int:
-    """Print what is stale or differs; returns how many pages are one of the two."""
+    """Print stale and differing pages; return their number."""
     wrong = 0
     for page in (read(root, name) for name in pages(root)):
         if page.is_stale:

@@ -116,7 +116,7 @@ class CaseResult:
 
 
 def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) -> CaseResult:
-    """Evaluate the marks of all ranks. Ratios are computed per iteration, which cancels the load of both."""
+    """Evaluate the measurements of all ranks. Ratios are computed per iteration, which cancels the load of both."""
     measured = {name: times([rank.marks[name] for rank in marks]) for name in marks[0].marks}
     trips = {name: dispatch + combine for name, (dispatch, combine) in measured.items()}
     spreads = {name: spread(trip) for name, trip in trips.items()}

@@ -99,7 +99,7 @@ class _Call:
 class Twin:
     """The twin as a device for probes, with windows of ``layout``.
 
-    ``near``: ranks per server, 0: all. ``folder``: the kernels' sources. ``spoil``: corrupts the windows, in tests.
+    ``near``: ranks per server, 0: all. ``folder``: the kernels' sources. ``corrupt``: applied to new windows, in tests.
     """
 
     world: int = 2
@@ -108,7 +108,7 @@ class Twin:
     layout: str = "a3"
     folder: Path | None = None
     window_mib: int = 4
-    spoil: Callable[[ascendc_twin.Windows], None] = lambda windows: None
+    corrupt: Callable[[ascendc_twin.Windows], None] = lambda windows: None
 
     @property
     def ranks(self) -> range:
@@ -145,7 +145,7 @@ class Twin:
 
     def _windows(self) -> ascendc_twin.Windows:
         windows = ascendc_twin.Windows(self.world, data_bytes=self.window_mib * MIB, layout=self.layout)
-        self.spoil(windows)
+        self.corrupt(windows)
         return windows
 
     def _prepare(self, mode: str, rounds: int, cycles: int) -> _Call:

@@ -1,4 +1,4 @@
-"""Four kernels with one mistake each: what the checked twin says of them, and of the mended ones."""
+"""Four kernels with one mistake each: the findings of the checked twin, and none after the fix."""
 
 from pathlib import Path
 from typing import Any

@@ -406,7 +406,7 @@ def test_servers_probe_compares_host_names(near: int, hosts: str, status: str, t
 def test_store_probe_stays_on_its_server() -> None:
     """With 5 ranks on servers of 2: nothing is stored to, or read from, a rank of another server."""
     made: list[ascendc_twin.Windows] = []
-    found = PROBES["peer store and read"].on(Twin(world=5, layout="a2", near=2, spoil=made.append))
+    found = PROBES["peer store and read"].on(Twin(world=5, layout="a2", near=2, corrupt=made.append))
     assert found.status == PASS and "ASCEND_MOE_INTRA_NODE_STORES=1" in found.detail, found
     share = 16 * 1024 + 3 * 512  # of a source, as the probe lays them out
     for owner in range(5):

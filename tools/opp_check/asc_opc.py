@@ -17,8 +17,10 @@ from typing import Any
 
 
 def missing_header(source: Path) -> str:
-    """The first header that a kernel source includes in quotes and that lies neither beside it nor below op_kernel/;
-    "" if there is none. CANN's own are known by name."""
+    """Return the first quoted include of a kernel source that is neither beside it nor below op_kernel/, or "".
+
+    CANN's own headers are known by name.
+    """
     seen: set[Path] = set()
     todo = [source]
     while todo:

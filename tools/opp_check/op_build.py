@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands in for CANN's op_build: what it writes of the ops of a package, without running their definitions.
+"""Replacement for CANN's op_build that writes its files without running the ops' definitions.
 
     op_build LIBRARY OUT --compute_unit=SOC;SOC
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds our operator package with CANN's own CMake functions, and compares it with a package of the standard template.
+"""Build the operator package with CANN's CMake functions and compare it with a package of the standard template.
 
     python tools/opp_check/opp_check.py ASC_DEVKIT [--host-headers TOOLKIT] [--soc NAME,NAME] [--keep DIR]
 
@@ -84,7 +84,7 @@ OWN = {
 
 
 class CheckError(Exception):
-    """A build failed, or a package is not as it must be; the text says where."""
+    """Raised if a build fails or a package is wrong."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def make_toolkit(home: Path, devkit: Path, host_headers: Path | None) -> Toolkit
 
 
 def add_headers(home: Path, host_headers: Path | None) -> str:
-    """The headers of the host side; says which."""
+    """Install the headers of the host side; return their description."""
     if host_headers is None:
         text = (ROOT / "vnpu/cann_shim/CMakeLists.txt").read_text()
         for name in re.findall(r"^  (\S+\.h)\)?$", text, flags=re.MULTILINE):
@@ -222,7 +222,7 @@ def snake(op: str) -> str:
 
 
 def tree(folder: Path, ops: list[str]) -> set[str]:
-    """The files, the vendor's from its folder on; <op> stands for an operator, <hash> for what tells its binaries."""
+    """Return the files relative to the vendor's folder, with <op> for operators and <hash> for hashes of binaries."""
     found = set()
     for path in folder.rglob("*"):
         if path.is_dir():
@@ -236,7 +236,7 @@ def tree(folder: Path, ops: list[str]) -> set[str]:
 
 
 def compare(ours: set[str], template: set[str]) -> Iterator[str]:
-    """Return what differs and must not."""
+    """Return unexpected differences."""
     for name in sorted(template - ours):
         if not any(re.fullmatch(pattern, name) for pattern in REPLACED):
             yield f"{name} is in the template's package, not in ours"
@@ -246,7 +246,7 @@ def compare(ours: set[str], template: set[str]) -> Iterator[str]:
 
 
 def incomplete(folder: Path, ops: list[str], socs: tuple[str, ...]) -> Iterator[str]:
-    """Return what our package lacks: entry points, binaries of each operator and SoC, headers of kernels."""
+    """Return what the package lacks: entry points, binaries of each operator and SoC, kernel headers."""
     vendor = folder / "packages/vendors" / VENDOR
     library = vendor / "op_api/lib/libcust_opapi.so"
     symbols = run(["nm", "-D", "--defined-only", str(library)])
@@ -274,7 +274,7 @@ def incomplete(folder: Path, ops: list[str], socs: tuple[str, ...]) -> Iterator[
 
 
 def installed(folder: Path, place: Path) -> Iterator[str]:
-    """Return what goes wrong when CANN's own install.sh of the package runs."""
+    """Run CANN's install.sh of the package and return errors."""
     place.mkdir()
     env = {**os.environ, "ASCEND_OPP_PATH": str(place)}
     run(["bash", "install.sh", "--quiet", f"--install-path={place}"], cwd=folder, env=env)
@@ -284,7 +284,7 @@ def installed(folder: Path, place: Path) -> Iterator[str]:
 
 
 def check(toolkit: Toolkit, scratch: Path, socs: tuple[str, ...]) -> list[str]:
-    """Build both packages and prints their trees side by side; what is wrong."""
+    """Build both packages, print their trees side by side, and return errors."""
     ours, template = our_package(toolkit, scratch, socs), template_package(toolkit, scratch, socs)
     folder, other = unpacked(ours, scratch / "ours.tree"), unpacked(template, scratch / "template.tree")
     ops = [str(op["op"]) for op in json.loads((scratch / "ours.json").read_text())]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the kernels over CANN's real AscendC implementation, and compares them with the twin and the reference.
+"""Run the kernels with CANN's real AscendC implementation and compare them with the twin and the reference.
 
 DEVKIT is a checkout of asc-devkit, whose headers are used as they are; TOOLS one of asc-tools, of which come the
 types half and bfloat16_t and the checks that AscendC makes of every call. The instructions below both, which CANN
@@ -191,7 +191,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 
 def values(data: bytes, dtype: torch.dtype) -> bytes:
-    """Bytes of a tensor in which every NaN is the same one: which one an instruction gives is nowhere written."""
+    """Return the bytes of a tensor with all NaNs equal, because instructions do not specify their bits."""
     if not dtype.is_floating_point or not data:
         return data
     tensor = torch.frombuffer(bytearray(data), dtype=dtype)
@@ -199,7 +199,7 @@ def values(data: bytes, dtype: torch.dtype) -> bytes:
 
 
 class Job:
-    """A planned program as a file that a runner maps, and what the kernels left in it."""
+    """A planned program as a file that a runner maps, and the results in it."""
 
     def __init__(self, world: World, poison: int, errors: Sequence[tuple[int, str]] | None = None) -> None:
         """``errors``: (code, message) of every op on the twin, which must be the same here; None: outputs must be."""
@@ -249,7 +249,7 @@ class Job:
         return head + struct.pack("<32Q", *self._addresses(32)) + bytes(32 * 8 + 8328 + 8 + 8)
 
     def _tensor(self, tensor: torch.Tensor | None, output: bool) -> int:
-        """Where a tensor lies; an output of one op may be an input of the next."""
+        """Return the address of a tensor; an output of one op may be an input of the next."""
         if tensor is None or tensor.numel() == 0:
             return 0
         if tensor.data_ptr() not in self.places:
@@ -259,7 +259,7 @@ class Job:
         return self.places[tensor.data_ptr()]
 
     def _lend(self, call: OpCall) -> None:
-        """Put a combine's rows into a block of their rank's lent area, where explore would."""
+        """Copy a combine's rows into a block of their rank's registered area, as explore does."""
         rows = call.inputs["expand_x"]
         at = self.windows[call.rank] + self.data + self.lent[call.rank]
         self.lent[call.rank] += (rows.nbytes + 511) // 512 * 512
@@ -302,7 +302,7 @@ class Job:
         return struct.pack(f"<{8 + ARGUMENTS + FLAGS}Q", *head, at, len(ranges), call.registered, *given, *[0] * FLAGS)
 
     def run(self, runner: Path) -> list[str]:
-        """Return what differs from the twin, from the reference or from the rules; nothing when all is well."""
+        """Return differences from the twin, the reference or the rules."""
         with tempfile.NamedTemporaryFile(prefix="real-ascendc-") as file:
             os.truncate(file.fileno(), (self.end + PAGE - 1) // PAGE * PAGE)
             with mmap.mmap(file.fileno(), 0) as memory:

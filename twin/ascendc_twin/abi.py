@@ -150,7 +150,7 @@ class Engine:
         self._lock = threading.Lock()
 
     def entry(self, name: str) -> Entry:
-        """The entry of this name."""
+        """Return the entry of this name."""
         try:
             return self.entries[name]
         except KeyError:
@@ -171,7 +171,7 @@ class Engine:
         raise ArgumentError(f"{name}: tiling_key {key} is none of its keys: {shown}{more}", argument="tiling_key")
 
     def address(self, name: str) -> int:
-        """The address of the entry's code."""
+        """Return the address of the entry's code."""
         try:
             function = getattr(self.library, self.entry(name).symbol)
         except AttributeError:
@@ -179,7 +179,7 @@ class Engine:
         return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
     def world(self, size: int, group: int) -> int:
-        """Native ranks, kept for later launches; worlds of different ``group`` run at the same time."""
+        """Native ranks, reused by later launches; worlds of different ``group`` run at the same time."""
         with self._lock:
             if (size, group) not in self._worlds:
                 handle = self.library.twin_world_create(size)
@@ -199,5 +199,5 @@ class Engine:
 
 
 def policy_in_turn(done: int) -> str:
-    """The policy of the (done + 1)-th schedule of an exploration."""
+    """Return the policy of the (done + 1)-th schedule of an exploration."""
     return "late" if done == 0 else ("random", "lazy", "pct")[(done - 1) % 3]

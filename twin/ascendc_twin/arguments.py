@@ -145,7 +145,7 @@ class Arguments:
         return self._own(np.frombuffer(data or b"\0", np.uint8), len(data), "tiling")
 
     def _own(self, data: Bytes, size: int, name: str) -> int:
-        """A copy that the caller never sees."""
+        """A copy, invisible to the caller."""
         staged = _aligned(size)
         staged[:size] = data[:size]
         self._tensors.append(_Tensor(data, int(data.ctypes.data), size, name, False, staged))
@@ -163,11 +163,11 @@ class Arguments:
         ]
 
     def save(self) -> None:
-        """Remembers the contents for `restore`."""
+        """Save the contents for `restore`."""
         self._saved = [self._gm_view(tensor).copy() for tensor in self._tensors]
 
     def restore(self) -> None:
-        """Put the contents back that `save` remembered."""
+        """Restore the contents saved by `save`."""
         for tensor, saved in zip(self._tensors, self._saved or [], strict=True):
             self._gm_view(tensor)[:] = saved
 
@@ -187,7 +187,7 @@ class Arguments:
 
 
 def _is_torch(value: Any) -> bool:
-    """Whether a value is a torch tensor. torch is never imported: who has a tensor has torch."""
+    """Whether a value is a torch tensor, without importing torch."""
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "data_ptr")
 
 

@@ -42,7 +42,7 @@ class Cache:
         return path if os.access(path, os.W_OK) else _temporary(self.name)
 
     def place(self, *names: str) -> Path:
-        """Return a path in the cache, which may not exist yet. Every existing folder on the way is verified."""
+        """Return a path in the cache, which may not exist yet. Every existing folder on the path is verified."""
         path = self.directory()
         for name in names:
             path = path / name

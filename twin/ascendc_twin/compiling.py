@@ -1,4 +1,4 @@
-"""Compiles kernels and the twin's runtime with the machine's C++ compiler, each content once."""
+"""Compilation of kernels and of the twin's runtime with the machine's C++ compiler, cached by content."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .errors import ArgumentError, TwinBuildError
 from .template_keys import SCAN, bound, dispatcher, find_declarations
 
 CACHE = Cache("ASCENDC_TWIN_CACHE", "ascendc_twin")
-PATIENCE = 3.0  # seconds that a compilation may take before a line says why nothing happens
+PATIENCE = 3.0  # seconds after which a compilation is logged
 _log = logging.getLogger("ascendc_twin")
 SOURCES = (".cpp", ".cc", ".cxx", ".cce", ".asc")
 CHECKED_SUFFIX = ".checked.so"
@@ -111,14 +111,14 @@ def engine_path(library: Path, engine: str) -> Path:
 
 
 def _install(library: Path, target: Path) -> None:
-    """Copy beside the target, then renames: a process that has the old library open keeps it."""
+    """Copy beside the target, then rename: processes that have opened the old library keep it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as folder:
         shutil.copy(library, Path(folder) / target.name)
         (Path(folder) / target.name).replace(target)
 
 
-# ---- what the user hears while it compiles
+# ---- messages during compilation
 
 
 @contextlib.contextmanager

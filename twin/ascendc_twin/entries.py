@@ -1,4 +1,4 @@
-"""Finds the kernel entries of a preprocessed source: names and parameters of `__global__` functions."""
+"""The kernel entries of a preprocessed source: names and parameters of `__global__` functions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def find_entries(preprocessed: str) -> list[Entry]:
 
 
 def _without_attributes(text: str) -> str:
-    """Without `__attribute__((...))`, whatever is in its parentheses."""
+    """Remove `__attribute__((...))`."""
     kept, at = [], 0
     for match in re.finditer(r"\b__attribute__\s*(?=\()", text):
         if match.start() < at:

@@ -136,7 +136,7 @@ class Run:
             workspace = windows.workspace(member.rank)
             ranges.append(abi.range_of(workspace.address, workspace.size, f"HCCL workspace {index}"))
             if windows not in [earlier.windows for earlier in members[:index]]:
-                # The checked engine finds out by itself which blocks are flags.
+                # the checked engine detects by itself which blocks are flags
                 ranges += windows.ranges(atomic=self._engine.mode == "fast")
         if members:
             launch.doorbell = members[0].windows.doorbell(members[0].rank)
@@ -166,7 +166,7 @@ class Run:
         return outcome
 
     def _native(self, world: int, options: abi.Options) -> LaunchResult | abi.TwinOutcome:
-        """The outcome; after a failure the native one, which has the finding."""
+        """Return the result, or after a failure the native one, which contains the finding."""
         native, library = abi.TwinOutcome(), self._engine.library
         for windows in self._groups().values():
             windows.touch()
@@ -202,7 +202,7 @@ class Run:
         )
 
     def _of_single_blocks(self) -> str:
-        """What a wrong result may come from that is no finding of its own: see `launch` on ``data``."""
+        """Return a possible cause of a wrong result that is not a finding itself: see ``data`` of `launch`."""
         if not self._suspect:
             return ""
         rule = "stores of single 32-byte blocks into windows and workspaces count as flags, and are in no race"

@@ -1,4 +1,4 @@
-"""Reads template tiling keys: which instances a template kernel has, and the key of each."""
+"""Template tiling keys: the instances of a template kernel, and the key of each."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _chosen(entry: Entry, declared: _Values, selected: _Values) -> list[int]:
 
 
 def _text(entry: Entry, kind: str, value: int) -> str:
-    """A template argument as C++ has it."""
+    """Return a template argument in C++."""
     if kind != "typename":
         return str(value)
     if value not in _TYPES:
@@ -191,7 +191,7 @@ def _text(entry: Entry, kind: str, value: int) -> str:
 
 
 def _pieces(text: str, start: int) -> list[str]:
-    """Return what stands between the commas of a call's parentheses, from behind the opening one, unless empty."""
+    """Return the non-empty arguments of a call, given the text after its opening parenthesis."""
     depth, begin = 0, start
     pieces: list[str] = []
     for at in range(start, len(text)):

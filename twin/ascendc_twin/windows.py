@@ -1,4 +1,4 @@
-"""Windows of a group of ranks in this process, as HCCL gives them to kernels."""
+"""Windows of a group of ranks in this process, in HCCL's layouts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 
 class _Area:
-    """Zeroed memory that costs only the pages that are touched."""
+    """Zeroed memory, of which only touched pages are allocated."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -101,21 +101,21 @@ class Windows:
         self._headers = [_Area(PAGE) for _ in range(world)]
         self._workspaces = [_Area(_WORKSPACE_BYTES) for _ in range(world)]
         self._contexts: list[_Area | None] = [None] * world
-        self._fresh = True  # nothing has been written
+        self._zero = True  # nothing has been written
 
     def data(self, rank: int) -> Bytes:
         """windowsIn of a rank."""
-        self._fresh = False
+        self._zero = False
         return self._in[rank].bytes
 
     def out(self, rank: int) -> Bytes:
         """windowsOut of a rank."""
-        self._fresh = False
+        self._zero = False
         return self._out[rank].bytes
 
     def state(self, rank: int) -> Bytes:
         """windowsExp of a rank."""
-        self._fresh = False
+        self._zero = False
         return self._exp[rank].bytes
 
     def member(self, rank: int) -> Member:
@@ -123,21 +123,21 @@ class Windows:
         return Member(self, rank)
 
     def clear(self) -> None:
-        """All windows as at creation: zero."""
+        """Zero all windows."""
         for area in self._areas():
             area.clear()
-        self._fresh = True
+        self._zero = True
 
     def snapshot(self) -> list[dict[int, Bytes]]:
-        """Return what `restore` needs to bring back the present contents."""
+        """Return the current contents, for `restore`."""
         areas = list(self._areas())
-        return [{} for _ in areas] if self._fresh else [area.pages() for area in areas]
+        return [{} for _ in areas] if self._zero else [area.pages() for area in areas]
 
     def restore(self, saved: list[dict[int, Bytes]]) -> None:
-        """Put the contents back as they were at `snapshot`, whose result is ``saved``."""
+        """Restore the contents ``saved`` by `snapshot`."""
         for area, pages in zip(self._areas(), saved, strict=True):
             area.restore(pages)
-        self._fresh = not any(saved)
+        self._zero = not any(saved)
 
     def _areas(self) -> Iterator[_Area]:
         yield from (*self._in, *self._out, *self._exp, *self._workspaces)
@@ -149,8 +149,8 @@ class Windows:
         return self._headers[rank].address + _DOORBELL
 
     def touch(self) -> None:
-        """Notes that a kernel is about to write."""
-        self._fresh = False
+        """Record that a kernel is about to write."""
+        self._zero = False
 
     def ranges(self, *, atomic: bool) -> list[abi.Range]:
         """Every window of every rank; ``atomic``: whoever reads a 32-byte block reads all of it."""

@@ -5,7 +5,6 @@
 #include <set>
 #include <string>
 
-#include "locked.h"
 
 namespace vnpu {
 namespace {

@@ -1,7 +1,8 @@
-// How calls of the virtual NPU fail: ACL's codes, the text of this thread's last error, faults of the device. The
-// bottom of these files, and shared by the virtual NPU's libraries: the functions live in libascendcl.so, which the
-// others link.
+// Errors of the virtual NPU (ACL's codes, the text of this thread's last error, faults of the device) and state of the
+// process. All libraries of the virtual NPU use it; the functions are in libascendcl.so, which the others link.
 #pragma once
+
+#include <mutex>
 
 #define VNPU_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -38,5 +39,24 @@ AclError TakeFault();
 
 // Prints one line on stderr for each missing function, once; returns kNotSupported.
 AclError Unsupported(const char* function);
+
+// The T of this process, locked while this object lives. Never destroyed: threads may outlive main().
+template <typename T>
+class Locked {
+public:
+    T& operator*() const { return the().value; }
+    T* operator->() const { return &the().value; }
+
+private:
+    struct Guarded {
+        std::mutex mutex;
+        T value = {};
+    };
+    static Guarded& the() {
+        static auto* guarded = new Guarded;
+        return *guarded;
+    }
+    std::lock_guard<std::mutex> lock_{the().mutex};
+};
 
 }  // namespace vnpu

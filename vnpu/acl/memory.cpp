@@ -9,7 +9,6 @@
 #include "device.h"
 #include "queue.h"
 #include "graph.h"
-#include "locked.h"
 
 namespace vnpu {
 namespace {

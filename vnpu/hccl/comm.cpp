@@ -17,7 +17,6 @@
 
 #include "abi/window.h"
 #include "acl/device.h"
-#include "acl/locked.h"
 
 namespace vnpu {
 namespace {
