@@ -387,16 +387,7 @@ def test_wrong_options_are_told(
     "words",
     [
         ["explore", "-n", "10000000"],
-        *(
-            pytest.param(words, marks=nightly)
-            for words in (
-                ["run", "--iterations", "1000"],
-                ["run", "--backend", "processes", "--iterations", "1000"],
-                ["validate", "--extra", "100000"],
-                ["predict"],
-                ["trace", "--iterations", "100000"],
-            )
-        ),
+        pytest.param(["run", "--backend", "processes", "--iterations", "1000"], marks=nightly),
     ],
     ids=" ".join,
 )
