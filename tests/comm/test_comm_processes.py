@@ -41,6 +41,9 @@ def test_name_ops_generations_and_subgroups() -> None:
         assert values(ranks.call(cases.op)) == exchanged(3)
         assert values(ranks.call(cases.open_files)) == files, "fresh windows leave no descriptor of old ones"
         assert values(ranks.call(cases.inheritable_files)) == inheritable, "ours are close-on-exec"
+        assert ranks._store is not None
+        values(ranks.call(cases.destroy_and_init_again, ranks._store.port))
+        assert values(ranks.call(cases.op)) == exchanged(3), "a group of the same name has new windows"
         # A group of some of the ranks has windows of its own.
         (name,) = set(values(ranks.call(cases.new_group, [2, 0], ranks=[0, 2])))
         assert name != "0"
@@ -57,15 +60,6 @@ def test_the_checked_engine_refuses_ranks_that_are_processes() -> None:
             assert "ascend_moe.LocalCluster" in outcome.text and outcome.seconds < 10, outcome
         (name,) = values(ranks.call(cases.new_group, [1], ranks=[1]))
         assert values(ranks.call(cases.open_with_the_checked_engine, name, ranks=[1])) == [1]
-
-
-def test_group_of_the_same_name_made_anew_gets_new_windows() -> None:
-    with Ranks(2) as ranks:
-        values(ranks.call(cases.op))
-        assert ranks._store is not None
-        values(ranks.call(cases.destroy_and_init_again, ranks._store.port))
-        assert values(ranks.call(cases.op)) == exchanged(2)
-        assert values(ranks.call(cases.close_twice_and_count)) == [(0, 0, 0)] * 2
 
 
 def test_forked_children_neither_close_nor_hide_a_communicator() -> None:

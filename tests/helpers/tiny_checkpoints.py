@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+
+from ascend_moe.checkpoint import load_layer
+from ascend_moe.errors import ArgumentError
 
 Tensors = dict[str, Tensor]
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
@@ -376,3 +380,49 @@ def stacked(tensors: list[Tensor]) -> Tensor:
         if dtype.itemsize == 1
         else torch.stack(tensors)
     )
+
+
+# ---- loading them on two ranks
+
+Outcome = dict[str, Tensor] | str
+
+
+def outcomes(directory: Path, **more: Any) -> list[Outcome]:
+    """What each of two ranks loads, or its error; a second of processor time is enough for both."""
+    start, made = time.thread_time(), []
+    for rank in range(2):
+        try:
+            loaded: Outcome = load_layer(directory, 0, rank=rank, world=2, dtype=torch.float32, **more).tensors
+        except ArgumentError as error:
+            loaded = str(error)
+            assert "\n" not in loaded and loaded
+        made.append(loaded)
+    assert time.thread_time() - start < 2
+    return made
+
+
+def is_right(loaded: Outcome, rank: int, made: Tiny) -> bool:
+    """Whether a rank's floats are the formula's values."""
+    return not isinstance(loaded, str) and all(
+        torch.equal(loaded["w_gate_up"][local], made.gate_up[2 * rank + local].float())
+        and torch.equal(loaded["w_down"][local], made.down[2 * rank + local].float())
+        for local in range(E // 2)
+    )
+
+
+def check_values(made: Tiny, directory: Path, **more: Any) -> None:
+    """Writes a checkpoint; both ranks load the formula's values."""
+    for rank, loaded in enumerate(outcomes(made.write(directory), **more)):
+        assert is_right(loaded, rank, made), loaded
+
+
+def with_int8(*experts: int) -> Tiny:
+    """A file whose other experts stay floats."""
+    made, plain = tiny("int8 by channel").changed(), tiny("published")
+    made.gate_up, made.down = list(made.gate_up), list(made.down)
+    for expert in set(range(E)) - set(experts):
+        for name in [name for name in made.tensors if f".experts.{expert}." in name]:
+            del made.tensors[name]
+        made.tensors |= {name: value for name, value in plain.tensors.items() if f".experts.{expert}." in name}
+        made.gate_up[expert], made.down[expert] = plain.gate_up[expert], plain.down[expert]
+    return made

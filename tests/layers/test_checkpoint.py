@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,32 @@ import torch
 import transformers
 from hf_models import LAYER, MODELS, MORE_MODELS, RENAMED, saved
 from safetensors.torch import load_file, save_file
+from tiny_checkpoints import (
+    BLOCK,
+    FORMATS,
+    FP8_CHANNEL,
+    INNER,
+    INT4,
+    INT8,
+    KEPT_INT4,
+    KEPT_INT8,
+    TOKENS,
+    E,
+    H,
+    Tensors,
+    check_values,
+    compressed,
+    tiny,
+    with_int8,
+)
+from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from ascend_moe.checkpoint import load_layer
 from ascend_moe.checkpoint.config import MODEL_TYPES, moe_config
 from ascend_moe.checkpoint.keys import HARMLESS, NEUTRAL
 from ascend_moe.errors import ArgumentError
+from ascend_moe.experts.int4 import unpack_int4
 
 
 def rewritten(source: Path, target: Path, change: Any, **config: Any) -> Path:
@@ -30,58 +51,6 @@ def rewritten(source: Path, target: Path, change: Any, **config: Any) -> Path:
     values = {**json.loads((source / "config.json").read_text()), **config}
     (target / "config.json").write_text(json.dumps(values))
     return target
-
-
-def test_fused_transposed_weights_are_read(tmp_path: Path) -> None:
-    checkpoint = saved("qwen3_moe", "fused")
-
-    def turn(tensors: dict[str, torch.Tensor], name: str) -> None:
-        tensors[name] = tensors[name].transpose(1, 2).contiguous()
-
-    change = changing(r"\.experts\.", turn)
-    directory = rewritten(checkpoint.directory, tmp_path, change)
-    assert checkpoint.hidden == 2 * MODELS["qwen3_moe"][1]["moe_intermediate_size"]  # gate_up alone is square
-    got = load_layer(directory, LAYER, rank=1, world=2, dtype=torch.float32).tensors
-    whole = load_layer(checkpoint.directory, LAYER, dtype=torch.float32).tensors
-    for name in ("w_gate_up", "w_down"):
-        assert torch.equal(got[name], whole[name][4:])
-
-
-SCALES = {
-    "fp32": (torch.float32, {}, None),
-    "bf16": (torch.bfloat16, {}, None),
-    "e8m0": (torch.float8_e8m0fnu, {}, None),
-    "bytes that the format calls e8m0": (torch.uint8, {"scale_fmt": "ue8m0"}, None),
-    "fp32 where the format says ue8m0": (torch.float32, {"scale_fmt": "ue8m0"}, None),
-    "bytes": (torch.uint8, {}, r"up_proj\.weight_scale_inv of torch\.uint8; need torch\.float32 or "),
-    "int8": (torch.int8, {"scale_fmt": "ue8m0"}, r"_scale_inv of torch\.int8; need"),
-    "int32": (torch.int32, {"scale_fmt": "ue8m0"}, r"_scale_inv of torch\.int32; need"),
-}
-
-
-@pytest.mark.parametrize("kind", SCALES)
-def test_scales_of_fp8_blocks_are_read_as_what_they_are(kind: str, tmp_path: Path) -> None:
-    """Powers of two from 2^-4 to 2^3, in every dtype; bytes are exponents plus 127."""
-    dtype, form, refused = SCALES[kind]
-    exact: dict[str, torch.Tensor] = {}
-    generator = torch.Generator().manual_seed(1)
-
-    def quantize(tensors: dict[str, torch.Tensor], name: str) -> None:
-        codes = tensors[name].to(torch.float8_e4m3fn)
-        exponent = torch.randint(-4, 4, (1, 1), generator=generator)
-        exact[name] = codes.float() * torch.exp2(exponent.float())
-        scale = (exponent + 127).to(dtype) if dtype == torch.uint8 else torch.exp2(exponent.float()).to(dtype)
-        tensors[name], tensors[f"{name}_scale_inv"] = codes, scale
-
-    change = changing(rf"layers\.{LAYER}\.mlp\.experts.*up_proj\.weight", quantize)
-    directory = rewritten(saved("qwen3_moe").directory, tmp_path, change, quantization_config=form)
-    if refused:
-        with pytest.raises(ArgumentError, match=refused):
-            load_layer(directory, LAYER)
-        return
-    up = load_layer(directory, LAYER, dtype=torch.float32).tensors["w_gate_up"][..., 16:]
-    for expert in range(8):
-        assert torch.equal(up[expert], exact[f"model.layers.{LAYER}.mlp.experts.{expert}.up_proj.weight"].t())
 
 
 def test_weights_come_in_the_dtype_asked_for(tmp_path: Path) -> None:
@@ -266,19 +235,195 @@ def _fields_of_other_models() -> list[str]:
     return sorted(names)
 
 
+# ---- ranks, kept codes, and named mistakes
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_each_rank_reads_its_own_experts_matrices_and_scales_only(kind: str, tmp_path: Path) -> None:
+    """Together the ranks read every tensor of the experts once."""
+    made, read = tiny(kind), list[str]()
+    made.write(tmp_path)
+    for rank in range(2):
+        names = [each.name for each in load_layer(tmp_path, 0, rank=rank, world=2).reads if ".experts." in each.name]
+        if kind.startswith("ModelSlim") and "W4A8" not in kind:  # whether all offsets are zero decides on every rank
+            names = [name for name in names if not name.endswith("_offset")]
+        assert {int(name.split(".experts.")[1][0]) // 2 for name in names} == {rank}
+        read += names
+    wanted = [name for name in made.tensors if ".experts." in name]
+    assert sorted(read) == sorted(name for name in wanted if "W4A8" in kind or not name.endswith("_offset"))
+
+
+@pytest.mark.parametrize("kind", [*KEPT_INT8, *KEPT_INT4, "fp8 by block", "fp8 by channel, quant_method fp8"])
+@pytest.mark.parametrize("left", [True, False])
+def test_a_shared_expert_is_left_in_float_or_read_as_the_others(kind: str, left: bool, tmp_path: Path) -> None:
+    """An ignore list leaves it and its gate: the same bits as in the file. Else it is the formula's value."""
+    made, base, exact = tiny(kind).changed(), f"{BLOCK}.shared_expert", list[Tensor]()
+    made.config |= {"model_type": "qwen2_moe", "shared_expert_intermediate_size": INNER}
+    made.tensors[f"{base}_gate.weight"] = torch.randn(1, H)
+    for part, shape in (("gate", (INNER, H)), ("up", (INNER, H)), ("down", (H, INNER))):
+        name = f"{base}.{part}_proj.weight"
+        made.tensors[name] = torch.randn(shape)
+        exact.append(made.tensors[name].double() if left else FORMATS[kind][0](made.tensors, name))
+    if made.description is not None:
+        scheme = "FLOAT" if left else made.description["model_quant_type"]
+        made.description |= {name: scheme for name in made.tensors if f"{base}." in name}
+        made.description[f"{base}_gate.weight"] = "FLOAT"
+    elif left and "config_groups" in made.config["quantization_config"]:
+        made.config["quantization_config"]["ignore"] += [r"re:.*\.shared_expert\..*", r"re:.*shared_expert_gate$"]
+    got = load_layer(made.write(tmp_path), 0, dtype=torch.float32).tensors
+    assert torch.equal(got["shared_gate"].flatten(), made.tensors[f"{base}_gate.weight"].flatten())
+    assert ("w_down_scale" in got) == (kind in (*KEPT_INT8, *KEPT_INT4))
+    assert torch.equal(got["shared_gate_up"], torch.cat(exact[:2]).t().float())
+    assert torch.equal(got["shared_down"], exact[2].t().float())
+
+
+@pytest.mark.parametrize("kind", [*KEPT_INT8, *KEPT_INT4])
+def test_codes_stay_with_their_scales_and_int4_with_its_correction(kind: str, tmp_path: Path) -> None:
+    made = tiny(kind)
+    got = load_layer(made.write(tmp_path), 0, dtype=torch.float32)
+    for name, exact in (("w_gate_up", made.gate_up), ("w_down", made.down)):
+        for expert, values in enumerate(exact):
+            stored, scale = got.tensors[name][expert], got.tensors[f"{name}_scale"][expert].double()
+            groups = scale.reshape(-1, values.shape[1])
+            wide = groups.repeat_interleave(len(values) // len(groups), 0)
+            codes = stored if kind in KEPT_INT8 else unpack_int4(stored)
+            assert torch.equal(codes, (values / wide).round().to(torch.int8))
+            if kind in KEPT_INT4:
+                correction = got.tensors[f"{name}_correction"][expert]
+                torch.testing.assert_close(correction.double(), 8 * values.sum(0), rtol=1e-5, atol=1e-5)
+    if kind in KEPT_INT4 and "float rows" not in kind:
+        names = [read.name for read in got.reads]
+        assert len(names) == len(set(names))  # nothing is read twice
+
+
+@pytest.mark.parametrize("kind", ["int4 in bytes", "ModelSlim W4A8, older"])
+def test_an_int4_in_a_byte_may_be_the_least_number(kind: str, tmp_path: Path) -> None:
+    values, name = [], f"{BLOCK}.experts.2.down_proj.weight"
+    for code in (-8, -4):
+        made = tiny(kind).changed()
+        made.tensors[name] = made.tensors[name].clone()
+        made.tensors[name][5, 1] = code
+        loaded = load_layer(made.write(tmp_path), 0, dtype=torch.float32, dequantize=True).tensors
+        values.append(float(loaded["w_down"][2, 1, 5]))
+    assert values[0] == 2 * values[1] < 0
+
+
+def test_a_group_size_of_all_columns_needs_no_second_scales(tmp_path: Path) -> None:
+    made = tiny("ModelSlim W4A8").changed()
+    assert made.description is not None
+    made.description["group_size"] = H
+    load_layer(made.write(tmp_path), 0)
+    made.description["group_size"] = H - 1
+    with pytest.raises(ArgumentError, match=f"says group_size {H - 1}"):
+        load_layer(made.write(tmp_path), 0)
+
+
+def test_the_bias_of_w4a8_is_the_files(tmp_path: Path) -> None:
+    made = tiny("ModelSlim W4A8").changed()
+    plain = load_layer(made.write(tmp_path), 0).tensors
+    made.tensors |= {name: 2 * value for name, value in made.tensors.items() if name.endswith("scale_bias")}
+    for name, value in load_layer(made.write(tmp_path), 0).tensors.items():
+        assert torch.equal(value, plain[name] * (2 if name.endswith("_correction") else 1))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_integers_of_all_experts_in_one_tensor_are_refused(packed: bool, tmp_path: Path) -> None:
+    """Nobody publishes them so: ModelSlim's and compressed-tensors' files have a matrix an expert."""
+    made = tiny("fused").changed()
+    for name in (f"{BLOCK}.experts.gate_up_proj", f"{BLOCK}.experts.down_proj"):
+        whole = made.tensors.pop(name)
+        codes = {f"{name}_packed": torch.zeros(E, 4, 4, dtype=torch.int32)} if packed else {name: whole.to(torch.int8)}
+        made.tensors |= codes | {f"{name}_scale": torch.ones(E, whole.shape[1], 1)}
+    made.config["quantization_config"] = compressed("int-quantized", INT8, TOKENS, ignore=[])
+    with pytest.raises(ArgumentError, match=r"has integers in .*experts\.gate_up_proj for all experts; int8 and"):
+        load_layer(made.write(tmp_path), 0)
+
+
+def test_matrices_are_read_once_where_not_all_experts_are_int8(tmp_path: Path) -> None:
+    """One expert of one rank in float makes all experts of all ranks floats, and no matrix is read for nothing."""
+    with_int8(0, 2, 3).write(tmp_path)
+    for rank in range(2):
+        loaded = load_layer(tmp_path, 0, rank=rank, world=2)
+        names = [read.name for read in loaded.reads]
+        assert "w_down_scale" not in loaded.tensors and len(names) == len(set(names))
+
+
+UP = f"{BLOCK}.experts.3.up_proj.weight"
+WRONG: list[tuple[str, Callable[[Tensors], Any], str]] = [
+    ("ModelSlim", lambda tensors: tensors.pop(f"{UP}_offset"), r"has no tensor .*up_proj\.weight_offset"),
+    ("ModelSlim", lambda tensors: tensors.update({UP: torch.zeros(32, 64)}), r"torch\.float32; need torch\.int8"),
+    ("int8 by channel", lambda tensors: tensors.update({f"{UP}_scale": torch.ones(32)}),
+     r"weight_scale of \(32,\); config\.json's numbers make it \(32, 1\)"),
+    ("ModelSlim W4A8", lambda tensors: tensors.update({UP: torch.zeros(32, 64, dtype=torch.int8)}),
+     r"up_proj\.weight of \(32, 64\); config\.json's numbers make it \(16, 64\)"),
+    ("ModelSlim W4A8 by group", lambda tensors: tensors.pop(f"{UP}_scale_second"),
+     r"has no .*up_proj\.weight_scale_second, though quant_model_description\.json says group_size 8"),
+    ("ModelSlim W4A8 by group", lambda tensors: tensors.update({f"{UP}_scale_second": torch.ones(32, 5)}),
+     r"scale_second of 5 groups, which do not divide 64 columns"),
+    *((kind, lambda tensors, code=code: tensors.update({UP: torch.full((32, 64), code, dtype=torch.int8)}),
+       r"up_proj\.weight with codes outside of int4")
+      for kind in ("ModelSlim W4A8, older", "int4 in bytes") for code in (-9, 8)),
+    ("int4 with zero points", lambda tensors: tensors.update({f"{UP}_zero_point": torch.zeros(32, 8)}),
+     r"weight_zero_point of \(32, 8\); config\.json's numbers make it \(4, 8\)"),
+    *(("fp8 by block, quant_method fp8",
+       lambda tensors, dtype=dtype: tensors.update({f"{UP}_scale_inv": tensors[f"{UP}_scale_inv"].to(dtype)}),
+       rf"up_proj\.weight_scale_inv of {dtype}; need torch\.float32 or ")
+      for dtype in (torch.uint8, torch.int8, torch.int32)),
+    *(("published", lambda tensors, name=name: tensors.update({f"{BLOCK}.{name}": torch.zeros(4)}),
+       rf"has {BLOCK}\.{name}, which a layer with .* does not use")
+      for name in ("gate.bias", "experts.2.down_proj.bias", "experts.3.up_proj.weight_scale",
+                   "experts.4.up_proj.weight", "new.weight")),
+    ("fp8 by channel, quant_method fp8", lambda tensors: tensors.pop(f"{UP}_scale"),
+     r"has no tensor .*up_proj\.weight_scale_inv \(nor .*up_proj\.weight_scale\)"),
+    ("fp8 by channel, quant_method fp8", lambda tensors: tensors.update({f"{UP}_scale": torch.ones(5, 1)}),
+     r"weight_scale of \(5, 1\); config\.json's numbers make it \(32, 1\) or \(32,\) or \(1, 64\)"),
+    ("int4 by group", lambda tensors: tensors.update({f"{UP}_shape": torch.tensor([32, 40])}),
+     r"weight_shape \[32, 40\]; config\.json's numbers make it \[32, 64\]"),
+    ("int4 by group", lambda tensors: tensors.update({f"{UP}_packed": torch.zeros(32, 5, dtype=torch.int32)}),
+     r"weight_packed of \(32, 5\); config\.json's numbers make it \(32, 8\)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "change", "text"), WRONG)
+def test_a_missing_or_wrong_tensor_is_named(
+    kind: str, change: Callable[[Tensors], Any], text: str, tmp_path: Path
+) -> None:
+    made = tiny(kind).changed()
+    change(made.tensors)
+    with pytest.raises(ArgumentError, match=text) as error:
+        load_layer(made.write(tmp_path), 0, dtype=torch.float32)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("said", "text"),
     [
-        "gate.bias",
-        "experts.2.down_proj.bias",
-        "experts.5.up_proj.weight_scale",
-        "experts.8.up_proj.weight",
-        "new.weight",
+        (compressed("float-quantized", FP8_CHANNEL | {"symmetric": False}), "has symmetric False of float-quantized"),
+        (compressed("pack-quantized", INT4 | {"group_size": None}), "has group_size"),
+        (compressed("mxfp8-quantized", FP8_CHANNEL | {"strategy": "group", "group_size": 48}), "size 48 .* need 32"),
+        (compressed("int-quantized", INT8) | {"config_groups": None}, "has config_groups None"),
+        (compressed("int-quantized", INT8, TOKENS, ignore=[r"re:.*experts\.0\.up"]), "up_proj.weight of torch.int8"),
     ],
-)
-def test_a_tensor_of_the_block_that_nobody_reads_is_refused(name: str, tmp_path: Path) -> None:
-    full = f"model.layers.{LAYER}.mlp.{name}"
-    add = lambda tensors: tensors.update({full: torch.zeros(4)})  # noqa: E731
-    directory = rewritten(saved("qwen3_moe").directory, tmp_path, add)
-    with pytest.raises(ArgumentError, match=f"has {re.escape(full)}, which a layer with .* does not use"):
-        load_layer(directory, LAYER, rank=1, world=2)
+)  # fmt: skip
+def test_unknown_schemes_are_refused(said: dict[str, Any], text: str, tmp_path: Path) -> None:
+    made = tiny("int8 by channel").changed()
+    made.config["quantization_config"] = said
+    with pytest.raises(ArgumentError, match=text):
+        load_layer(made.write(tmp_path), 0)
+
+
+def test_a_modelslim_description_leaves_a_matrix_in_float_or_is_refused(tmp_path: Path) -> None:
+    made = tiny("ModelSlim").changed()
+    assert made.description is not None
+    made.description[UP] = "W8A8_MIX"
+    rule = r"says 'W8A8_MIX' of .*up_proj\.weight .*need FLOAT, W8A8_DYNAMIC or W4A8_"
+    with pytest.raises(ArgumentError, match=rule):
+        load_layer(made.write(tmp_path), 0)
+    made, name = tiny("ModelSlim").changed(), f"{BLOCK}.experts.1.down_proj.weight"
+    del made.tensors[f"{name}_scale"], made.tensors[f"{name}_offset"]
+    made.tensors[name] = torch.randn(H, INNER)
+    made.down = [*made.down]
+    made.down[1] = made.tensors[name].t().double()
+    assert made.description is not None
+    made.description[name] = "FLOAT"
+    check_values(made, tmp_path)  # not all experts are int8: all become floats

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +13,20 @@ import torch
 import torch.distributed as dist
 from gloo_ranks import run_processes, threads
 from routed_tokens import randn
-from sglang_layers import BF16, FP32, E, F, H, K, logits_of
+from sglang_layers import BF16, FP32, NAN, E, F, H, K, logits_of
 
 from ascend_moe import LocalCluster, MoEConfig, MoELayer
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
-from ascend_moe.interop.sglang import EPMoE, Fp8Config, select_experts
+from ascend_moe.experts.fp8 import FP8
+from ascend_moe.interop.sglang import (
+    EPMoE,
+    Fp8Config,
+    Fp8EPMoEMethod,
+    UnquantizedEPMoEMethod,
+    make_expert_params_mapping,
+    select_experts,
+)
 
 
 def test_ep_takes_the_place_of_tp() -> None:
@@ -172,3 +182,200 @@ def test_wrong_arguments_of_the_layer_are_refused() -> None:
     for x, logits, name in ((randn(2, 5), randn(2, E), "hidden_states"), (randn(2, H), randn(3, E), "router_logits")):
         with pytest.raises(ArgumentError, match=name):
             layer(x, logits)
+
+
+# ---- weights of checkpoints, fp8 scales and quantization configs
+
+
+def test_a_rank_loads_the_weights_of_its_experts() -> None:
+    state = {
+        f"experts.{expert}.{shard}.weight": randn(*shape, seed=10 * expert + int(shard[1]))
+        for expert in range(4)
+        for shard, shape in (("w1", (F, H)), ("w2", (H, F)), ("w3", (F, H)))
+    }
+    mapping = make_expert_params_mapping("w1", "w2", "w3", 4)
+    for rank in range(2):
+        layer = EPMoE(4, 2, H, F, FP32, tp_size=2, tp_rank=rank)
+        parameters = {f"experts.{name}": value for name, value in layer.named_parameters()}
+        for name, weight in state.items():
+            start, part, expert, shard = next(entry for entry in mapping if entry[1] in name)
+            param = parameters[name.replace(part, start)]
+            param.weight_loader(param, weight, name, shard, expert)
+        for local in range(2):
+            expert = 2 * rank + local
+            assert torch.equal(layer.w13_weight[local, :F], state[f"experts.{expert}.w1.weight"])
+            assert torch.equal(layer.w13_weight[local, F:], state[f"experts.{expert}.w3.weight"])
+            assert torch.equal(layer.w2_weight[local], state[f"experts.{expert}.w2.weight"])
+    with pytest.raises(ValueError, match=r"shard_id is 'w4'; need one of w1, w2, w3"):
+        layer.weight_loader(layer.w2_weight, state["experts.0.w2.weight"], "experts.0.w2.weight", "w4", 3)
+    with pytest.raises(ValueError, match=r"loaded_weight is \(5,\)"):
+        layer.weight_loader(layer.w2_weight, torch.zeros(5), "experts.3.w2.weight", "w2", 3)
+
+
+def test_fp8_scales_of_a_checkpoint_are_loaded() -> None:
+    layer = EPMoE(2, 1, H, F, FP32, quant_config=Fp8Config(True, "static"))
+    scales = {"w1": 0.5, "w2": 0.25, "w3": 0.125}
+    whole = {}
+    for expert in range(2):
+        for shard, shape in (("w1", (F, H)), ("w2", (H, F)), ("w3", (F, H))):
+            codes = randn(*shape, seed=10 * expert + int(shard[1])).to(FP8)
+            whole[expert, shard] = codes.float() * scales[shard]
+            part = "w2" if shard == "w2" else "w13"
+            for kind, value in (("weight", codes), ("weight_scale", torch.tensor(scales[shard]))):
+                param = getattr(layer, f"{part}_{kind}")
+                layer.weight_loader(param, value, f"experts.{expert}.{shard}.{kind}", shard, expert)
+    assert layer.w13_weight_scale.tolist() == [[0.5, 0.125]] * 2 and layer.w2_weight_scale.tolist() == [0.25] * 2
+    with pytest.raises(ArgumentError, match=r"w13_input_scale has not been loaded"):
+        EPMoE.process_weights_after_loading(layer)
+
+    def load(shard: str, value: float, expert: int) -> None:
+        param = layer.w2_input_scale if shard == "w2" else layer.w13_input_scale
+        layer.weight_loader(param, torch.tensor([value]), f"experts.{expert}.{shard}.input_scale", shard, expert)
+
+    for expert in range(2):
+        load("w1", 0.02, expert)
+        with pytest.raises(ValueError, match=r"is 0.03 for experts.\d.w3.input_scale, but 0.02 came before"):
+            load("w3", 0.03, expert)
+        load("w3", 0.02 + 5e-6, expert)
+        load("w2", 0.05, expert)
+    layer = layer_of(layer)
+    x, logits = randn(3, H), randn(3, 2)
+    exact = EPMoE(2, 1, H, F, FP32)
+    for expert in range(2):
+        exact.w13_weight.data[expert] = torch.cat([whole[expert, "w1"], whole[expert, "w3"]])
+        exact.w2_weight.data[expert] = whole[expert, "w2"]
+    assert layer.w13_weight_scale.tolist() == [0.5] * 2
+    found, expected = layer(x, logits), exact(x, logits)
+    assert 0 < (found - expected).norm() < 0.1 * expected.norm()
+
+
+CONFIGS = (
+    {"quant_method": "fp8", "activation_scheme": "static"},
+    {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": None},
+    SimpleNamespace(quant_method="fp8", activation_scheme="static"),
+    SimpleNamespace(activation_scheme="dynamic"),
+    SimpleNamespace(activation_scheme="static", is_checkpoint_fp8_serialized=None, get_name=lambda: "fp8"),
+)
+
+
+@pytest.mark.parametrize("serialized", [False, True])
+@pytest.mark.parametrize("number", range(len(CONFIGS)))
+def test_a_quant_config_of_any_form_gives_the_same_bits(number: int, serialized: bool) -> None:
+    """The same bits as with `Fp8Config`, whether the checkpoint has fp8 weights or others."""
+    config = CONFIGS[number]
+    scheme = config["activation_scheme"] if isinstance(config, dict) else config.activation_scheme
+    x, logits = randn(5, H).to(BF16), logits_of(5, "random")
+    made = []
+    for given in (config, Fp8Config(serialized, scheme)):
+        layer = EPMoE(E, K, H, F, BF16, quant_config=given)
+        assert layer.activation_scheme == scheme and layer.use_fp8_w8a8
+        for expert, (shard, shape) in itertools.product(range(E), (("w1", (F, H)), ("w2", (H, F)), ("w3", (F, H)))):
+            weight = randn(*shape, seed=100 * expert + int(shard[1])) / shape[1] ** 0.5
+            part, scale = "w2" if shard == "w2" else "w13", 0.01 * (1 + expert)
+            kinds = {"weight": (weight / scale).clamp(-448, 448).to(FP8) if serialized else weight.to(BF16)}
+            kinds |= {"weight_scale": torch.tensor(scale)} if serialized else {}
+            kinds |= {"input_scale": torch.tensor(0.02)} if scheme == "static" else {}
+            for kind, value in kinds.items():
+                name = f"experts.{expert}.{shard}.{kind}"
+                layer.weight_loader(getattr(layer, f"{part}_{kind}"), value, name, shard, expert)
+        layer.quant_method.process_weights_after_loading(layer)  # as SGLang's loader
+        assert layer.w13_weight.dtype == layer.w2_weight.dtype == FP8
+        made.append(layer(x, logits))
+    assert torch.equal(*made) and made[0].isfinite().all() and made[0].any()
+
+
+def test_quant_methods_make_the_parameters_of_any_layer() -> None:
+    """By SGLang's names and arguments, as EPMoE has them; every parameter has the attributes that are given."""
+    sizes = {"num_experts_per_partition": 2, "hidden_size": H, "intermediate_size": F, "params_dtype": BF16}
+    for config in (None, Fp8Config(True, "static"), Fp8Config(False, "dynamic")):
+        method = UnquantizedEPMoEMethod() if config is None else Fp8EPMoEMethod(config)
+        layer, whole = torch.nn.Module(), EPMoE(4, 1, H, F, BF16, quant_config=config, tp_size=2, tp_rank=0)
+        assert type(whole.quant_method) is type(method)
+        method.create_weights(layer, **sizes, weight_loader="theirs", quant_method="tensor")
+        made, expected = (dict(each.named_parameters()) for each in (layer, whole))
+        assert list(made) == list(expected)
+        static = config is not None and config.activation_scheme == "static"
+        assert [name for name in made if "input" in name] == ["w13_input_scale", "w2_input_scale"] * static
+        for name, value in made.items():
+            assert (value.shape, value.dtype) == (expected[name].shape, expected[name].dtype)
+            assert (value.weight_loader, value.quant_method) == ("theirs", "tensor") and not value.requires_grad
+    with pytest.raises(ArgumentError, match=r"weight_block_size \[128, 128\]; a weight has one scale"):
+        Fp8EPMoEMethod({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]})
+
+
+def test_quant_configs_that_are_not_computed_are_refused() -> None:
+    for given, rule in (
+        ({"quant_method": "awq", "activation_scheme": "dynamic"}, "has quant_method 'awq'; need 'fp8'"),
+        ({"quant_method": "fp8"}, "has activation_scheme None"),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}, "weight_block_size"),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e5m2"}, "has fmt 'e5m2'; weights are e4m3"),
+        ("fp8", "has activation_scheme None"),
+    ):
+        with pytest.raises(ArgumentError, match=rule) as caught:
+            EPMoE(E, K, H, F, quant_config=given)
+        assert caught.value.argument == "quant_config"
+    layer = EPMoE(1, 1, H, F, BF16, quant_config=CONFIGS[1])
+    layer.weight_loader(layer.w2_weight, randn(H, F).to(FP8), "experts.0.w2.weight", "w2", 0)
+    with pytest.raises(ArgumentError, match="w13_weight_scale has not been loaded"):  # codes are no weights
+        layer.process_weights_after_loading()
+    plain = EPMoE(E, K, H, F, FP32)
+    assert plain.activation_scheme is None and plain.quant_method.quant_config is None
+    plain.quant_method.process_weights_after_loading(plain)
+
+
+def test_the_larger_scale_of_gate_and_up_is_that_of_both() -> None:
+    """Whichever it is: else the codes of the other half would end at 448. Weights of zero have a scale too."""
+    for scales in ((0.5, 0.125), (0.125, 0.5)):
+        layer = EPMoE(2, 1, H, F, FP32, quant_config=Fp8Config(True))
+        codes = (randn(2, 2 * F, H) * 100).to(FP8)
+        layer.w13_weight.data.copy_(codes)
+        layer.w2_weight.data.copy_(torch.zeros(2, H, F).to(FP8))
+        layer.w13_weight_scale.data[:] = torch.tensor(scales)
+        layer.w2_weight_scale.data.fill_(1.0)
+        layer.process_weights_after_loading()
+        assert layer.w13_weight_scale.tolist() == [0.5, 0.5]
+        found = layer.w13_weight.float() * 0.5
+        expected = codes.float() * torch.tensor(scales).repeat_interleave(F)[:, None]
+        torch.testing.assert_close(found, expected, rtol=2**-4, atol=2**-9)
+    empty = EPMoE(2, 1, H, F, FP32, quant_config=Fp8Config())
+    for parameter in (empty.w13_weight, empty.w2_weight):
+        parameter.data.zero_()
+    empty.process_weights_after_loading()
+    assert empty.w13_weight_scale.tolist() == [1.0, 1.0] and not empty(randn(3, H), randn(3, 2)).any()
+
+
+def test_static_scales_are_used() -> None:
+    """Of tokens and of the second product's input: what they have rounded to codes once stays as it is."""
+
+    def layer(scale: float) -> EPMoE:
+        made = fill_fp8(EPMoE(2, 1, H, F, FP32, quant_config=Fp8Config(False, "static")), scale)
+        made.process_weights_after_loading()
+        return made
+
+    x, logits = randn(5, H), randn(5, 2)
+    rounded = (x * (1 / torch.tensor(0.3))).to(FP8).float() * 0.3
+    fine, coarse = layer(0.3), layer(3.0)
+    torch.testing.assert_close(fine(rounded, logits), fine(x, logits))
+    dynamic = EPMoE(2, 1, H, F, FP32, quant_config=Fp8Config())
+    dynamic.w13_weight.data.copy_(weights_of(0)), dynamic.w2_weight.data.copy_(weights_of(1))
+    dynamic.process_weights_after_loading()
+    assert not torch.equal(dynamic(x, logits), fine(x, logits))
+    assert not torch.equal(coarse(x, logits), fine(x, logits))
+    with pytest.raises(ArgumentError, match="w13_input_scale has not been loaded"):
+        fill_fp8(EPMoE(2, 1, H, F, FP32, quant_config=Fp8Config(False, "static")), NAN).process_weights_after_loading()
+
+
+def weights_of(number: int) -> torch.Tensor:
+    return randn(*((2, 2 * F, H), (2, H, F))[number], seed=number) / 4
+
+
+def fill_fp8(layer: EPMoE, scale: float) -> EPMoE:
+    layer.w13_weight.data.copy_(weights_of(0)), layer.w2_weight.data.copy_(weights_of(1))
+    layer.w13_input_scale.data.fill_(scale), layer.w2_input_scale.data.fill_(scale)
+    return layer
+
+
+def layer_of(layer: EPMoE) -> EPMoE:
+    layer.process_weights_after_loading()
+    layer.process_weights_after_loading()  # has no further effect
+    return layer
