@@ -76,7 +76,9 @@ namespace {
 constexpr uint8_t kWindowPoison = 0xA5, kOutputPoison = 0xCD;
 
 const char* AreaName(twin::GmKind kind) {
-    return kind == twin::GmKind::kWindowState ? "state" : kind == twin::GmKind::kWindowRegistered ? "lent" : "data";
+    return kind == twin::GmKind::kWindowState        ? "state"
+           : kind == twin::GmKind::kWindowRegistered ? "registered"
+                                                     : "data";
 }
 
 struct Exploration {

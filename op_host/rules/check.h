@@ -306,8 +306,8 @@ private:
         const int64_t mode = MOE_ATTRIBUTE(call_, comm_quant_mode);
         const uint32_t type = static_cast<uint32_t>(MOE_TENSOR(call_, expand_x).dtype);
         return Need(mode == 0 || mode == kCommQuantMode || mode == kNoValue, "comm_quant_mode",
-                    "comm_quant_mode is %lld, only 0 and 2 are supported: CANN has no other for int8 rows on the way "
-                    "back",
+                    "comm_quant_mode is %lld, only 0 and 2 are supported: CANN has no other mode for "
+                    "returned int8 rows",
                     Wide(mode)) &&
                Need(mode != kCommQuantMode || type != kTypeFp32, "comm_quant_mode",
                     "comm_quant_mode is 2 and expand_x is float32, it must be bfloat16 or float16: the scales of int8 "

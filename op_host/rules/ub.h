@@ -78,7 +78,7 @@ private:
         Add("their comparison", waiter.match);
     }
 
-    // Rows of x on the way out, and their quantizer.
+    // Rows of x to send, and their quantizer.
     void SendRows() {
         const RowLoaderUb loader(plan_.dispatch, ElementBytes());
         Add("rows of x", loader.Bytes() - loader.quantizer);

@@ -152,7 +152,7 @@ inline std::string SuperPodRule() {
     const CannVersion& cann = kCannVersions[kCannA3V2Hierarchy];
     const auto to = [](const char* name, int64_t most) { return std::string(name) + " to " + std::to_string(most); };
     return "nothing here carries rows from one A3 super-pod to another: stores end at the super-pod, and BatchWrite is "
-           "A2's way between servers; CANN's own operators have comm_alg 'hierarchy' there: W " +
+           "A2's transport between servers; CANN's own operators have comm_alg 'hierarchy' there: W " +
            std::string(cann.worlds) + ", H " + std::to_string(cann.leastHidden) + ".." + std::to_string(cann.hidden) +
            " in steps of " + std::to_string(cann.hiddenUnit) + ", " + to("BS", cann.batch) + ", " + to("K", cann.topK) +
            ", " + to("L", cann.localExperts) + ", " + to("E", cann.experts) + ", " + to("W*L", cann.slots) +

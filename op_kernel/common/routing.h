@@ -10,7 +10,7 @@
 namespace moe {
 
 // Folds rows [cores][lanes] int32 in the workspace, one per core, into their sum or maximum. Loads many rows at a time
-// and folds them by halves, so that instructions are few and long.
+// and folds them pairwise, so that instructions are few and long.
 class CoreRows {
 public:
     // `lanes` of a row, a multiple of 8.
@@ -129,7 +129,7 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     uint32_t begin_ = 0;
     uint32_t firstToken_ = 0;
-    uint32_t stored_ = 0;  // pairs kept until others are loaded
+    uint32_t stored_ = 0;  // pairs loaded until others are
 };
 
 class RoutingTable {

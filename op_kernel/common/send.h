@@ -96,7 +96,7 @@ public:
             AscendC::DataCopyPad(Flags(end, first, count), flagBuf_.Get<int32_t>(), params);
         }
     }
-    // Whether all `blocks` blocks have arrived. Progress is kept: the next call for the same blocks continues there.
+    // Whether all `blocks` blocks have arrived. Progress is stored: the next call for the same blocks continues there.
     __aicore__ inline bool Come(GM_ADDR end, uint64_t blocks) {
         while (seen_ < blocks) {
             const uint32_t count = AtOnce(blocks - seen_);

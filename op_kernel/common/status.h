@@ -205,7 +205,7 @@ private:
         if (IsStale(seen, epoch_)) return true;
         return info_->algorithm == kAlgorithmHierarchy && (epoch_ - seen) % 2 == 0 && epoch_ - seen < kMostOpsBetween;
     }
-    // Whether both halves of all blocks that this rank reads carry this epoch. Otherwise `odd` names the first that
+    // Whether both ends of all blocks that this rank reads carry this epoch. Otherwise `odd` names the first that
     // carries neither this epoch nor one that may have been there before; kOk: there is none.
     __aicore__ inline bool Complete(const LocalTensor<uint32_t>& message, uint32_t source, OpStatus& odd) const {
         bool complete = true;

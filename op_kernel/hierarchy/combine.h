@@ -27,7 +27,7 @@
 //       |                  | the places | this one and its rail |                        |
 // 6     | SumServer,       | all: a     | records behind the    | windowsOut: sums,      | cores of
 //       | StageMessages,   | share of   | source indices, rows  | messages; own          | the rank
-//       | StageItems, Post | (token,    | in the own ping-pong  | ping-pong buffer: the  |
+//       | StageItems       | (token,    | in the own ping-pong  | ping-pong buffer: the  |
 //       |                  | part of    | buffer                | sums of its own        |
 //       |                  | H),        |                       | tokens; an item a      |
 //       |                  | messages   |                       | server                 |

@@ -18,7 +18,7 @@
 //       |                      |               | [BS][K] fp32         | stored records of this server  |
 // 4     | SetStatus,           | all: a share  | totals               | messages: state areas of this  | cores of
 //       | Relay::StageItems,   | of the peers, |                      | server, windowsOut; an item a  | the rank
-//       | Relay::Post          | of servers    |                      | server                         |
+//       | PostItems            | of servers    |                      | server                         |
 // 5     | WaitStatus           | all: a share  | messages of this     | nothing                        | the rail,
 //       |                      | of the places | server's ranks, and  |                                | then cores
 //       |                      |               | those to relay       |                                | of the rank

@@ -251,7 +251,7 @@ private:
         }
     }
 
-    // Full queues: kMostRing pieces in flight on the way in, one added to each, and on the way out, in an area of this
+    // Full queues: kMostRing pieces in flight into UB, one added to each, and out of UB, in an area of this
     // core.
     __aicore__ inline void Queues() {
         GM_ADDR mine = context_.data(tiling_->rank) + core_ * 2ull * kMostRing * kPieceBytes;

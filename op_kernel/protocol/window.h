@@ -245,7 +245,7 @@ MOE_FN bool IsPhaseOf(uint32_t algorithm, uint32_t op, uint32_t phase) {
     return phase == kPhasePublished || (phase == kPhaseRegistered && op == kOpCombine);
 }
 
-// A reader may find a block half written. So both halves of each begin or end with the epoch (the first of header 0
+// A reader may find a block half written. So each begins and ends with the epoch (the first of header 0
 // with the magic), and a block has arrived when both have this epoch.
 enum Header0 : uint32_t { kH0Magic, kH0OpPhase, kH0Source, kH0Hidden, kH0TopK, kH0Experts, kH0MaxBatch, kH0Epoch };
 enum Header1 : uint32_t { kH1Epoch, kH1OpPhase, kH1Types, kH1Contract, kH1Code, kH1Detail0, kH1Detail1, kH1Tag };
@@ -273,7 +273,7 @@ MOE_FN uint32_t CodeWord(uint32_t algorithm, uint32_t code) { return algorithm <
 MOE_FN uint32_t HashMix(uint32_t hash, uint32_t word) { return (hash ^ word) * 16777619u; }
 
 // ---- abort block, words -------------------------------------------------------------------------------
-// The magic is in both halves.
+// The magic is at both ends.
 enum AbortBlock : uint32_t { kAbMagic, kAbEpoch, kAbCode, kAbCulprit, kAbReporter, kAbDetail0, kAbDetail1, kAbTag };
 
 // ---- algorithm hint, words: between servers, in the place of an unused abort block. A rank that waits for long sends
@@ -302,7 +302,7 @@ enum LocalAbortBlock : uint32_t { kLaMagic, kLaEpoch, kLaCode };  // the magic k
 MOE_FN uint32_t LocalAbortWord(uint32_t epoch) { return kLocalAbortMagic ^ epoch; }
 
 // ---- core barrier block, words: each xor CoreBarrierTag, so that a core without an error posts the tag eight times.
-// The tag is in both halves. ----
+// The tag is at both ends. ----
 enum CoreBarrierBlock : uint32_t {
     kBrTag,
     kBrCode,

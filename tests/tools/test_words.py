@@ -39,9 +39,12 @@ WORDS = {
 NAMES = "Begun|OnTheWay|Standing|Regrouped|Grown|Board|Post|Ballot"
 PATTERN = re.compile(rf"(?<![\w/-])(?:(?i:{'|'.join(WORDS)})|{NAMES})(?![\w/-]|\.\w)")  # not in names of files
 #: Words that stay in one file, and why.
-ALLOWED = {("CHANGELOG.md", "standin"): "the former name of a module and of a command"}
+ALLOWED = {
+    ("CHANGELOG.md", "standin"): "the former name of a module and of a command",
+    ("op_host/rules/vendor_needs.h", "carries rows"): "a message about what no transport does",
+}
 #: What is not yet rewritten. Only shrinks.
-UNFINISHED = ("ascend_moe/", "csrc/", "docs/architecture.md", "op_host/", "op_kernel/", "twin/", "vnpu/")
+UNFINISHED = ("ascend_moe/", "docs/architecture.md", "twin/tests/")
 CHECKED = ("*.md", "docs/**/*.md", "docs/**/*.svg", "twin/*.md", "vnpu/*.md", "examples/**/*.md", "model/*.md")
 CHECKED += ("ascend_moe/**/*.py", "twin/ascendc_twin/**/*.py", "vnpu/ascend_vnpu/**/*.py")
 CHECKED += tuple(

@@ -1,4 +1,4 @@
-"""The C ABI of a library of kernels (twin/src/foreign/launcher.cpp), and one engine's library, opened."""
+"""The C ABI of a library of kernels (twin/src/third_party/launcher.cpp), and one engine's library, opened."""
 
 from __future__ import annotations
 

@@ -309,7 +309,7 @@ def _archive(engine: str) -> Path | None:
 
 @functools.cache
 def runtime_objects(engine: str) -> tuple[str, ...]:
-    """Files that kernels are linked with: objects of src/foreign, and the engine as objects or archive."""
+    """Files that kernels are linked with: objects of src/third_party, and the engine as objects or archive."""
     archive = _archive(engine)
     flags = [*_common_flags(engine), f"-I{include_directory()}"]
     key = digest_of(_compiler_id(), *flags, runtime_digest(), "archive" if archive else "objects")
@@ -320,9 +320,9 @@ def runtime_objects(engine: str) -> tuple[str, ...]:
     return (*(str(path) for path in sorted(folder.glob("*.o"))), *([str(archive)] if archive else []))
 
 
-def _compile_runtime(flags: list[str], folder: Path, only_foreign: bool) -> None:
+def _compile_runtime(flags: list[str], folder: Path, only_third_party: bool) -> None:
     root = _runtime_directory()
-    searched = root / "foreign" if only_foreign else root
+    searched = root / "third_party" if only_third_party else root
     sources = [path for path in sorted(searched.rglob("*")) if path.suffix in (".cpp", ".S")]
 
     def compile_source(source: Path) -> None:

@@ -160,7 +160,7 @@ void Count(std::map<std::string, uint64_t>& of, const char* op_type) {
 constexpr uint32_t kCoresA3 = 48, kCoresA2 = 40;  // vector cores of the dies that vnpu pretends to have
 
 struct Communicator {
-    const void* window;  // of rank 0: tells a communicator from a later one of the same name
+    const void* window;  // of rank 0: distinguishes communicators of the same name
     void* handle;
 };
 
@@ -284,7 +284,7 @@ bool Empty(const cann_shim::Tensor& tensor) {
     return !tensor.given || std::find(dims.begin(), dims.end(), 0) != dims.end();
 }
 
-// Plans a call of an operator, whose tensors are contiguous. 0; else an aclnn status, told with vnpu_error.
+// Plans a call of an operator, whose tensors are contiguous. Returns 0, or an aclnn status after vnpu_error.
 int Prepare(uint32_t op, cann_shim::Call call, aclOpExecutor& made, uint64_t& workspace) {
     workspace = 0;
     const moe::OpInterface& known = moe::InterfaceOf(op);

@@ -167,9 +167,9 @@ struct Collective {
     std::function<void(Comm&, uint64_t round, const std::function<const uint8_t*(int)>& half)> read;
 };
 
-// Bytes of one half of a data area.
+// Bytes of one ping-pong buffer of a data area.
 uint64_t PingPongBytes(const Comm& comm);
-// Pieces of a share: the bytes of a half that are one of `shares`, whole elements of any type.
+// Pieces of a share: the bytes of a buffer that are one of `shares`, whole elements of any type.
 uint64_t ShareBytes(const Comm& comm, int shares);
 
 // Puts it on the stream (recorded when the stream is captured).

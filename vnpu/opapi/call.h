@@ -12,7 +12,7 @@
 
 namespace vnpu {
 
-// aclnn status codes; callers only tell zero from the rest and print the number.
+// aclnn status codes; callers only distinguish zero from the rest and print the number.
 constexpr int kOk = 0;
 constexpr int kNullArgument = 161001;
 
@@ -92,7 +92,7 @@ struct Call {
 // the operator's name first.
 std::string run_in_python(const Call& call);
 
-// The two halves of an aclnn function: remember the call; put it on a stream.
+// The two phases of an aclnn function: remember the call; put it on a stream.
 int finish_capture(std::shared_ptr<Call> call, uint64_t* workspace_size, aclOpExecutor** executor);
 int execute(aclOpExecutor* executor, void* stream);
 

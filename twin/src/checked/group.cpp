@@ -1,4 +1,4 @@
-// Launches of ranks that are threads: they meet, and the last to come runs them all.
+// Launches of ranks that are threads: they synchronize, and the last to come runs them all.
 #ifdef TWIN_CHECKED
 
 #include <chrono>

@@ -108,7 +108,7 @@ void World::RaiseUnfilled(const CoreState& core, const Instruction& in, uint32_t
         }
     }
     Raise(Finding::kUninitialised, in.loc,
-          "%s reads %llu bytes of UB, of which byte %llu has never been written (fresh, freed, or the dummy "
+          "%s reads %llu bytes of UB, of which byte %llu has never been written (new, freed, or the dummy "
           "bytes behind a padded copy)",
           in.name, static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(at));
 }

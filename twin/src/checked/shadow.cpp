@@ -107,7 +107,7 @@ inline void Shadow::Record(Cell& cell, const Toucher& t) {
     if (t.write && !t.atomic) {
         cell = Cell{t.number, {0, 0, 0}};
     } else {
-        AddRead(cell, t);  // an atomic update is kept like a read: several may be under way
+        AddRead(cell, t);  // an atomic update is recorded like a read: several may be under way
     }
 }
 

@@ -345,7 +345,7 @@ void World::MaybeYield(CoreState& core) {
     if (ChangePoint()) Park(core, CoreStatus::kReady, core.core.blocked_at);
 }
 
-// ---- meeting points ----
+// ---- barriers ----
 
 void World::SyncAll(CoreState& core, const Loc& loc) {
     ++core.core.sync_all_calls;

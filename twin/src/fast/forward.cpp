@@ -33,7 +33,7 @@
 //   - A launch never defers if its polls are not declared (other people's kernels), if it records a
 //     timeline, or if a copy agent serves it (a data window that has a doorbell).
 //
-// Why no kernel can tell
+// Why no kernel can detect it
 //   - UB: the API is the only way to UB bytes, and every call of it that reads or writes them is listed
 //     above. GetPhyAddr, which gives an address away, makes everything and ends deferral.
 //   - GM of this rank: another core can write it only when this core has blocked, because cores are fibers

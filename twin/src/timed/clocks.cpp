@@ -129,7 +129,7 @@ void World::Read(CoreState& core, const Instruction& instruction, Copy& copy) {
     const double pieces = (instruction.reads[0].count - 1) * costs_.piece_ns;
     copy.start = clock.flights.Admit(Begin(core, Pipe::kMte2), copy.bytes, costs_.inflight_bytes);
     const double own = std::max(costs_.copy_issue_ns + pieces, copy.bytes / (costs_.read_gbps * copy.share));
-    // The request travels half of the trip, the bytes the other half.
+    // The request travels half of the trip, the bytes the rest.
     const double carried = fabric_->Carry(copy.owner, self, copy.start + trip / 2, copy.bytes, copy.owner);
     copy.end = std::max(carried + trip / 2, copy.start + trip + own);
     clock.free = std::max(copy.start + own, copy.end - trip);

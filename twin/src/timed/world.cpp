@@ -222,7 +222,7 @@ void World::YieldUntil(CoreState& core, double time) {
     Park(core, CoreStatus::kReady, core.core.blocked_at);
 }
 
-// ---- meeting points ----
+// ---- barriers ----
 
 void World::SyncAll(CoreState& core, const Loc& loc) {
     if (unwinding_) return;

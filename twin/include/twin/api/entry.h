@@ -15,7 +15,7 @@
 #endif
 // A kernel gives the step that it begins a name.
 #define TWIN_PHASE(name) twin::MarkPhase(name)
-// A kernel counts a meeting of its rank's cores that is no SyncAll.
+// A kernel counts a core barrier of its rank that is no SyncAll.
 #define TWIN_CORE_BARRIER() ++twin::current_core().core_barriers
 
 #define GET_TILING_DATA_WITH_STRUCT(Struct, name, address) \

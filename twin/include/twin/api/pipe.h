@@ -48,7 +48,7 @@ private:
     TWIN_HOT LocalTensor<T> Tensor(uint32_t count, uint32_t byteOffset) const {
         const twin::Core& core = twin::current_core();
         return LocalTensor<T>(core.ub + begin_ + byteOffset, count * static_cast<uint32_t>(sizeof(T)), buffer_,
-                              core.buffers[buffer_].stamp);
+                              core.buffers[buffer_].generation);
     }
     // Returns where the launch lists tensors that pass their buffer and stay in UB.
     TWIN_COLD static void RaiseOffset(TBufBase buffer, uint32_t count, size_t element, uint32_t byteOffset,
@@ -118,7 +118,7 @@ public:
             if (buffer.freed) twin::FlagWait(twin::FreeFlag(first_ + i), kProducer, loc);
             buffer.freed = false;
             last_ = i;
-            return LocalTensor<T>(core.ub + buffer.begin, buffer.bytes, first_ + i, buffer.stamp);
+            return LocalTensor<T>(core.ub + buffer.begin, buffer.bytes, first_ + i, buffer.generation);
         }
         twin::Raise(twin::Finding::kQueueMisuse, loc,
                     "AllocTensor finds none of the queue's %u tensors free: an NPU would hang here", count_);
@@ -126,7 +126,7 @@ public:
 
     template <class T>
     bool EnQue(const LocalTensor<T>& tensor, TWIN_CALLER) {
-        CheckOwned(tensor.buffer(), tensor.stamp(), "EnQue", loc);
+        CheckOwned(tensor.buffer(), tensor.generation(), "EnQue", loc);
         TWIN_RAISE_IF(queued_ >= (depth == 0 ? 1u : static_cast<uint32_t>(depth)), kQueueMisuse, loc,
                       "EnQue over the queue's depth %d", depth);
         ring_[(head_ + queued_++) % kMaxQueueDepth] = tensor.buffer();
@@ -144,15 +144,15 @@ public:
         --core.queue_events[static_cast<int>(kFull)];
         const twin::UbBuffer& buffer = core.buffers[id];
         twin::FlagWait(twin::FullFlag(id), kConsumer, loc);
-        return LocalTensor<T>(core.ub + buffer.begin, buffer.bytes, id, buffer.stamp);
+        return LocalTensor<T>(core.ub + buffer.begin, buffer.bytes, id, buffer.generation);
     }
     template <class T>
     void FreeTensor(const LocalTensor<T>& tensor, TWIN_CALLER) {
-        CheckOwned(tensor.buffer(), tensor.stamp(), "FreeTensor", loc);
+        CheckOwned(tensor.buffer(), tensor.generation(), "FreeTensor", loc);
         twin::Core& core = twin::current_core();
         twin::UbBuffer& buffer = core.buffers[tensor.buffer()];
         buffer.allocated = false;
-        ++buffer.stamp;
+        ++buffer.generation;
         twin::UbFreed(buffer.begin, buffer.bytes);
         --core.queue_tensors[kSide];
         Hold(kFree, loc);
@@ -196,11 +196,11 @@ private:
                       "queues hold %u event ids of %s, they may hold %u of its %u", held, detail::NameOf(event),
                       kMaxQueueEvents, twin::kEventIds);
     }
-    void CheckOwned(uint32_t id, uint32_t stamp, const char* what, const twin::Loc& loc) const {
+    void CheckOwned(uint32_t id, uint32_t generation, const char* what, const twin::Loc& loc) const {
         const twin::Core& core = twin::current_core();
         TWIN_RAISE_IF(id < first_ || id >= first_ + count_, kQueueMisuse, loc,
                       "%s of a tensor that is not this queue's", what);
-        TWIN_RAISE_IF(!core.buffers[id].allocated || core.buffers[id].stamp != stamp, kQueueMisuse, loc,
+        TWIN_RAISE_IF(!core.buffers[id].allocated || core.buffers[id].generation != generation, kQueueMisuse, loc,
                       "%s of a tensor that is not allocated (freed twice?)", what);
     }
 
@@ -308,7 +308,7 @@ private:
         buffer.bytes = bytes;
         buffer.position = static_cast<uint8_t>(position);
         buffer.allocated = buffer.freed = false;
-        ++buffer.stamp;
+        ++buffer.generation;
         twin::UbCarved(buffer.begin, bytes);
         core.ub_used += bytes;
         if (core.ub_used > core.traffic.ub_peak) core.traffic.ub_peak = core.ub_used;
@@ -322,7 +322,7 @@ private:
             // reader is done.
             if (buffer.freed) twin::FlagWait(twin::FreeFlag(i), buffer.producer, {"TPipe", 0});
             buffer.allocated = buffer.freed = false;
-            ++buffer.stamp;
+            ++buffer.generation;
         }
         twin::UbReleased();
         core.buffer_count = 0;

@@ -117,7 +117,7 @@ inline void PipeBarrier(TWIN_CALLER) {
     twin::Barrier(detail::PipeOf(pipe), loc);
 }
 
-// All launched AIV cores meet. Every core must call it equally often.
+// All launched AIV cores synchronize. Every core must call it equally often.
 template <bool isAIVOnly = true>
 inline void SyncAll(TWIN_CALLER) {
     twin::SyncAllCores(loc);

@@ -92,10 +92,10 @@ struct TBuffAddr {
             return *this;
         }
     };
-    // The buffer that bounds the tensor, and the buffer's stamp when the tensor was made.
+    // The buffer that bounds the tensor, and the buffer's generation when the tensor was made.
     struct Position {
         uint32_t buffer = twin::kMaxUbBuffers;
-        uint32_t stamp = 0;
+        uint32_t generation = 0;
         operator uint8_t() const {
             if (buffer >= twin::kMaxUbBuffers) return static_cast<uint8_t>(buffer - twin::kMaxUbBuffers);
             return twin::current_core().buffers[buffer].position;
@@ -105,7 +105,7 @@ struct TBuffAddr {
             static_assert(static_cast<uint32_t>(TPosition::MAX) < twin::kRawUbBuffers,
                           "a raw buffer for each position");
             buffer = twin::kMaxUbBuffers + (position < twin::kRawUbBuffers ? position : 0);
-            stamp = 0;
+            generation = 0;
             return *this;
         }
     };
@@ -120,8 +120,8 @@ public:
     using PrimType = T;
     using IndexType = uint32_t;
     LocalTensor() = default;
-    LocalTensor(uint8_t* data, uint32_t bytes, uint32_t buffer, uint32_t stamp)
-        : address_{{data}, bytes, {buffer, stamp}} {}
+    LocalTensor(uint8_t* data, uint32_t bytes, uint32_t buffer, uint32_t generation)
+        : address_{{data}, bytes, {buffer, generation}} {}
     // Elements over UB by address, without a TPipe.
     LocalTensor(TPosition position, uint32_t address, uint32_t elements, TWIN_CALLER) {
         address_.logicPos = static_cast<uint8_t>(position);
@@ -152,16 +152,16 @@ public:
         uint8_t* const first = address_.bufferAddr.host + begin;
         if (__builtin_expect(begin > address_.dataLen, 0)) {
             RaisePast(*this, offset);
-            return LocalTensor(first, 0, address_.logicPos.buffer, address_.logicPos.stamp);
+            return LocalTensor(first, 0, address_.logicPos.buffer, address_.logicPos.generation);
         }
         return LocalTensor(first, address_.dataLen - static_cast<uint32_t>(begin), address_.logicPos.buffer,
-                           address_.logicPos.stamp);
+                           address_.logicPos.generation);
     }
 
     template <class U>
     LocalTensor<U> ReinterpretCast() const {
         return LocalTensor<U>(address_.bufferAddr.host, address_.dataLen, address_.logicPos.buffer,
-                              address_.logicPos.stamp);
+                              address_.logicPos.generation);
     }
     uint64_t GetPhyAddr(uint32_t offset = 0) const {
         twin::UbExposed();
@@ -182,7 +182,7 @@ public:
     // For the API headers only.
     uint8_t* data() const { return address_.bufferAddr.host; }
     uint32_t buffer() const { return address_.logicPos.buffer; }
-    uint32_t stamp() const { return address_.logicPos.stamp; }
+    uint32_t generation() const { return address_.logicPos.generation; }
 
     // The first `count` elements, checked: alive, in bounds, 32-byte aligned (alignment 0: not checked).
     TWIN_HOT T* Span(uint64_t count, const twin::Loc& loc, const char* what,
@@ -207,7 +207,7 @@ private:
     static uintptr_t Address(const T* p) { return reinterpret_cast<uintptr_t>(p); }
     TWIN_HOT bool Alive() const {
         return address_.bufferAddr.host != nullptr &&
-               twin::current_core().buffers[address_.logicPos.buffer].stamp == address_.logicPos.stamp;
+               twin::current_core().buffers[address_.logicPos.buffer].generation == address_.logicPos.generation;
     }
     T* Element(uint32_t index) const { return reinterpret_cast<T*>(address_.bufferAddr.host) + index; }
 #ifdef TWIN_FORWARDS

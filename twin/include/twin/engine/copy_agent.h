@@ -22,7 +22,7 @@ struct CopyItem {
     uint32_t* doorbell;  // of the range written, or null
 };
 
-// The server of a kernel's Hccl object, one for each rank and group. One core at a time calls `Post`.
+// The server of a kernel's Hccl object, one for each rank and group. One core at a time posts.
 class CopyAgent {
 public:
     virtual ~CopyAgent() = default;

@@ -65,12 +65,12 @@ struct Traffic {
     }
 };
 
-// A buffer that TPipe::InitBuffer carved out of UB. Its stamp changes whenever its contents stop being
-// the caller's: FreeTensor, Reset, Destroy. A tensor carries the stamp it was born with.
+// A buffer that TPipe::InitBuffer carved out of UB. Its generation changes whenever its contents stop
+// being the caller's: FreeTensor, Reset, Destroy. A tensor stores the generation of its creation.
 struct UbBuffer {
     uint32_t begin = 0;
     uint32_t bytes = 0;
-    uint32_t stamp = 0;
+    uint32_t generation = 0;
     bool allocated = false;
     bool freed = false;  // given back, and its reader has not been waited for yet
     Pipe producer = Pipe::kS;
@@ -131,7 +131,7 @@ struct Core {
     float deq_scale = 1.0f;
     uint8_t atomic_op = 0;          // set by SetAtomic*: 0 none, 1 add, 2 max, 3 min
     uint8_t atomic_type = 0;        // element type of the atomic
-    uint64_t gather_count = 0;      // elements that the last GatherMask kept
+    uint64_t gather_count = 0;      // elements selected by the last GatherMask
     uint64_t compare_mask[2] = {};  // result of a Compare without a destination
     uint16_t merge_counts[4] = {};  // entries of each list that the last MrgSort took
     uint64_t pad_value = 0;         // bits of SetPadValue

@@ -36,7 +36,7 @@ struct Injection {
     uint32_t corrupt_xor = 0;
     bool corrupt_stale = false;  // the block that was there stays
     bool corrupt_torn = false;   // only its first 16 bytes land
-    bool kill_unseen = false;    // whoever could tell the other ranks of the killed one does not
+    bool kill_unseen = false;    // nobody reports the killed rank to the others
 };
 
 struct RunOptions {
@@ -44,7 +44,7 @@ struct RunOptions {
     uint64_t seed = 0;
     bool unordered = false;       // stores of a core to one rank land in any order, piece by piece
     bool reordered = false;       // an item of BatchWrite moves in blocks of 512 bytes, which come in any order
-    bool torn = false;            // and blocks of 32 bytes in two halves
+    bool torn = false;            // and blocks of 32 bytes in two parts
     bool explicit_sync = true;    // no help from the compiler: dependent V instructions need PipeBarrier<PIPE_V>
     bool hang_is_finding = true;  // else time passes when nobody can move, and waits expire
     uint32_t pct_depth = 3;

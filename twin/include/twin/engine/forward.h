@@ -1,5 +1,5 @@
 // Deferred copies from GM to UB, of the fast engine: the first page of src/fast/forward.cpp says which
-// accesses may be deferred, what forces them, and why no kernel can tell. The UB ranges of a core's deferred
+// accesses may be deferred, what forces them, and why no kernel can detect it. The UB ranges of a core's deferred
 // copies never overlap each other.
 #pragma once
 

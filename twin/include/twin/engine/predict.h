@@ -78,7 +78,7 @@ struct TimedOptions {
     bool payload = true;            // false: copies of rows are timed, and not made
     uint64_t payload_bytes = 2048;  // pieces of GM marked as bulk, or of windows, from this size on
     double limit_ns = 1e9;          // of modelled time: longer is a hang
-    uint64_t events = 0;            // at most so many are kept
+    uint64_t events = 0;            // at most so many are stored
 };
 
 struct PathPart {

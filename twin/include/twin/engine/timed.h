@@ -1,4 +1,4 @@
-// The timed engine: effects happen in program order, as in the fast one, and a modelled clock is kept beside
+// The timed engine: effects happen in program order, as in the fast one, and a modelled clock runs beside
 // them for every pipe of every core. See src/timed.
 #pragma once
 

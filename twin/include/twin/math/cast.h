@@ -108,7 +108,7 @@ inline void DequantLoop(half* dst, const int32_t* src, uint32_t n, float scale) 
 
 // dst[i] = Cast<D>(src[i]) for i < n. `mode` must satisfy CastModeLegal<D, S>; any other does nothing.
 //   - float to integer saturates and gives 0 for NaN; integer to a narrower integer saturates.
-//   - int32_t to half multiplies by deq_scale (SetDeqScale; a half value), whatever the mode.
+//   - int32_t to half multiplies by deq_scale (SetDeqScale; of type half), whatever the mode.
 //   - dst may be the address of src unless D is wider than S.
 template <class D, class S>
 inline void CastArray(D* dst, const S* src, RoundMode mode, uint32_t n, [[maybe_unused]] float deq_scale = 1.0f) {

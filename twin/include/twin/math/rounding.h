@@ -83,7 +83,7 @@ constexpr float RoundToIntegral(float x) {
     }
 }
 
-// 1 where a magnitude whose last kept bit is `lsb` goes up, given the dropped bits and their half point.
+// 1 where a magnitude whose last remaining bit is `lsb` goes up, given the dropped bits and their midpoint.
 template <RoundMode kMode, class Bits>
 constexpr Bits MagnitudeStep(bool negative, Bits lsb, Bits dropped, Bits half_point) {
     if constexpr (kMode == RoundMode::CAST_FLOOR) {

@@ -37,7 +37,7 @@ inline int32_t EntryRank(SortEntry entry) {
     return key == -1 ? 0 : key;  // -0
 }
 
-// Entries live in tensors of T: 8 bytes are 2 floats or 4 halves.
+// Entries live in tensors of T: 8 bytes are 2 float or 4 half.
 template <class T>
 inline SortEntry LoadEntry(const T* entries, uint64_t i) {
     return LoadAt(reinterpret_cast<const SortEntry*>(entries), i);

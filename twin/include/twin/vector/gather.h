@@ -35,7 +35,7 @@ inline uint64_t PatternCount(uint8_t pattern, uint64_t lanes) {
     return lanes / period + (lanes % period > first ? 1 : 0);
 }
 
-// What both forms do: checks, and `gather(dst, src)`, which returns how many elements it has kept, at most
+// What both forms do: checks, and `gather(dst, src)`, which returns how many elements it has selected, at most
 // `most`. `chosen`: bytes that it reads besides. The source is declared exactly where its repeats are evenly
 // spaced.
 template <class T, class Body>
@@ -107,7 +107,7 @@ inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0, co
     });
 }
 
-// The number of elements that the last GatherMask kept.
+// The number of elements selected by the last GatherMask.
 inline int64_t GetGatherMaskRemainCount() {
     twin::CompletePipe(twin::Pipe::kV);
     return static_cast<int64_t>(twin::current_core().gather_count);

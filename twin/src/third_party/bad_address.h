@@ -1,7 +1,7 @@
 // A kernel that reads or writes through a pointer of its own into no memory ends with a finding, not the process.
 #pragma once
 
-namespace twin::foreign {
+namespace twin::third_party {
 
 // While one lives, SIGSEGV and SIGBUS of a kernel end its core with an out-of-bounds finding. Signals of anybody else
 // go to the handlers from before.
@@ -13,4 +13,4 @@ public:
     BadAddresses& operator=(const BadAddresses&) = delete;
 };
 
-}  // namespace twin::foreign
+}  // namespace twin::third_party

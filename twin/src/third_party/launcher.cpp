@@ -71,7 +71,7 @@ struct TwinOutcome {
 
 }  // extern "C"
 
-namespace twin::foreign {
+namespace twin::third_party {
 
 constexpr uint32_t kGroups = 2;
 
@@ -300,7 +300,7 @@ bool RankSet::Run(const TwinLaunch* launches, const TwinOptions&, TwinOutcome* o
 
 #endif
 
-}  // namespace twin::foreign
+}  // namespace twin::third_party
 
 #pragma GCC visibility push(default)
 extern "C" {
@@ -312,27 +312,27 @@ const char* twin_engine() { return twin::kChecked ? "checked" : "fast"; }
 // The names of the checked engine's policies, in the order of their numbers.
 const char* twin_policies() { return "late,random,lazy,pct,replay,exhaustive"; }
 
-// `world` ranks that share windows, kept between launches.
+// `world` ranks that share windows, reused between launches.
 void* twin_world_create(uint32_t world) {
     try {
-        return new twin::foreign::RankSet(world);
+        return new twin::third_party::RankSet(world);
     } catch (...) {
         return nullptr;
     }
 }
-void twin_world_destroy(void* world) { delete static_cast<twin::foreign::RankSet*>(world); }
+void twin_world_destroy(void* world) { delete static_cast<twin::third_party::RankSet*>(world); }
 
 // Launches all ranks together; returns when all have ended. 0, or 1 with *outcome filled by the first
 // failure.
 int twin_world_run(void* world, const TwinLaunch* launches, const TwinOptions* options, TwinOutcome* outcome) {
     *outcome = TwinOutcome();
-    return static_cast<twin::foreign::RankSet*>(world)->Run(launches, *options, outcome) ? 0 : 1;
+    return static_cast<twin::third_party::RankSet*>(world)->Run(launches, *options, outcome) ? 0 : 1;
 }
 
 // Launches one rank on the calling thread; the others are other threads' calls.
 int twin_world_run_rank(void* world, uint32_t rank, const TwinLaunch* launch, TwinOutcome* outcome) {
     *outcome = TwinOutcome();
-    return static_cast<twin::foreign::RankSet*>(world)->RunRank(rank, *launch, outcome) ? 0 : 1;
+    return static_cast<twin::third_party::RankSet*>(world)->RunRank(rank, *launch, outcome) ? 0 : 1;
 }
 
 // A context blob is the twin's header, the context, and what it points at. `workspace` is memory of the

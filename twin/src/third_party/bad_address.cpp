@@ -12,7 +12,7 @@
 
 #include "twin/engine/core.h"
 
-namespace twin::foreign {
+namespace twin::third_party {
 
 namespace {
 
@@ -89,4 +89,4 @@ BadAddresses::~BadAddresses() {
     for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &g_before[i], nullptr);
 }
 
-}  // namespace twin::foreign
+}  // namespace twin::third_party
