@@ -1,4 +1,4 @@
-"""A group as callers have it: every factory takes each kind, or says in one line what to pass instead."""
+"""A group or a place as callers have it is taken by every factory, or refused in one line with the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call for a layer gives the results and gradients of three calls and of the layer."""
+"""One call for a layer gives what three calls give, and refuses more rows than its limit on all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SwiGLU, the quantizing operators and those that join them equal numpy."""
+"""SwiGLU, the quantizing operators and those that join them equal numpy and the chain of operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of dispatch and combine agree with numbers, by every algorithm and dispatcher."""
+"""Gradients of dispatch and combine agree with numbers, in any order of calls, and of int8 rows."""
 
 from __future__ import annotations
 

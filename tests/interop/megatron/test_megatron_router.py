@@ -1,4 +1,4 @@
-"""Megatron-LM's TopKRouter and its losses are checked. Functions of routing alone have tests in layers/."""
+"""Megatron-LM's TopKRouter, its losses and its RouterReplay."""
 
 from __future__ import annotations
 

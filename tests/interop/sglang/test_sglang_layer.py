@@ -1,4 +1,4 @@
-"""SGLang's EPMoE gives what dispatch and combine give, and what a dense sum gives."""
+"""SGLang's EPMoE against dispatch and combine, its weights, scales and quantization configs."""
 
 from __future__ import annotations
 

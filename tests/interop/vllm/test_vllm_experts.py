@@ -1,4 +1,4 @@
-"""vLLM's experts take rows of any prepare, work on those that arrived, and refuse wrong arguments."""
+"""vLLM's experts take rows of any prepare; TopKWeightAndReduce weighs and sums them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM's PrepareAndFinalize keeps open calls apart, gives rows in both formats, and refuses wrong arguments."""
+"""vLLM's PrepareAndFinalize and its modular kernel against the three calls."""
 
 from __future__ import annotations
 
