@@ -97,7 +97,7 @@ def _ops(predicted: Prediction) -> list[tuple[str, OpPrediction]]:
 def _met(predicted: Prediction) -> list[str]:
     """Numbers of core barriers in dispatch and combine, by SyncAll and by polled blocks."""
     ops = [op for _, op in _ops(predicted)]
-    return [" + ".join(str(getattr(op, kind)) for op in ops) for kind in ("sync_alls", "meetings")]
+    return [" + ".join(str(getattr(op, kind)) for op in ops) for kind in ("sync_alls", "polled_barriers")]
 
 
 def _use(predicted: Prediction) -> list[str]:
@@ -120,7 +120,7 @@ def as_dict(predicted: Sequence[Prediction]) -> dict[str, object]:
         return {
             "us": round(op.us, 3),
             "sync_alls": op.sync_alls,
-            "meetings": op.meetings,
+            "polled_barriers": op.polled_barriers,
             "phases_us": {name: round(us, 3) for name, us in op.phases.items()},
             "pipes_us": {name: round(us, 3) for name, us in op.pipes.items()},
             "link_use": {name: round(share, 4) for name, share in op.link_use.items()},

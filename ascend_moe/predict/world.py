@@ -44,7 +44,7 @@ class _Result(ctypes.Structure):
     _fields_ = [
         ("total_ns", c_double),
         *((name, c_uint64) for name in ("instructions", "switches", "status_stores", "looks", "events")),
-        *((name, c_uint64) for name in ("sync_alls", "meetings")),
+        *((name, c_uint64) for name in ("sync_alls", "polled_barriers")),
         ("failed", c_uint32),
         ("message", c_char * 1020),
     ]
@@ -84,7 +84,7 @@ class OpPrediction:
         spent: (step of the kernel, what the scalar unit did or waited for) -> microseconds on the critical path.
         link_use: kind of resource -> share of the bandwidth of the busiest one.
         link_bytes: kind of resource -> bytes through all of them.
-        sync_alls, meetings: core barriers of a rank, by SyncAll and by polled blocks.
+        sync_alls, polled_barriers: core barriers of a rank, by SyncAll and by polled blocks.
     """
 
     us: float
@@ -94,7 +94,7 @@ class OpPrediction:
     events: list[timeline.Event] = field(default_factory=list)
     instructions: int = 0
     sync_alls: int = 0
-    meetings: int = 0
+    polled_barriers: int = 0
 
     @property
     def phases(self) -> dict[str, float]:
@@ -196,7 +196,7 @@ class TimedWorld:
             timeline.from_native(ctypes.addressof(memory), result.events),
             result.instructions,
             result.sync_alls,
-            result.meetings,
+            result.polled_barriers,
         )
 
     def timestamps(self, op: str, rank: int) -> list[timestamps.Timestamp]:

@@ -289,10 +289,10 @@ KERNEL_PROBES = (
         "in an aligned 32-byte block no word is older than both the first and the last",
         _atomic,
     ),
-    Probe("data before flag", "rows drained by PipeBarrier are there when a later flag is seen", _order),
-    Probe("relay", "a core that another core has told sees what that one was told of", _relay),
-    Probe("pull", "rows that a peer has written into its own memory are read as they are, not from stale lines", _pull),
-    Probe("queues", "six event ids a pipe pair, and flags alone, order loads, sums and stores", _queue),
+    Probe("data before flag", "rows stored before PipeBarrier have arrived when a later flag is seen", _order),
+    Probe("relay", "a core notified by another core sees the rows that the other one was notified of", _relay),
+    Probe("pull", "rows that a peer has written into its own memory are read without stale cache lines", _pull),
+    Probe("queues", "six event ids per pipe pair order loads, sums and stores", _queue),
     Probe(
         "core barrier", "after SyncAll, or every core's block, all cores see each other's drained stores", _core_barrier
     ),

@@ -160,13 +160,13 @@ def test_memory_that_is_lent_one_op_too_early_is_found(sequence: str, seed: int)
         assert_nothing_found(result)
 
 
-def test_rows_for_which_the_lent_areas_have_no_room() -> None:
+def test_rows_that_do_not_fit_into_registered_areas() -> None:
     """Windows are made large enough for a case; the engine itself refuses one that is too large for them."""
     case = explore.parse("w2,c2,l3,k3,b520,u16,v1,registered,direct,DC,equal,ids:distinct")
     assert_nothing_found(explore.explore(case, schedules=1))
     with World(case.world, window_mib=1) as world:
         world.window_bytes = 4 << 20  # for the plans
-        with pytest.raises(MemoryError, match="no room for its rows"):
+        with pytest.raises(MemoryError, match="its rows do not fit"):
             world.load(case)
         world.window_bytes = 1 << 20
         world.load(LENT)

@@ -167,11 +167,11 @@ def test_sync_all_waits_for_the_last_core() -> None:
         assert all(event.end_ns == pytest.approx(last + A2_COSTS["sync_ns"]) for event in first.values())
 
 
-def test_meetings_of_cores_are_counted() -> None:
+def test_core_barriers_are_counted() -> None:
     """By SyncAll, and by the blocks that cores post and poll."""
 
     def counts(found: Prediction) -> tuple[tuple[int, int], ...]:
-        return tuple((op.sync_alls, op.meetings) for op in (found.dispatch, found.combine))
+        return tuple((op.sync_alls, op.polled_barriers) for op in (found.dispatch, found.combine))
 
     for algorithm, contract, dispatch, combine in (
         ("window", "v2", (0, 3), (0, 1)),
