@@ -307,8 +307,8 @@ BROKEN = [
     ),
     (
         "core barrier",  # a core does not see another's store
-        "            StoreBlock(workspace_ + Post(core_, n), value);",
-        "            if (core_ + 1 < tiling_->cores) StoreBlock(workspace_ + Post(core_, n), value);",
+        "            StoreBlock(workspace_ + BarrierBlock(core_, n), value);",
+        "            if (core_ + 1 < tiling_->cores) StoreBlock(workspace_ + BarrierBlock(core_, n), value);",
         r"rank \d, core \d: word 2 is",
     ),
     (
@@ -325,8 +325,8 @@ BROKEN = [
     ),
     (
         "two levels",  # a rank of a server does not get the rows of the others
-        "            for (uint32_t owner = 0; owner < lanes_; ++owner) {\n                StoreLoaded(",
-        "            for (uint32_t owner = 1; owner < lanes_; ++owner) {\n                StoreLoaded(",
+        "            for (uint32_t owner = 0; owner < localRanks_; ++owner) {\n                StoreLoaded(",
+        "            for (uint32_t owner = 1; owner < localRanks_; ++owner) {\n                StoreLoaded(",
         r"rank 0, core \d: word \d is 0x0, expected 0x",
     ),
     (
