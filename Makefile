@@ -210,7 +210,7 @@ loop-coverage: $(bin)/scikit-build-core
 # Broken kernels, each built and each found: about half an hour.
 mutants: $(bin)/scikit-build-core
 	$(pip_install) .[test]
-	$(pytest) --timeout=3600 -n 2 --dist worksteal -m mutants $(PYTEST_ARGS)
+	$(pytest) --timeout=3600 -o faulthandler_timeout=0 -n 2 --dist worksteal -m mutants $(PYTEST_ARGS)
 
 # All cases of the rows that `make test` takes a few of, the counts printed in the end: ten minutes on two cores.
 soak: $(bin)/scikit-build-core

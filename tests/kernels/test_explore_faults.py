@@ -342,3 +342,10 @@ def test_the_command_finds_nothing_and_says_what_it_did() -> None:
     assert done.code == 0 and "no finding" in done.out + done.err
     done = commands.said("explore", "--case", "w2,zebra")
     assert done.code == 2 and "zebra" in done.err + done.out
+
+
+def test_a_choice_of_a_replay_has_16_bits() -> None:
+    base = ("explore", "--case", "w2,c2,l1,k1,b1,u1,DCDC", "--no-shrink", "--replay")
+    assert commands.said(*base, "0:65535").code == 0
+    wide = commands.said(*base, "0:65536")  # the same low bits as 0:0
+    assert wide.code == 2 and "is no list of AT:CHOICE" in wide.err

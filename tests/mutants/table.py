@@ -273,7 +273,7 @@ PATCHES = r"""
   if (cores_ == 1) return mine;
 @ common/exchange
 = no_sync_after_wait: combine: cores do not synchronize after the wait
-! window | race between ranks, race between cores, wrong result | seen, model
+! window | race between ranks, race between cores, wrong result, hang | seen, model
 - status_ = barrier_.ArriveAndWait(2, mine);
 + status_ = config_.op == kOpCombine ? mine : barrier_.ArriveAndWait(2, mine);
 = wait_for_own_share_only: dispatch: a core goes on when its own share of the sources is there
@@ -426,8 +426,8 @@ PATCHES = r"""
 @ common/send
 = first_block_unchecked: the flag of the first block of an item is not looked at
 ! flags | wrong result
-- while (seen_ < blocks) {
-+ while (seen_ + 1 < blocks) {
+- if (!Look(end, seen_, count)) return false;
++ if (count > 1 && !Look(end, seen_, count - 1)) return false;
 @ protocol/window
 = flags_of_any_epoch: a flag does not say of which epoch its block is
 ! flags | wrong result
@@ -729,7 +729,7 @@ PATCHES = r"""
 + if (words.GetValue(at + kAbEpoch) == 0) {
 @ common/report
 = a failed rank posts its abort again with a later epoch
-! faults
+! faults | wrong failure
 - return block.GetValue(kAbMagic) == kAbortMagic ? block.GetValue(kAbEpoch) : epoch_;
 + return epoch_;
 @ common/aborts
@@ -784,7 +784,7 @@ PATCHES = r"""
 - if (core_ == 0) word_.Publish(epoch_);
 + if (core_ == 0 && status_.code < kFirstFatal) word_.Publish(epoch_);
 = what core 0 has given up the others wait for
-! failures
+! faults | wrong result, out of bounds, race between ranks, race between cores, wrong failure, hang
 - Worsen(status_, waiter.Follow(localAbort));
 + waiter.Follow(localAbort);
 """

@@ -475,10 +475,3 @@ def test_no_value_makes_a_traceback(command: str, monkeypatch: pytest.MonkeyPatc
         for value in HOSTILE:
             said = commands.said(command, *base, option, value)
             assert said.code in (0, 1, 2, 3) and "Traceback" not in said.err, (option, value, said)
-
-
-def test_a_choice_of_a_replay_has_16_bits() -> None:
-    base = ("explore", "--case", "w2,c2,l1,k1,b1,u1,DCDC", "--no-shrink", "--replay")
-    assert commands.said(*base, "0:65535").code == 0
-    wide = commands.said(*base, "0:65536")  # the same low bits as 0:0
-    assert wide.code == 2 and "is no list of AT:CHOICE" in wide.err
