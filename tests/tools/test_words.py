@@ -44,7 +44,8 @@ ALLOWED = {
     ("op_host/rules/vendor_needs.h", "carries rows"): "a message about what no transport does",
 }
 #: What is not yet rewritten. Only shrinks.
-UNFINISHED = ("ascend_moe/", "docs/architecture.md", "twin/tests/")
+UNFINISHED = ("ascend_moe/experts/", "ascend_moe/interop/", "ascend_moe/routers/", "ascend_moe/torch_npu_ops/")
+UNFINISHED += ("ascend_moe/_tensors.py", "ascend_moe/checkpoint/", "twin/tests/")
 CHECKED = ("*.md", "docs/**/*.md", "docs/**/*.svg", "twin/*.md", "vnpu/*.md", "examples/**/*.md", "model/*.md")
 CHECKED += ("ascend_moe/**/*.py", "twin/ascendc_twin/**/*.py", "vnpu/ascend_vnpu/**/*.py")
 CHECKED += tuple(
