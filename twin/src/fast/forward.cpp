@@ -10,16 +10,16 @@
 //   - A copy from GM to UB (ForwardCopy) of one piece of at least 512 bytes without padding, from a tensor of rows
 //     (GmRange::bulk), a data window or a registered window whose blocks are not published one by one: not lists and
 //     tables, which the scalar unit reads word by word. The table has 64 such rows.
-//   - Cast of such a row to float32 (ForwardCast), and Muls of the result (ForwardScale): one term.
-//   - Add of a term to a sum in place (ForwardAdd): up to 8 terms of one element type in the order of the
+//   - Cast of such a row to float32 (ForwardCast), and Muls of the result (ForwardScale): one addend.
+//   - Add of an addend to a sum in place (ForwardAdd): up to 8 addends of one element type in the order of the
 //     Adds. A Duplicate of 0.0f (ForwardFill) may begin the sum.
-//   - Cast of such a sum to the type of its terms, half or bfloat16_t, rounded to nearest (ForwardRound), is made at
-//     once, from the terms. The sum goes on waiting, and is dropped when the kernel begins the next one.
+//   - Cast of such a sum to the type of its addends, half or bfloat16_t, rounded to nearest (ForwardRound), is made at
+//     once, from the addends. The sum goes on waiting, and is dropped when the kernel begins the next one.
 //   Only the count forms of these calls, in which the elements follow one another, take part.
 //
 // What forces deferred work to be done
 //   - A copy from UB to GM reads a deferred row from where it lies in GM (ForwardSource), if one row has all
-//     of the bytes. If the bytes lie in a sum, a term or several rows, these are made first.
+//     of the bytes. If the bytes lie in a sum, an addend or several rows, these are made first.
 //   - An instruction that reads deferred UB bytes makes them first (ForwardRead). A read of less than a
 //     quarter of a row copies its own part only, the first eight times.
 //   - An instruction that overwrites all of a deferred range drops the range. One that overwrites a part of
@@ -42,7 +42,7 @@
 //     that this rank has finished reading them. It learns this from a status store of this rank, and every
 //     status store makes everything first. A peer that does not wait for one has a race on the device, too.
 //   - Values: each step rounds as its instruction does, in the order of the instructions, and nothing is
-//     fused: a term is widened, multiplied and added to the sum in float32. A term that is not scaled is
+//     fused: an addend is widened, multiplied and added to the sum in float32. An addend that is not scaled is
 //     multiplied by 1.0f, which keeps every bit.
 //   - Traffic, bounds and alignment are counted and checked when the call is made, not when the bytes move.
 #ifndef TWIN_CHECKED
@@ -75,7 +75,7 @@ float Wide(const float* p, uint32_t i) { return LoadAt(p, i); }
 float Wide(const half* p, uint32_t i) { return static_cast<float>(LoadAt(p, i)); }
 float Wide(const bfloat16_t* p, uint32_t i) { return static_cast<float>(LoadAt(p, i)); }
 
-// Computes a term as the instructions would have: each step rounds, nothing is fused.
+// Computes an addend as the instructions would have: each step rounds, nothing is fused.
 template <class T>
 void AddendOf(const ForwardedAddend& addend) {
     RunBest([to = reinterpret_cast<float*>(addend.ub), from = reinterpret_cast<const T*>(addend.gm),
@@ -133,7 +133,7 @@ void MakeAddend(Forward& forward) {
     forward.addend.type = AddendType::kNone;
 }
 
-// kCount terms, in the order in which they are added.
+// kCount addends, in the order in which they are added.
 template <class T, uint32_t kCount>
 struct Addends {
     const T* from[kCount];
@@ -152,7 +152,7 @@ struct Addends {
     }
 };
 
-// Adds kCount terms in one pass, or the largest power of two of them that there are. Returns how many.
+// Adds kCount addends in one pass, or the largest power of two of them that there are. Returns how many.
 template <class T, uint32_t kCount = ForwardedSum::kAddends>
 uint32_t AddAddends(float* sums, uint32_t n, const ForwardedAddend* addend, uint32_t addends) {
     if constexpr (kCount > 1) {
@@ -179,7 +179,7 @@ void Compute(const ForwardedSum& sum) {
         case AddendType::kNone: return;
     }
 }
-// A sum that begins with zeros, rounded to nearest to the type of its terms: in one pass, its floats in registers.
+// A sum that begins with zeros, rounded to nearest to the type of its addends: in one pass, its floats in registers.
 template <class T, uint32_t kCount = ForwardedSum::kAddends>
 void Round(const ForwardedSum& sum, T* to) {
     if constexpr (kCount > 1) {
@@ -211,7 +211,7 @@ bool AddendIn(const Forward& forward, uintptr_t begin, uintptr_t end) {
     const ForwardedAddend& addend = forward.addend;
     return addend.type != AddendType::kNone && Overlap(addend.ub, addend.ub + AddendBytes(addend), begin, end);
 }
-// Makes the sum and the term that overlap these UB bytes. True when there was such a sum or term.
+// Makes the sum and the addend that overlap these UB bytes. True when there was such a sum or addend.
 bool MakeFloats(Forward& forward, uintptr_t begin, uintptr_t end) {
     const bool sum = SumIn(forward, begin, end);
     if (sum) MakeSum(forward);
@@ -255,7 +255,7 @@ void ForwardWrite(Forward& forward, uintptr_t begin, uintptr_t end) {
 }
 
 namespace {
-// Drops the term and the sum that lie within these UB bytes. True when there was such a term or sum.
+// Drops the addend and the sum that lie within these UB bytes. True when there was such an addend or sum.
 bool DropFloats(Forward& forward, uintptr_t begin, uintptr_t end) {
     bool dropped = false;
     const ForwardedAddend& addend = forward.addend;
@@ -358,7 +358,7 @@ bool ForwardCast(Forward& forward, uintptr_t to, uintptr_t from, uint32_t count,
     if (AddendIn(forward, from, from + count * element)) return false;
     const uint8_t* source = ForwardSource(forward, from, count * element);
     if (source == nullptr) return false;
-    // There is one term at a time. The kernel may still read the previous one, so it is made unless this cast
+    // There is one addend at a time. The kernel may still read the previous one, so it is made unless this cast
     // overwrites it.
     ForwardOverwrite(forward, to, to + bytes);
     MakeAddend(forward);

@@ -33,13 +33,13 @@ constexpr AddendType AddendTypeOf() {
 struct ForwardedAddend {
     uintptr_t ub = 0;
     uint32_t count = 0;
-    AddendType type = AddendType::kNone;  // kNone: there is no term
+    AddendType type = AddendType::kNone;  // kNone: there is no addend
     bool scaled = false;
     float weight = 1;
     uintptr_t gm = 0;
 };
 
-// `count` float32 at `ub`, to which the terms will be added in their order; if `zeroed`, to zeros.
+// `count` float32 at `ub`, to which the addends will be added in their order; if `zeroed`, to zeros.
 struct ForwardedSum {
     static constexpr uint32_t kAddends = 8;
 
@@ -62,7 +62,7 @@ struct Forward {
     uintptr_t ub_begin = ~uintptr_t{0},
               ub_end = 0;  // hull of all deferred UB ranges; empty when nothing is deferred
     uintptr_t rows_begin = ~uintptr_t{0},
-              rows_end = 0;                          // hull of the rows among them: terms and sums mostly lie elsewhere
+              rows_end = 0;  // hull of the rows among them: addends and sums mostly lie elsewhere
     uintptr_t gm_begin = ~uintptr_t{0}, gm_end = 0;  // hull of all sources
     ForwardedAddend addend;
     ForwardedSum sum;
