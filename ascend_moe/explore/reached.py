@@ -160,18 +160,18 @@ class _Reach:
         return [(whole * core // cores, whole * (core + 1) // cores) for core in range(cores)]
 
     def _pairs(self) -> list[int]:
-        """Return the pairs of each core."""
+        """Return the number of (token, k) of each core."""
         batch, topk = self._ids().shape
         unit = topk if batch >= self.program.program.cores or self.call.algorithm != "window" else 1
         return [(end - begin) * unit for begin, end in self._shares(batch * topk // unit)]
 
     def _routed(self) -> list[int]:
-        """Return the pairs that go somewhere."""
+        """Return the number of routed tokens of each core."""
         ids, mask = self._ids(), self.call.inputs.get("x_active_mask")
-        kept = ids >= 0
+        routed = ids >= 0
         if mask is not None:
-            kept = kept & (mask if mask.dim() == 2 else mask[:, None])
-        flat, at, counts = kept.reshape(-1), 0, []
+            routed = routed & (mask if mask.dim() == 2 else mask[:, None])
+        flat, at, counts = routed.reshape(-1), 0, []
         for pairs in self._pairs():
             counts.append(int(flat[at : at + pairs].sum()))
             at += pairs
@@ -182,7 +182,7 @@ class _Reach:
         return self._ends()[-1]
 
     def _ends(self) -> list[int]:
-        """Where those of each (local expert, source) end."""
+        """Return the end of the rows of each (local expert, source)."""
         ends: list[int] = self.call.result.ep_recv_counts[: self.program.program.experts].tolist()
         return ends
 

@@ -115,11 +115,11 @@ class OpPrediction:
 
 def check(request: Request, algorithm: str) -> None:
     """Raise ArgumentError if the algorithm does not support the configuration. Runs nothing."""
-    comm_alg, lent = ALGORITHMS[algorithm]
+    comm_alg, registered = ALGORITHMS[algorithm]
     most = soc_named(request.soc).aiv
     need(request.cores <= most, "cores", "is {}; {} has {}", request.cores, request.soc, most)
     planning.require(replace(request, comm_alg=comm_alg, equal_batches=True))
-    if lent and request.returns_int8:
+    if registered and request.returns_int8:
         raise ArgumentError(
             "algorithm is 'zero-copy', which does not support int8 rows of combine: use 'direct'",
             argument="algorithm",
@@ -130,7 +130,7 @@ class TimedWorld:
     """All ranks of a configuration with their windows. ``inputs`` and ``outputs`` are by op and rank."""
 
     def __init__(self, request: Request, algorithm: str, seed: int, payload: bool) -> None:
-        comm_alg, self._lent = ALGORITHMS[algorithm]
+        comm_alg, self._registered = ALGORITHMS[algorithm]
         check(request, algorithm)
         self.request = replace(request, comm_alg=comm_alg, equal_batches=True)
         self.payload, self._library = payload, timed_library()
@@ -143,8 +143,8 @@ class TimedWorld:
         self.outputs: dict[str, list[list[torch.Tensor]]] = {}
         self.inputs: dict[str, list[dict[str, torch.Tensor]]] = {}
         most_rows = request.ranks * request.batch * min(request.topk, request.experts // request.ranks)
-        self._lent_mib = (most_rows * request.hidden * 4 >> 20) + 1 if self._lent else 0
-        self._handle = self._library.am_timed_create(request.ranks, self._window_mib * MIB, self._lent_mib * MIB)
+        self._registered_mib = (most_rows * request.hidden * 4 >> 20) + 1 if self._registered else 0
+        self._handle = self._library.am_timed_create(request.ranks, self._window_mib * MIB, self._registered_mib * MIB)
         if not self._handle or self._library.am_timed_servers(self._handle, self._servers):
             self.close()
             raise MemoryError(f"no memory for {request.ranks} windows of {self._window_mib} MiB")
@@ -248,7 +248,7 @@ class TimedWorld:
         spec = planning.call_spec(code, self.request, shapes, self.request.cores, self._window_mib, rank)
         spec.context_kind = CONTEXT_A2 if self._servers else CONTEXT_TABLE
         spec.ranks_per_server = self._servers
-        spec.deadline_micros, spec.lent_mib = 10_000_000, self._lent_mib
+        spec.deadline_micros, spec.lent_mib = 10_000_000, self._registered_mib
         spec.stamps = int(settings.TIMESTAMPS.get())
         return spec
 
@@ -271,11 +271,11 @@ class TimedWorld:
         inputs = (c_void_p * len(index))()
         for name, tensor in given.items():
             inputs[index[name]] = tensor.data_ptr() or None
-        if self._lent and op == "combine":
+        if self._registered and op == "combine":
             # the rows in the rank's registered buffer
-            address, lent = int(self._library.am_timed_registered(self._handle, rank)), given["expand_x"]
+            address, source = int(self._library.am_timed_registered(self._handle, rank)), given["expand_x"]
             if self.payload:
-                ctypes.memmove(address, lent.data_ptr(), lent.numel() * lent.element_size())
+                ctypes.memmove(address, source.data_ptr(), source.numel() * source.element_size())
             inputs[index["expand_x"]] = address
         targets = (c_void_p * len(outputs))(*(tensor.data_ptr() or None for tensor in outputs))
         self._keep += [inputs, targets]

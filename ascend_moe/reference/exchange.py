@@ -578,8 +578,8 @@ def predict_traffic(
     stride = _align32(out_bytes) + 32 * (quant_mode != 0)
     if algorithm == "window":
         stride += 32 * ((contract == "v2") + weights)
-    coded = comm_quant_mode == 2
-    back, read_back = coded_row_bytes(H) if coded else (_align32(H * dtype.itemsize), H * dtype.itemsize)
+    quantized = comm_quant_mode == 2
+    back, read_back = coded_row_bytes(H) if quantized else (_align32(H * dtype.itemsize), H * dtype.itemsize)
     routed = [routed_pairs(given, experts) for given in inputs]
     pairs = [[(token, expert // group.local_experts) for token, _, expert in one] for one in routed]
     moved = []
@@ -599,8 +599,8 @@ def predict_traffic(
         shares = cores >= _MANY_CORES and not smooth and group.local_experts > 1 and given.expert_ids.shape[1] > 1
         taken = sum(len({token for token, owner in pair if owner == rank}) for pair in pairs) if shares else received
         read = taken * stride + (4 + 8 * weights) * received
-        returned, fetched = (received, sent) if coded else (received - stays, sent - stays)
-        rows = (received * out_bytes, returned * (back if coded else read_back), fetched * read_back)
+        returned, fetched = (received, sent) if quantized else (received - stays, sent - stays)
+        rows = (received * out_bytes, returned * (back if quantized else read_back), fetched * read_back)
         padded = received + 14 * len(inputs) * group.local_experts  # a list is read in whole blocks of 8 entries
         again = shares or group.local_experts >= _MANY_EXPERTS or padded > _LIST_ENTRIES
         moved.append(Traffic(written, read, *rows, (4 + 8 * weights) * received * cores * again))

@@ -91,13 +91,13 @@ def _dispatch_differences(
     if not isinstance(outputs, list) or len(outputs) != len(_NAMES):
         what = f"{len(outputs)} values" if isinstance(outputs, list) else f"one {type(outputs).__name__}"
         return [f"the operator returns {len(_NAMES)} tensors ({', '.join(_NAMES)}); got {what}"]
-    third, triples = _THIRD[contract], contract == "v2" and not between_servers
+    third, by_source = _THIRD[contract], contract == "v2" and not between_servers
     got = dict(zip((*_NAMES[:2], third, *_NAMES[3:]), outputs, strict=True))
     wanted: dict[str, torch.Tensor] = {
         "ep_recv_counts": expected.ep_recv_counts,
         "expert_token_nums": expected.expert_token_nums,
         "tp_recv_counts": expected.tp_recv_counts,
-        third: expected.assist_info if triples else expected.expand_idx,
+        third: expected.assist_info if by_source else expected.expand_idx,
         "expand_x": expected.expand_x,
     }
     for name in ("dynamic_scales", "expand_scales"):
@@ -110,7 +110,7 @@ def _dispatch_differences(
         sentence = _form(name, got[name], flat, expected, exact_shapes)
         if sentence is None:
             part = got[name][: flat.shape[0]].reshape(want.shape)
-            called = "expand_idx" if name == third and not triples else name
+            called = "expand_idx" if name == third and not by_source else name
             sentence = _difference(part, want, called, places)
         if sentence is not None:
             found.append(sentence)

@@ -85,12 +85,14 @@ def _edges(world: int) -> Iterator[Case]:
         yield replace(quant, name="rows of H 7168", units=448, topk=8, local=8, batch=3)
         yield replace(quant, name="rows of H 16384", units=1024, topk=2, local=2, batch=3)
         yield replace(base, name="many tokens", batch=150, topk=4, local=4)
-        coded = replace(base, **RETURNS["int8"], units=6, topk=4, local=4)
-        yield replace(coded, name="rows back as int8", odd=True)
-        yield replace(coded, name="rows back as int8, unequal batches, masked pairs", batches="unequal", mask="pair")
-        yield replace(coded, name="rows back as int8, fp16", dtype="fp16", ids="mixed", **QUANTS["int8"])
-        yield replace(coded, name="rows back as int8, plain sum", plain=True, batches="zero rank", mask="token")
-        yield replace(coded, name="rows back as int8, H 16384", units=1024, topk=2, local=2, batch=3)
+        quantized = replace(base, **RETURNS["int8"], units=6, topk=4, local=4)
+        yield replace(quantized, name="rows back as int8", odd=True)
+        yield replace(
+            quantized, name="rows back as int8, unequal batches, masked pairs", batches="unequal", mask="pair"
+        )
+        yield replace(quantized, name="rows back as int8, fp16", dtype="fp16", ids="mixed", **QUANTS["int8"])
+        yield replace(quantized, name="rows back as int8, plain sum", plain=True, batches="zero rank", mask="token")
+        yield replace(quantized, name="rows back as int8, H 16384", units=1024, topk=2, local=2, batch=3)
         yield replace(base, name="an id out of range", ids="bad")
         yield replace(base, name="plain, after an error", ids="distinct")
         if world > 1:
