@@ -245,7 +245,10 @@ class Dispatcher(ABC):
         """Send the rows of x; ``finish`` of the result returns what ``dispatch`` returns.
 
         Dispatchers with ``sends_first`` do not wait here, compute no gradient, and allow no other op of the group on
-        this rank until ``finish``; others run the whole op. Arguments and errors are as for ``dispatch``.
+        this rank until ``finish``; others run the whole op.
+
+        Args:
+            x, expert_ids, max_tokens, arguments: as for ``dispatch``, with the same errors.
         """
         tensors = DispatchTensors(*(arguments.pop(name, None) for name in DispatchTensors._fields))
         return self._begin_dispatch(x, expert_ids, tensors, self._options(max_tokens, arguments))
@@ -295,14 +298,16 @@ class Dispatcher(ABC):
     ) -> InFlight[Tensor]:
         """Send the rows back; ``finish`` of the result returns what ``combine`` returns. See ``begin_dispatch``.
 
-        Arguments and errors are as for ``combine``.
+        Args:
+            expert_out, dispatched, expert_scales, shared_expert_x, performance_info, special: as for ``combine``, with
+                the same errors.
         """
         self._check_own(dispatched)
         tensors = CombineTensors(expert_scales, shared_expert_x, self._special_rows(special), performance_info)
         return self._begin_combine(expert_out, dispatched, tensors)
 
     def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
-        """Return memory for ``dispatched``'s rows that combine can send from without a copy, or None."""
+        """Return memory of ``dtype`` for ``dispatched``'s rows that combine can send without a copy, or None."""
         return None
 
     def _options(self, max_tokens: int, changes: dict[str, Any]) -> CallOptions:

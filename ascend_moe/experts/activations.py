@@ -25,7 +25,7 @@ def swiglu(gate: Tensor, up: Tensor, *, limit: float = 0.0) -> Tensor:
 
 
 def clipped_swiglu(gate: Tensor, up: Tensor, *, alpha: float = 1.702, limit: float = 7.0, bias: float = 1.0) -> Tensor:
-    """Return ``gate * sigmoid(alpha * gate) * (up + bias)``, ``(..., I)``, with clamped inputs, as in gpt-oss."""
+    """Return ``gate * sigmoid(alpha * gate) * (up + bias)``, ``(..., I)``, inputs clamped at ``limit`` (gpt-oss)."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     # silu rounds once where the product rounds twice, and SwiGLU without a limit uses it too.
     activated: Tensor = silu(gate) if alpha == 1.0 else gate * torch.sigmoid(alpha * gate)

@@ -237,7 +237,7 @@ class PlanReport:
 
 @with_typed_errors
 def plan(request: Request) -> PlanReport:
-    """Compute sizes, tiling and exceeded limits of a configuration, without a device or a window.
+    """Compute sizes, tiling and exceeded limits of a ``request``, without a device or a window.
 
     Raises:
         ArgumentError: a number is too large to compute sizes from, or dtype, contract or soc is unknown.
@@ -264,7 +264,7 @@ def plan(request: Request) -> PlanReport:
 
 @with_typed_errors
 def require(request: Request) -> None:
-    """Raise ArgumentError with the first broken rule if the operators refuse the configuration."""
+    """Raise ArgumentError with the first broken rule if the operators refuse the ``request``."""
     for violation in plan(request).violations:
         raise ArgumentError(violation.message, argument=violation.argument)
 
@@ -411,7 +411,7 @@ _CALLS: dict[str, Callable[[Request, int, int], Any]] = {"dispatch": _dispatch, 
 
 
 def describe(op: str, request: Request, comm_alg: str = "") -> Any:
-    """Return the native description of a dispatch or combine in the largest window.
+    """Return the native description of ``op`` ("dispatch" or "combine") of a ``request`` in the largest window.
 
     ``comm_alg`` replaces the request's unless it is empty.
     """
@@ -420,7 +420,7 @@ def describe(op: str, request: Request, comm_alg: str = "") -> Any:
 
 
 def tiling_of(made: calls.Plan) -> dict[str, int]:
-    """Return the tiling fields of a plan, by name."""
+    """Return the tiling fields of a plan that was ``made``, by name."""
     return fields_of(_library().am_need_tiling, made.handle)
 
 
@@ -589,6 +589,6 @@ def _text(function: Any, *arguments: Any) -> str:
 
 
 def fields_of(function: Any, *arguments: Any) -> dict[str, int]:
-    """Return numbers by name from a library function that writes them as text."""
+    """Return numbers by name from a library function of these ``arguments`` that writes them as text."""
     pairs = (word.partition("=") for word in _text(function, *arguments).split(";"))
     return {name: int(value) for name, _, value in pairs}

@@ -233,7 +233,7 @@ def differing(got: torch.Tensor, expected: torch.Tensor) -> npt.NDArray[np.bool_
 
 
 def same_bits(got: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Return whether dtype, shape and bits of ``got`` and ``expected`` are equal; NaNs are equal."""
+    """Return whether dtype, shape (any shape) and bits of ``got`` and ``expected`` are equal; NaNs are equal."""
     if got.dtype != expected.dtype or got.shape != expected.shape:
         return False
     return not differing(got, expected).any()

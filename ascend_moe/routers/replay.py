@@ -90,7 +90,7 @@ class RouterReplay:
 
     @staticmethod
     def set_replay_data(all_layers_topk_indices: list[Tensor]) -> None:
-        """Set the ids of every object, ``(T, k)`` each, in order of creation.
+        """Set the ids of every object, ``(T, k)`` each in all_layers_topk_indices, in order of creation.
 
         Raises:
             ArgumentError: the number of tensors differs from the number of objects.

@@ -239,12 +239,12 @@ def _add_operators(changes: _Changes) -> None:
 
 
 def npu_format_cast(tensor: torch.Tensor, acl_format: int, **_: Any) -> torch.Tensor:
-    """Return the tensor unchanged: a CPU tensor has only one format."""
+    """Return ``tensor``, of any shape, unchanged for every ``acl_format``: a CPU tensor has only one."""
     return tensor
 
 
 def get_npu_format(tensor: torch.Tensor) -> int:
-    """Return 2, ACL's number for plain strides."""
+    """Return 2, ACL's number for plain strides, for a ``tensor`` of any shape."""
     return 2
 
 

