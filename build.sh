@@ -168,43 +168,26 @@ copy_sources() {
         sed -i -E "s#^(\#include \")($(IFS='|' && echo "${folders[*]}"))/#\1ascend_moe/\2/#" {} +
 }
 
-presets() { # CMakePresets.json of the asc route
-    local includes package=""
-    includes=$(extra_includes | paste -sd';' -)
+configuration() { # CMake's variables of the asc route, a line each; presets would need CMake 3.19
+    local package=""
     [[ ! -d $home ]] || package=$(asc_package) || true
-    cat << EOF
-{
-  "version": 1,
-  "cmakeMinimumRequired": {"major": 3, "minor": 19, "patch": 0},
-  "configurePresets": [
-    {
-      "name": "default",
-      "generator": "Unix Makefiles",
-      "binaryDir": "\${sourceDir}/../out",
-      "cacheVariables": {
-        "CMAKE_BUILD_TYPE": "Release",
-        "vendor_name": "$vendor",
-        "ASCEND_COMPUTE_UNIT": "${soc//,/;}",
-        "ASCEND_CANN_PACKAGE_PATH": "${home:-/usr/local/Ascend/cann}",${package:+"
-        \"ASC_DIR\": \"${package%/*}\","}
-        "AM_INCLUDES": "$includes"
-      }
-    }
-  ]
-}
-EOF
+    echo "-DCMAKE_BUILD_TYPE=Release"
+    echo "-Dvendor_name=$vendor"
+    echo "-DASCEND_COMPUTE_UNIT=${soc//,/;}"
+    echo "-DASCEND_CANN_PACKAGE_PATH=${home:-/usr/local/Ascend/cann}"
+    [[ -z $package ]] || echo "-DASC_DIR=${package%/*}"
+    echo "-DAM_INCLUDES=$(extra_includes | paste -sd';' -)"
 }
 
 build_asc() {
-    local project="$build/project"
+    local project="$build/project" variables
     copy_sources "$project"
     cp "$root/cmake/opp_package/CMakeLists.txt" "$project/"
     cp "$root/cmake/opp_package/op_host/CMakeLists.txt" "$project/op_host/"
     cp "$root/cmake/opp_package/op_kernel/CMakeLists.txt" "$project/op_kernel/"
-    presets > "$project/CMakePresets.json"
+    mapfile -t variables < <(configuration)
     say "project: $project"
-    step cd "$project"
-    step cmake --preset default
+    step cmake -G "Unix Makefiles" -S "$project" -B "$build/out" "${variables[@]}"
     step cmake --build "$build/out" --target binary -j "$jobs"
     step cmake --build "$build/out" --target package -j "$jobs"
 }
@@ -271,7 +254,7 @@ report_package() {
     ln -f "$package" "$build/" # the routes leave it in folders of their own
     package=$build/$(basename "$package")
     say "package: $package"
-    say "install: bash $package, then source the set_env.bash that it names"
+    say "install: bash $package, or without root bash $package --install-path=DIR; then source the set_env.bash that it names"
 }
 
 main() {
