@@ -119,6 +119,9 @@ def launch(
         verify(wheel)
     changed = environment(soc, devices)  # last: it builds what is not there
     if not quiet:
+        if wheel.is_later:
+            text = f"warning: torch_npu {wheel.version} is later than {wheel.pair.torch_npu} of the pair that is known"
+            print(f"ascend-moe vnpu: {text}", file=sys.stderr)
         print(
             f"ascend-moe vnpu: {devices} virtual {soc} on host memory, torch_npu {wheel.version}; "
             "not an NPU, times mean nothing",

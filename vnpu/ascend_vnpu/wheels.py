@@ -40,18 +40,35 @@ PAIRS = (
 
 
 def pair_of(torch: str | None, torch_npu: str | None) -> Pair | None:
-    """Return the pair of these versions, ignoring local parts after a +, or None."""
-    have = [(version or "").partition("+")[0] for version in (torch, torch_npu)]
-    return next((pair for pair in PAIRS if [pair.torch, pair.torch_npu] == have), None)
+    """Return the pair of these versions, ignoring local parts after a +, or None.
+
+    A later post release of a pair's torch_npu counts as that pair.
+    """
+    installed, number = ((version or "").partition("+")[0] for version in (torch, torch_npu))
+    return next((pair for pair in PAIRS if pair.torch == installed and _follows(number, pair.torch_npu)), None)
+
+
+def _follows(version: str, known: str) -> bool:
+    """Return whether a version is the known one or a later post release of it."""
+    (release, _, post), (known_release, _, known_post) = (text.partition(".post") for text in (version, known))
+    if release != known_release or (post and not post.isdigit()):
+        return False
+    return int(post or 0) >= int(known_post or 0)
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """An installed distribution: version, folder and dist-info folder."""
+    """An installed torch_npu: version, folder, dist-info folder and the pair that it counts as."""
 
     version: str
     folder: Path
     metadata: Path
+    pair: Pair
+
+    @property
+    def is_later(self) -> bool:
+        """Whether it is a later post release than that of the pair."""
+        return self.version.partition("+")[0] != self.pair.torch_npu
 
 
 def interpreter_of(command: str) -> str:
@@ -91,19 +108,20 @@ def ask(interpreter: str, program: str = "", env: Mapping[str, str] | None = Non
 
 
 def torch_npu_of(installed: Mapping[str, Any], interpreter: str) -> Wheel:
-    """Return the torch_npu of an environment if it and torch are one of `PAIRS`.
+    """Return the torch_npu of an environment if it and torch are one of `PAIRS` or a later post release of one.
 
     Raises:
         ArgumentError: they are not; the message has the way to a pair.
     """
     versions = [(installed[name] or [""])[0] for name in ("torch", "torch_npu")]
-    if pair_of(*versions) is None:
+    pair = pair_of(*versions)
+    if pair is None:
         has = [f"{name} {number or 'none'}" for name, number in zip(("torch", "torch_npu"), versions, strict=True)]
         fix = _how_to_install(interpreter, *versions)
         text = f"the virtual NPU needs {' or '.join(map(str, PAIRS))}, {interpreter} has {', '.join(has)}: {fix}"
         raise ArgumentError(text, argument="command")
     version, folder, metadata = installed["torch_npu"]
-    return Wheel(version, Path(folder), Path(metadata))
+    return Wheel(version, Path(folder), Path(metadata), pair)
 
 
 def _how_to_install(interpreter: str, torch: str, torch_npu: str) -> str:

@@ -20,7 +20,7 @@ from npu_runs import HERE, LAST_LINE, launch, left_behind, run, traces
 
 import ascend_vnpu
 from ascend_moe.errors import ArgumentError, LibraryError
-from ascend_vnpu.wheels import Wheel, verify
+from ascend_vnpu.wheels import PAIRS, Wheel, verify
 
 pytestmark = pytest.mark.npu
 
@@ -244,7 +244,7 @@ def test_modified_wheel_is_refused(tmp_path: Path) -> None:
     module.write_text("original")
     digest = base64.urlsafe_b64encode(hashlib.sha256(module.read_bytes()).digest()).rstrip(b"=").decode()
     (metadata / "RECORD").write_text(f"torch_npu.py,sha256={digest},8\ntorch_npu-2.13.0.dist-info/RECORD,,\n")
-    wheel = Wheel("2.13.0", tmp_path, metadata)
+    wheel = Wheel("2.13.0", tmp_path, metadata, PAIRS[0])
     assert verify(wheel) == 1
     module.write_text("modified")
     with pytest.raises(ArgumentError, match=r"torch_npu\.py differs from the hash in its RECORD"):

@@ -68,6 +68,18 @@ def test_no_pair_of_versions_is_answered_with_a_command_that_changes_the_environ
         assert (f"torch_npu=={own[0].torch_npu} " in line) if own else "environment with torch==" in line
 
 
+def test_a_later_post_release_of_a_pair_starts_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "verify", lambda wheel: 0)
+    monkeypatch.setattr(launch, "environment", lambda soc, devices: {})
+    monkeypatch.setattr(os, "execvpe", lambda *words: None)
+    for torch_npu, later in (("2.10.0.post7", True), ("2.10.0.post4", False)):
+        launch.launch([python_with(tmp_path, "2.10.0+cpu", torch_npu)])
+        text = f"warning: torch_npu {torch_npu} is later than 2.10.0.post4 of the pair that is known"
+        assert (text in capsys.readouterr().err) == later
+
+
 def fit(torch: str | None, torch_npu: str | None) -> bool:
     numbers = [(version or "").removesuffix("+cpu") for version in (torch, torch_npu)]
     return any(numbers == [pair.torch, pair.torch_npu] for pair in PAIRS)
