@@ -300,7 +300,12 @@ def check_what_only_tiling_refuses_is_told_at_once_with_its_status() -> None:
     npu_communicator.find(HCCL, WORLD, RANK, NPU)
     binding.CommHandle = made  # type: ignore[misc]
     os.environ["HCCL_BUFFSIZE"] = "many"
+    live = ctypes.CDLL("libopapi.so").vnpu_live_tensors
+    live.restype = ctypes.c_int64
+    torch.npu.synchronize()
+    tensors = live()
     kind, text, _ = said(outcome(valid, name=HCCL))
+    assert live() == tensors  # a refused call leaves no aclTensor
     os.environ.pop("HCCL_BUFFSIZE") if before is None else os.environ.update(HCCL_BUFFSIZE=before)
     ascend_moe.close(HCCL)
     meet()

@@ -3,6 +3,7 @@
 #include "call.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <iterator>
 #include <type_traits>
@@ -53,11 +54,14 @@ int give(const aclTensor* tensor, T vnpu::TensorValue::* field, T* out) {
     return vnpu::kOk;
 }
 
+std::atomic<int64_t> live_tensors{0};
+
 }  // namespace
 
 VNPU_EXPORT aclTensor* aclCreateTensor(const int64_t* dims, uint64_t rank, int dtype, const int64_t* strides,
                                        int64_t offset, int format, const int64_t*, uint64_t, void* data) {
     auto* tensor = new aclTensor{std::make_shared<vnpu::TensorValue>()};
+    ++live_tensors;
     vnpu::TensorValue& value = *tensor->value;
     value.dtype = dtype;
     value.format = format;
@@ -83,7 +87,12 @@ VNPU_EXPORT aclScalar* aclCreateScalar(void* value, int dtype) {
     return nullptr;
 }
 
-VNPU_EXPORT int aclDestroyTensor(const aclTensor* tensor) { return delete tensor, vnpu::kOk; }
+VNPU_EXPORT int aclDestroyTensor(const aclTensor* tensor) {
+    live_tensors -= tensor != nullptr;
+    return delete tensor, vnpu::kOk;
+}
+// Descriptions of tensors that were created and not destroyed.
+VNPU_EXPORT int64_t vnpu_live_tensors() { return live_tensors; }
 VNPU_EXPORT int aclDestroyScalar(const aclScalar* scalar) { return delete scalar, vnpu::kOk; }
 
 namespace {
