@@ -14,11 +14,13 @@ from typing import Any
 from .entries import Entry, entry_of
 from .errors import ArgumentError, LibraryError
 
-ABI = 3
+ABI = 4
 MAX_ARGUMENTS = 40
 _SHOWN_KEYS = 32
 TENSOR, WINDOW_DATA, WINDOW_STATE, WORKSPACE = range(4)
+REACH_ALL, REACH_MEMORY, REACH_RDMA = range(3)  # loads and stores, items of BatchWrite, or both
 LAYOUTS = {"a3": 0, "a2": 1}
+LINKS = {"stores": REACH_MEMORY, "rdma": REACH_RDMA}
 
 
 class Range(ctypes.Structure):
@@ -29,7 +31,7 @@ class Range(ctypes.Structure):
         ("bytes", c_uint64),
         ("name", c_char_p),
         ("doorbell", c_void_p),
-        *((name, c_int32) for name in ("kind", "atomic_blocks", "owner", "data")),
+        *((name, c_int32) for name in ("kind", "atomic_blocks", "owner", "data", "reach", "reserved")),
     )
 
 
@@ -42,9 +44,10 @@ def range_of(
     doorbell: int | None = None,
     atomic: bool = False,
     owner: int = -1,
+    reach: int = REACH_ALL,
 ) -> Range:
-    """One range of GM. ``owner``: the rank whose window it is."""
-    return Range(address, size, name.encode(), doorbell, kind, int(atomic), owner)
+    """One range of GM. ``owner``: the rank whose window it is; ``reach``: what may access it."""
+    return Range(address, size, name.encode(), doorbell, kind, int(atomic), owner, reach=reach)
 
 
 class Group(ctypes.Structure):
@@ -55,6 +58,7 @@ class Group(ctypes.Structure):
         *((name, c_uint64) for name in ("peer_table", "window_bytes", "exp_bytes", "workspace_bytes")),
         *((name, POINTER(c_uint64)) for name in ("windows_in", "windows_out", "windows_exp")),
         ("name", c_char_p),
+        ("multi_server", c_uint32),
     )
 
 

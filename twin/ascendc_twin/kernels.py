@@ -137,7 +137,7 @@ class Run:
             ranges.append(abi.range_of(workspace.address, workspace.size, f"HCCL workspace {index}"))
             if windows not in [earlier.windows for earlier in members[:index]]:
                 # the checked engine detects by itself which blocks are flags
-                ranges += windows.ranges(atomic=self._engine.mode == "fast")
+                ranges += windows.ranges(member.rank, atomic=self._engine.mode == "fast")
         if members:
             launch.doorbell = members[0].windows.doorbell(members[0].rank)
         self._mark_data(ranges)

@@ -60,6 +60,11 @@ class Windows:
         peer_table: layout "a3": the byte where remoteRes begins, as rWinStart says: 2984, or 3320 as in newer
             releases of HCCL.
         name: the group's name, up to 127 characters.
+        ranks_per_server: layout "a2": consecutive ranks that share a server; 0: all. Windows of other servers are
+            reached by BatchWrite alone: a load or store there is a finding.
+        links: how HCCL links the ranks of a server, where there are several: "stores": their windows are mapped, and
+            BatchWrite to them is a finding (algConfig BatchWrite=level1:hierarchy); "rdma": as those of other servers
+            (BatchWrite=level1:fullmesh).
         flags_in_data: flags travel inside longer stores. The checked engine then takes every 32-byte block of
             the windows for a flag and reports no races in them: what goes wrong shows as a wrong result.
 
@@ -79,6 +84,8 @@ class Windows:
         layout: str = "a3",
         peer_table: int = 2984,
         name: str = "hccl_world_group",
+        ranks_per_server: int = 0,
+        links: str = "stores",
         flags_in_data: bool = False,
     ) -> None:
         if world < 1:
@@ -89,10 +96,16 @@ class Windows:
             raise ArgumentError(f"peer_table is 2984 or 3320, not {peer_table!r}", argument="peer_table")
         if data_bytes < 1 or state_bytes < 1:
             raise ArgumentError("data_bytes and state_bytes are positive", argument="data_bytes")
+        if ranks_per_server < 0 or (ranks_per_server and layout != "a2"):
+            text = f"ranks_per_server is {ranks_per_server} with layout {layout!r}: only 'a2' has servers, of 1.. ranks"
+            raise ArgumentError(text, argument="ranks_per_server")
+        if links not in abi.LINKS:
+            raise ArgumentError(f"links is stores or rdma, not {links!r}", argument="links")
         if len(name) > 127:
             raise ArgumentError("name has more than 127 characters", argument="name")
         self.world, self.layout, self.name, self.peer_table = world, layout, name, peer_table
         self.data_bytes, self.state_bytes = data_bytes, state_bytes
+        self.ranks_per_server, self.links = ranks_per_server or world, links
         self.flags_in_data = flags_in_data
         self.number = next(_numbers)  # what libraries know the group by
         self._in = [_Area(data_bytes) for _ in range(world)]
@@ -152,10 +165,14 @@ class Windows:
         """Record that a kernel is about to write."""
         self._zero = False
 
-    def ranges(self, *, atomic: bool) -> list[abi.Range]:
-        """Every window of every rank; ``atomic``: whoever reads a 32-byte block reads all of it."""
+    def ranges(self, viewer: int, *, atomic: bool) -> list[abi.Range]:
+        """Every window of every rank, as rank ``viewer`` reaches it.
+
+        ``atomic``: whoever reads a 32-byte block reads all of it.
+        """
         made, atomic = [], atomic or self.flags_in_data
         for rank in range(self.world):
+            reach = self._reach(viewer, rank)
             for area, name, kind in (
                 (self._in[rank], "windowsIn", abi.WINDOW_DATA),
                 (self._out[rank], "windowsOut", abi.WINDOW_DATA),
@@ -163,8 +180,14 @@ class Windows:
             ):
                 where = (area.address, area.size, f"{name} of rank {rank}")
                 bell = self.doorbell(rank)
-                made.append(abi.range_of(*where, kind=kind, doorbell=bell, atomic=atomic, owner=rank))
+                made.append(abi.range_of(*where, kind=kind, doorbell=bell, atomic=atomic, owner=rank, reach=reach))
         return made
+
+    def _reach(self, viewer: int, rank: int) -> int:
+        share = self.ranks_per_server
+        if share == self.world or viewer == rank:
+            return abi.REACH_ALL
+        return abi.LINKS[self.links] if viewer // share == rank // share else abi.REACH_RDMA
 
     def context(self, library: ctypes.CDLL, rank: int) -> _Area:
         """A rank's context blob, filled by `library`."""
@@ -174,7 +197,8 @@ class Windows:
         if area is None or area.size < size:
             area = self._contexts[rank] = _Area(size)
         sizes = (self.data_bytes, self.state_bytes, _WORKSPACE_BYTES)
-        group = abi.Group(layout, self.world, self.peer_table, *sizes, name=self.name.encode())
+        several = int(self.ranks_per_server < self.world)
+        group = abi.Group(layout, self.world, self.peer_table, *sizes, name=self.name.encode(), multi_server=several)
         tables = [
             (ctypes.c_uint64 * self.world)(*(a.address for a in areas)) for areas in (self._in, self._out, self._exp)
         ]

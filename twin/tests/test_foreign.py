@@ -5,6 +5,7 @@ Many schedules of them: sound ones stay clean, one missing line is found and sho
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import time
@@ -112,13 +113,15 @@ def exchange(
     window: int = 1 << 16,
     finalize: int = 1,
     wait_s: float = 20,
+    times: int = 1,
+    **servers: Any,
 ) -> None:
-    windows = ascendc_twin.Windows(world, data_bytes=window, layout="a2")
+    windows = ascendc_twin.Windows(world, data_bytes=window, layout="a2", **servers)
     for step in range(4):
         swap = Swap(world, rows, 16, np.int32, step)
         call = (swap.args, bytes(64 + 280) + tiling(rows, 16, step % 2, finalize), cores, 0, windows)
-        kernel = kernels("all2all_batch_write", *defines)
-        kernel.launch("all2all_batch_write", *call, workspace_bytes=world * 32, mode=mode, timeout_s=wait_s)
+        kernel = kernels("all2all_batch_write", *defines, f"TIMES={times}")
+        kernel.launch("all2all_batch_write", *call, workspace_bytes=world * times * 32, mode=mode, timeout_s=wait_s)
         swap.check()
         assert not any((windows.data(r)[-64:]).any() for r in range(world))
 
@@ -143,6 +146,34 @@ def test_batch_write_past_the_window_is_found() -> None:
     said = r"BatchWrite item 0: 732 bytes that do not lie in windowsIn of rank 0"
     with pytest.raises(TwinFault, match=said):
         exchange("fast", 2, 3, 1, "MORE_BYTES=508", window=512)
+
+
+RDMA = r"load or store of 32 bytes in the \"windowsIn of rank \d\" of rank \d: HCCL has linked that rank by RDMA"
+MEMORY = r"BatchWrite to the \"windowsIn of rank \d\" of rank \d: HCCL has linked that rank by memory"
+
+
+@modes
+@pytest.mark.parametrize(
+    ("links", "share", "stores", "finding"),
+    [
+        ("rdma", 2, False, ""),
+        ("stores", 1, False, ""),
+        ("stores", 4, True, ""),  # one server: both reach every rank
+        ("stores", 2, True, MEMORY),
+        ("rdma", 2, True, RDMA),
+        ("stores", 1, True, RDMA),
+    ],
+)
+def test_servers_are_linked_as_hccl_links_them(mode: str, links: str, share: int, stores: bool, finding: str) -> None:
+    """Items to all ranks, and a store to a neighbour."""
+    with pytest.raises(TwinFault, match=finding) if finding else contextlib.nullcontext():
+        exchange(mode, 4, 2, 2, *(["STORES=1"] if stores else []), ranks_per_server=share, links=links)
+
+
+def test_batch_write_of_more_than_255_items_is_found() -> None:
+    """HCCL's server counts those for other ranks in 8 bits, on A2."""
+    with pytest.raises(TwinFault, match="BatchWrite of 256 items to other ranks: HCCL's server counts them in 8 bits"):
+        exchange("fast", 2, 1, 1, times=256)
 
 
 # ---- flags inside the data ----

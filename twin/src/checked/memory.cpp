@@ -216,7 +216,7 @@ void World::Landed(CoreState& core, uintptr_t to, uint64_t bytes, uint32_t numbe
         other.woken = woken;
     }
     if (options_.trace) {
-        const GmRange& range = SearchGm(core.core, to, bytes, {"", 0});
+        const GmRange& range = core.core.launch->ranges.Find(to, bytes, {"", 0});
         if (range.window()) Trace(core, "land", &range, to, bytes, number);
     }
 }

@@ -41,7 +41,7 @@ void FillA2(const GroupWindows& group, uint32_t rank, uint64_t workspace, A2Cont
     context->world = group.world;
     context->window_bytes = group.window_bytes;
     context->exp_bytes = group.exp_bytes;
-    context->multi_flag = group.world > kA2Ranks ? 1 : 0;
+    context->multi_flag = group.multi_server != 0 || group.world > kA2Ranks ? 1 : 0;
     uint64_t* capability = reinterpret_cast<uint64_t*>(context + 1);
     *capability = kA2DataPlaneAicpu;
     context->capability = AddressOf(capability);
@@ -55,7 +55,7 @@ void FillA2(const GroupWindows& group, uint32_t rank, uint64_t workspace, A2Cont
         const A2Memory own_in = {group.window_bytes, group.windows_in[rank], 0};
         const A2Memory own_out = {group.window_bytes, group.windows_out[rank], 0};
         peers[peer] = {in, out, own_in, own_out, {}};
-        if (peer >= kA2Ranks) continue;
+        if (peer >= kA2Ranks || group.multi_server != 0) continue;
         context->windows_in[peer] = group.windows_in[peer];
         context->windows_out[peer] = group.windows_out[peer];
         context->windows_exp[peer] = group.windows_exp[peer];

@@ -126,7 +126,21 @@ std::string StandOf(const Core& core, CoreStatus status) {
 }
 
 const GmRange& SearchGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) {
-    return core.launch->ranges.Find(core, address, bytes, loc);
+    const GmRange& range = core.launch->ranges.Find(address, bytes, loc);
+    TWIN_RAISE_IF(range.reach == Reach::kRdma, kOutOfBounds, loc,
+                  "load or store of %llu bytes in the \"%s\" of rank %d: HCCL has linked that rank by RDMA, its window is "
+                  "not mapped; BatchWrite alone reaches it",
+                  static_cast<unsigned long long>(bytes), range.name, range.owner);
+    core.last_slot ^= 1;
+    core.last_range[core.last_slot] = range;
+    return core.last_range[core.last_slot];
+}
+const GmRange& FindItemGm(const Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) {
+    const GmRange& range = core.launch->ranges.Find(address, bytes, loc);
+    TWIN_RAISE_IF(range.reach == Reach::kMemory, kBadArgument, loc,
+                  "BatchWrite to the \"%s\" of rank %d: HCCL has linked that rank by memory, it has no queue pair",
+                  range.name, range.owner);
+    return range;
 }
 const char* GmNameAt(const Core& core, uintptr_t address) { return core.launch->ranges.NameAt(address); }
 uint32_t BlockNum() { return g_current_core->launch->spec->block_dim; }
@@ -162,18 +176,14 @@ const char* GmMap::NameAt(uintptr_t address) const {
     return (next == ranges_.begin() ? next : next - 1)->name;
 }
 
-const GmRange& GmMap::Find(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) const {
+const GmRange& GmMap::Find(uintptr_t address, uint64_t bytes, const Loc& loc) const {
     const auto next = After(address);
     TWIN_RAISE_IF(ranges_.empty(), kOutOfBounds, loc, "GM address is in no tensor or window: the launch has none");
     TWIN_RAISE_IF(next == ranges_.begin(), kOutOfBounds, loc,
                   "GM address is in no tensor or window; the nearest above is \"%s\", which begins %llu bytes after",
                   next->name, static_cast<unsigned long long>(next->begin - address));
     const GmRange& range = *(next - 1);
-    if (address < range.end && bytes <= range.end - address) {
-        core.last_slot ^= 1;
-        core.last_range[core.last_slot] = range;
-        return core.last_range[core.last_slot];
-    }
+    if (address < range.end && bytes <= range.end - address) return range;
     TWIN_RAISE_IF(address < range.end, kOutOfBounds, loc, "%llu bytes at byte %llu of GM \"%s\", which has %llu",
                   static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(address - range.begin),
                   range.name, static_cast<unsigned long long>(range.end - range.begin));

@@ -16,7 +16,7 @@ class GmMap {
 public:
     void Assign(const std::vector<GmRange>& ranges);
     // The range that holds [address, address + bytes), or a kOutOfBounds fault.
-    const GmRange& Find(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) const;
+    const GmRange& Find(uintptr_t address, uint64_t bytes, const Loc& loc) const;
     // The name of the range that holds the address, else of the nearest one.
     const char* NameAt(uintptr_t address) const;
 

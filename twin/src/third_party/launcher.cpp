@@ -30,6 +30,8 @@ struct TwinRange {
     int32_t atomic_blocks;
     int32_t owner;  // the rank whose window it is, or -1
     int32_t data;   // stores of single blocks are no flags
+    int32_t reach;  // twin::Reach
+    int32_t reserved;
 };
 
 // One rank's launch.
@@ -175,6 +177,7 @@ LaunchSpec SpecOf(const TwinLaunch& launch, Warnings* warnings) {
         spec.ranges.push_back({begin, begin + range.bytes, static_cast<GmKind>(range.kind), range.atomic_blocks != 0,
                                range.doorbell, range.name, range.owner});
         spec.ranges.back().data = range.data != 0;
+        spec.ranges.back().reach = static_cast<Reach>(range.reach);
     }
     for (uint32_t i = 0; i < kGroups; ++i) {
         if (launch.contexts[i] == nullptr) continue;
@@ -305,7 +308,7 @@ bool RankSet::Run(const TwinLaunch* launches, const TwinOptions&, TwinOutcome* o
 #pragma GCC visibility push(default)
 extern "C" {
 
-uint32_t twin_abi() { return 3; }
+uint32_t twin_abi() { return 4; }
 
 const char* twin_engine() { return twin::kChecked ? "checked" : "fast"; }
 

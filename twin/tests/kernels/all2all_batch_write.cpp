@@ -24,6 +24,9 @@ struct All2AllTilingData {
 #ifndef MORE_BYTES
 #define MORE_BYTES 0  // a bug, for the test that it is found
 #endif
+#ifndef TIMES
+#define TIMES 1  // that each item is in the list
+#endif
 
 constexpr uint32_t kFlag = 0x7F00FF01;
 
@@ -47,7 +50,7 @@ extern "C" __global__ __aicore__ void all2all_batch_write(GM_ADDR x, GM_ADDR y, 
     TBuf<> flagBuf, itemBuf;
     pipe.InitBuffer(rowQueue, 2, t.width * sizeof(int32_t));
     pipe.InitBuffer(flagBuf, 32);
-    pipe.InitBuffer(itemBuf, world * 32);
+    pipe.InitBuffer(itemBuf, world * TIMES * 32);
     LocalTensor<int32_t> flag = flagBuf.Get<int32_t>();
     Duplicate(flag, static_cast<int32_t>(kFlag), 8);
     SyncFunc<HardEvent::V_MTE3>();
@@ -62,16 +65,20 @@ extern "C" __global__ __aicore__ void all2all_batch_write(GM_ADDR x, GM_ADDR y, 
     SyncAll<true>();  // all rows are there
     if (core == 0) {
         LocalTensor<uint64_t> items = itemBuf.Get<uint64_t>();
-        for (uint32_t peer = 0; peer < world; ++peer) {
-            items.SetValue(peer * 4, (uint64_t)out(peer));
-            items.SetValue(peer * 4 + 1, (uint64_t)in(peer, rank));
-            items.SetValue(peer * 4 + 2, rowsBytes + 32 + MORE_BYTES);
-            items.SetValue(peer * 4 + 3, (static_cast<uint64_t>(peer) << 32) | HCCL_DATA_TYPE_INT8);
+        for (uint32_t i = 0; i < world * TIMES; ++i) {
+            const uint32_t peer = i % world;
+            items.SetValue(i * 4, (uint64_t)out(peer));
+            items.SetValue(i * 4 + 1, (uint64_t)in(peer, rank));
+            items.SetValue(i * 4 + 2, rowsBytes + 32 + MORE_BYTES);
+            items.SetValue(i * 4 + 3, (static_cast<uint64_t>(peer) << 32) | HCCL_DATA_TYPE_INT8);
         }
+#ifdef STORES
+        DataCopy(Gm<int32_t>(in(rank ^ 1, rank)), flag, 8);  // where its own item is to land
+#endif
         SyncFunc<HardEvent::S_MTE3>();
-        DataCopy(Gm<uint64_t>(workspace), items, world * 4);
+        DataCopy(Gm<uint64_t>(workspace), items, world * TIMES * 4);
         PipeBarrier<PIPE_ALL>();
-        hccl.BatchWrite<COMMIT>(workspace, world);
+        hccl.BatchWrite<COMMIT>(workspace, world * TIMES);
     }
     for (uint32_t peer = core; peer < world; peer += cores) {
         GlobalTensor<int32_t> from = Gm<int32_t>(in(rank, peer));

@@ -62,6 +62,8 @@ struct WriteItem {
 };
 static_assert(sizeof(WriteItem) == 32, "BatchWriteItem");
 
+constexpr uint32_t kMostItems = 255;  // for other ranks in a BatchWrite on A2
+
 constexpr uint64_t HcclTypeBytes(uint32_t type) {
     constexpr uint8_t kBytes[] = {1, 2, 4, 2, 4, 8, 8, 1, 2, 4, 8, 2, 16};
     return type < sizeof(kBytes) ? kBytes[type] : 0;
@@ -79,6 +81,7 @@ public:
                       "Hccl: this is no communication context; take it from GetHcclContext");
     }
     bool open() const { return header_ != nullptr; }
+    bool a3() const { return header_->layout == twin::hccl::Layout::kA3; }
     uint32_t rank() const { return header_->rank; }
     uint32_t world() const { return header_->world; }
     twin::CopyAgent* agent() const { return header_->agent; }
@@ -94,7 +97,6 @@ public:
     }
 
 private:
-    bool a3() const { return header_->layout == twin::hccl::Layout::kA3; }
     const twin::hccl::A3Context* A3() const { return reinterpret_cast<const twin::hccl::A3Context*>(header_ + 1); }
     const twin::hccl::A3Remote* A3Of(uint32_t rank) const {
         const auto* context = reinterpret_cast<const uint8_t*>(A3());
@@ -221,6 +223,7 @@ private:
         twin::Core& core = twin::current_core();
         twin::FindGm(core, begin, count * sizeof(detail::WriteItem), loc);
         std::vector<twin::CopyItem> items;
+        uint32_t others = 0;
         for (uint32_t i = 0; i < count; ++i) {
             detail::WriteItem item;
             memcpy(&item, reinterpret_cast<const void*>(begin + i * sizeof(item)), sizeof(item));
@@ -234,9 +237,13 @@ private:
                           kOutOfBounds, loc, "BatchWrite item %u: %llu bytes that do not lie in windowsIn of rank %u",
                           i, static_cast<unsigned long long>(bytes), item.remoteRankId);
             twin::FindGm(core, item.localBuf, bytes, loc);
-            uint32_t* doorbell = twin::FindGm(core, item.remoteBuf, bytes, loc).doorbell;
+            uint32_t* doorbell = twin::FindItemGm(core, item.remoteBuf, bytes, loc).doorbell;
             items.push_back({item.localBuf, item.remoteBuf, bytes, item.remoteRankId, doorbell});
+            others += item.remoteRankId != group_.rank();
         }
+        TWIN_RAISE_IF(others > detail::kMostItems && !group_.a3(), kBadArgument, loc,
+                      "BatchWrite of %u items to other ranks: HCCL's server counts them in 8 bits, %u are the most",
+                      others, detail::kMostItems);
         return items;
     }
 

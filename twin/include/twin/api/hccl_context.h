@@ -119,6 +119,7 @@ struct GroupWindows {
     const uint64_t* windows_out;
     const uint64_t* windows_exp;
     const char* name;
+    uint32_t multi_server;  // A2: 1: HCCL has taken its ranks to be on several servers; addresses are in `data` alone
 };
 
 // A blob is the twin's header, the context, and what it points at. It is zero before it is filled;

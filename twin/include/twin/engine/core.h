@@ -32,6 +32,10 @@ constexpr uint32_t kPipes = 4;
 // What a registered range of GM is, for bounds messages and for counting bytes.
 enum class GmKind : uint8_t { kTensor, kWindowData, kWindowState, kWorkspace, kWindowRegistered, kKinds };
 
+// What reaches a range: loads and stores alone where HCCL has linked its rank by memory, items of BatchWrite alone where
+// it has linked it by RDMA and maps nothing.
+enum class Reach : uint8_t { kAll, kMemory, kRdma };
+
 // One GM allocation that a kernel may touch.
 struct GmRange {
     uintptr_t begin;
@@ -44,6 +48,7 @@ struct GmRange {
     bool bulk = false;  // rows of payload: copies of them may wait; runs that are only timed may leave them out
     uint64_t at = 0;    // bytes into its area, of which it is a part
     bool data = false;  // other people's kernels: stores of single blocks are no flags
+    Reach reach = Reach::kAll;
 
     bool window() const {
         return kind == GmKind::kWindowData || kind == GmKind::kWindowState || kind == GmKind::kWindowRegistered;
@@ -165,6 +170,8 @@ inline void MarkPhase(const char* name) {
 // Finds the GM range that holds [address, address + bytes) or raises kOutOfBounds.
 const char* GmNameAt(const Core& core, uintptr_t address);  // of the range there, else of the nearest
 const GmRange& SearchGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc);
+// The same for what an item of BatchWrite is to write.
+const GmRange& FindItemGm(const Core& core, uintptr_t address, uint64_t bytes, const Loc& loc);
 inline const GmRange& FindGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) {
     for (const GmRange& range : core.last_range) {
         if (address >= range.begin && address < range.end && bytes <= range.end - address) return range;
