@@ -357,6 +357,12 @@ VNPU_DEVICES = _text("ASCEND_MOE_VNPU_DEVICES", "a number", "set by `ascend-moe 
 VNPU_REPORT = _text(
     "ASCEND_MOE_VNPU_REPORT", "a file", "file to which the virtual NPU appends every launched op, for tests"
 )
+VNPU_CANN = _text(
+    "ASCEND_MOE_VNPU_CANN",
+    "a version",
+    "CANN release whose HCCL the virtual NPU mimics, such as 8.1, for tests: before 8.3 HCCL_INTRA_* decide how the "
+    "ranks of an A2 server are linked",
+)
 VALIDATE_OUTCOME = _path(
     "ASCEND_MOE_VALIDATE_OUTCOME",
     "file",
@@ -374,7 +380,7 @@ TABLE: dict[str, tuple[Setting[Any], ...]] = {
     "How the twin runs": (ISA, FORWARD, SEED),
     "Files and folders": (LIBRARY, CHECKED_LIBRARY, NPU_LIBRARY, VNPU_LIBRARIES, CACHE, CALLS),
     "Set by this package itself": (
-        VNPU, VNPU_SOC, VNPU_DEVICES, VNPU_REPORT, VALIDATE_OUTCOME,
+        VNPU, VNPU_SOC, VNPU_DEVICES, VNPU_REPORT, VNPU_CANN, VALIDATE_OUTCOME,
     ),
 }  # fmt: skip
 PREFIX = "ASCEND_MOE_"

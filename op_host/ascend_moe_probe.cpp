@@ -67,17 +67,23 @@ bool PlanProbe(gert::TilingContext& context) {
     if (!InRange(op.type, {"the number of vector cores", 3, moe::kMaxCores}, cores)) return false;
     tiling.cores = static_cast<uint32_t>(cores);
     tiling.contextKind = static_cast<uint32_t>(call.context_kind);
-    tiling.intraNodeRanks = static_cast<uint32_t>(call.ranks_per_server);
+    // On several servers the kernel stores within one if HCCL is to map it, else to no other rank.
+    const int64_t share = call.ranks_per_server, stores = IntegerOf(op, *attributes, "intra_node_stores");
+    if (!InRange(op.type, {"intra_node_stores", 0, 1}, stores)) return false;
+    const bool several = share > 0 && share < tiling.world;
+    tiling.intraNodeRanks = static_cast<uint32_t>(several && stores == 0 ? 1 : share);
     tiling.dataBytes = static_cast<uint64_t>(call.window_mib + call.registered_mib) * moe::kMiB;
     if (tiling.deadlineCycles == 0)
         tiling.deadlineCycles = static_cast<uint64_t>(call.deadline_micros) * moe::kCyclesPerMicro;
-    const moe::Mc2Task& task = soc.IsA2() ? moe::kMc2TaskA2 : moe::kMc2TaskA3;
-    if (!moe::FillMc2Head(op.type, given.group_ep, task, tiling.mc2)) return false;
+    const moe::Mc2Task* task =
+        moe::TaskOf(op.type, soc, tiling.world, static_cast<uint32_t>(share), tiling.intraNodeRanks);
+    if (task == nullptr || !moe::FillMc2Head(op.type, given.group_ep, *task, tiling.mc2)) return false;
     moe::CallPlan plan = {};
     plan.tilingKey = ASCEND_MOE_TILING_KEY_PROBE;
     plan.blockDim = tiling.cores;
     plan.workspaceBytes = moe::kProbeWorkspaceBytes;
-    return moe::HandOver(op.type, context, plan, platform, &tiling, sizeof(tiling));
+    const bool aiCpu = soc.IsA2() && tiling.world > moe::kAiCpuRanks;
+    return moe::HandOver(op.type, context, plan, aiCpu, platform, &tiling, sizeof(tiling));
 }
 
 ge::graphStatus TileProbe(gert::TilingContext* context) {

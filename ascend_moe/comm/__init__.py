@@ -51,6 +51,7 @@ class Device:
     find: Callable[[str, int, int, torch.device], Any]  # the communicator of a group_ep, opened if there is none
     close: Callable[[str], None]  # forgets a communicator; idempotent
     vote: Callable[[str, ProcessGroup], StoreVote | None]  # votes of a group; None before its first op
+    share: Callable[[str, int, int, torch.device], int]  # ranks per server; opens no communicator
 
 
 _devices: dict[str, Device] = {}  # by torch's name of the device type
@@ -252,16 +253,15 @@ def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
     source indices.
 
     Raises:
-        As ``lookup``, which opens the communicator if necessary.
+        As ``lookup``, which opens a communicator on the CPU if necessary.
     """
     _check_name(group_ep)
     found = _known_on_device(group_ep)
     if found is None:
         _, group = find(group_ep)
         if "npu" in _devices and group is not None and has_hccl(group):
-            found = _devices["npu"].find(group_ep, ep_world_size, ep_rank_id, _current_npu())
-        else:
-            found = lookup(group_ep, ep_world_size, ep_rank_id)
+            return _devices["npu"].share(group_ep, ep_world_size, ep_rank_id, _current_npu())
+        found = lookup(group_ep, ep_world_size, ep_rank_id)
     return int(found.ranks_per_server)
 
 

@@ -30,7 +30,7 @@ PASS = "PASS"
 BARRIER_PROBE = "core barrier"
 MAX_AGE_DAYS = 180
 COMMAND = "ascend-moe validate --bringup"
-_FORMAT, _DAY_S = 1, 86400.0
+_FORMAT, _DAY_S = 2, 86400.0
 _ROOT = Path("/usr/local/Ascend")
 
 
@@ -54,7 +54,8 @@ class Machine:
 class ProbeResults:
     """Results of a bring-up: number of ranks, time in seconds since 1970, result of each probe by name.
 
-    ``barriers``: microseconds of a core barrier by kind (`CORE_BARRIERS`); empty if not timed.
+    ``barriers``: microseconds of a core barrier by kind (`CORE_BARRIERS`); empty if not timed. ``links``: by probe, how
+    HCCL linked the ranks of a server where there are several A2 servers; a result applies to these links only.
     """
 
     soc: str
@@ -64,10 +65,17 @@ class ProbeResults:
     written: float
     probes: Mapping[str, str]
     barriers: Mapping[str, float] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> frozenset[str]:
         return frozenset(name for name, result in self.probes.items() if result == PASS)
+
+    def passed_for(self, topology: str) -> frozenset[str]:
+        """Return the probes that have passed with the links of a group of that topology."""
+        if topology == self.topology:
+            return self.passed
+        return frozenset(name for name in self.passed if not self.links.get(name, "").startswith("RDMA"))
 
 
 def cann_version(root: Path = _ROOT) -> tuple[str, Path | None]:
@@ -97,13 +105,13 @@ def machine(soc: str, topology: str) -> Machine:
 def proven(soc: str, topology: str, ranks: int) -> frozenset[str]:
     """Return the probes of `NEEDS` that count as passed for a group of ``ranks`` ranks.
 
-    Results of several servers also apply to one server: their ranks communicated within servers too.
+    Results of several servers also apply to one server if the probe ran by stores within a server.
     """
     wanted = frozenset(PROVABLE)
     if settings.PROVEN.is_set():
         return wanted & frozenset(settings.PROVEN.get())
     found = _stored(soc, topology)
-    return wanted & found.passed if found is not None and ranks <= found.ranks else frozenset()
+    return wanted & found.passed_for(topology) if found is not None and ranks <= found.ranks else frozenset()
 
 
 def _stored(soc: str, topology: str) -> ProbeResults | None:
@@ -142,12 +150,23 @@ def about(found: ProbeResults) -> str:
     return f"{where}, {days} day(s) old: comm_alg auto is {auto}" + (f"; core barrier: {times}" if times else "")
 
 
-def write(kind: Machine, ranks: int, probes: Mapping[str, str], barriers: Mapping[str, float] | None = None) -> Path:
+def write(
+    kind: Machine,
+    ranks: int,
+    probes: Mapping[str, str],
+    barriers: Mapping[str, float] | None = None,
+    links: Mapping[str, str] | None = None,
+) -> Path:
     """Store the results of a bring-up on ``ranks`` ranks, replacing earlier ones; return the path."""
     path = kind.path
     path.parent.mkdir(mode=0o700, exist_ok=True)
     results = ProbeResults(
-        **asdict(kind), ranks=ranks, written=time.time(), probes=dict(probes), barriers=dict(barriers or {})
+        **asdict(kind),
+        ranks=ranks,
+        written=time.time(),
+        probes=dict(probes),
+        barriers=dict(barriers or {}),
+        links=dict(links or {}),
     )
     write_whole(path, json.dumps({"format": _FORMAT, **asdict(results)}, indent=2) + "\n")
     path.chmod(0o644)  # independent of the umask: a file that others may write is refused
@@ -187,12 +206,13 @@ def read(path: Path) -> ProbeResults | None:
         results = ProbeResults(**words)
         days, probes, ranks = (time.time() - results.written) / _DAY_S, dict(results.probes), int(results.ranks)
         barriers = {kind: float(us) for kind, us in results.barriers.items()}
+        links = {name: str(of_probe) for name, of_probe in results.links.items()}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise _unusable(path, "is not a result file of this version") from None
     if not -1 <= days <= MAX_AGE_DAYS:
         age = f"is {days:.0f} days old, the limit is {MAX_AGE_DAYS}" if days > 0 else "has a time in the future"
         raise _unusable(path, age)
-    return replace(results, ranks=ranks, probes=probes, barriers=barriers)
+    return replace(results, ranks=ranks, probes=probes, barriers=barriers, links=links)
 
 
 def _unusable(path: Path, why: str) -> AscendMoeError:

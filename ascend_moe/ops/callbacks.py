@@ -115,7 +115,9 @@ def _open(pointer: Any, end: Any) -> None:
     group_ep = _text(call.group_ep, call.group_ep_bytes)
     if call.on_npu:
         device = torch.device(torch._C._get_privateuse1_backend_name(), call.device_index)
-        found: Any = npu_communicator.find(group_ep, call.world, call.rank, device, call.op.decode())
+        op = call.op.decode()
+        levels = op.endswith("_v2") and calls.is_two_level(_text(call.comm_alg, call.comm_alg_bytes))
+        found: Any = npu_communicator.find(group_ep, call.world, call.rank, device, op, levels)
     else:
         found = comm.lookup(group_ep, call.world, call.rank)
     end[0] = found.ops_handle.handle

@@ -36,6 +36,12 @@ OWN_OPTION = 'pg_options.hccl_config["hccl_buffer_size"]'  # of a group; takes p
 _MAGIC, _CODE = 0, 1  # words of the record
 # As in op_kernel/probe/tiling.h.
 PROBE_CONTEXT, PROBE_CLEAR, PROBE_STAMPS, PROBE_PASSED, PROBE_REPORT = 1, 15, 16, 0x600D, (64, 8)
+# How HCCL links the ranks of a group on several A2 servers, as the algConfig of its first launch requests: ranks store
+# to the others of their server, or all are reached by RDMA.
+LINKS = {
+    True: "stores within a server (BatchWrite=level1:hierarchy)",
+    False: "RDMA between all ranks (BatchWrite=level1:fullmesh)",
+}
 _RECREATE = (
     " - this group has failed: destroy its process group and create a new one, on all ranks; "
     "after a lost rank, ascend_moe.agree and shrink create one of the others"
@@ -98,6 +104,7 @@ class NpuCommunicator(GroupCommunicator):
         ranks_per_server: int,
         proven: frozenset[str],
         barrier: str = "",
+        stores: bool | None = None,
     ) -> None:
         self.name, self.device = name, device
         self.group = weakref.ref(group)
@@ -105,7 +112,7 @@ class NpuCommunicator(GroupCommunicator):
         self.soc = soc_of(device)
         self.context_kind = context_kind(self.soc)
         on_a2 = self.context_kind == CONTEXT_A2
-        self.ranks_per_server = ranks_per_server
+        self.ranks_per_server, self.stores = ranks_per_server, stores
         self.proven, self.barrier = proven, barrier
         self.auto_is_window = not probe_results.allows("direct", proven)
         options = getattr(group._get_backend(torch.device("npu")), "options", None)
@@ -154,6 +161,11 @@ class NpuCommunicator(GroupCommunicator):
         self._host = torch.zeros(words, dtype=torch.int32, device="cpu").pin_memory()
         self._seen: Any = self._host.numpy()
         self.ops_handle.take_record(self.record, self._host)
+
+    @property
+    def links(self) -> str:
+        """How ranks of a server reach each other, of `LINKS`; "" on one server and on an A3."""
+        return "" if self.stores is None else LINKS[self.stores]
 
     @property
     def algorithm(self) -> str:
@@ -231,7 +243,7 @@ class NpuCommunicator(GroupCommunicator):
         npu_adapter.load()
         report = torch.zeros(PROBE_REPORT, dtype=torch.int32, device=self.device)
         place = (self.name, self.world, self.rank)
-        machine = (self.buffer_mib, 0, self.ranks_per_server)
+        machine = (self.buffer_mib, 0, self.ranks_per_server, int(self.stores or False))
         torch.ops.ascend_moe_npu.probe(*place, mode, 1, rounds, 0, *machine, report)
         return [[word & 0xFFFFFFFF for word in block] for block in report.tolist()]
 
@@ -270,6 +282,7 @@ class NpuCommunicator(GroupCommunicator):
 _open: dict[str, NpuCommunicator] = {}  # by name
 _closed: list[NpuCommunicator] = []  # kept alive: replayed graphs write into their records
 _lock = threading.Lock()
+_stores: weakref.WeakKeyDictionary[Any, bool | None] = weakref.WeakKeyDictionary()  # of groups, as HCCL keeps them
 _cleared: weakref.WeakSet[Any] = weakref.WeakSet()  # groups on A2 whose state areas were zeroed
 _clearing: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
 
@@ -279,13 +292,18 @@ def known(group_ep: str) -> NpuCommunicator | None:
     return _open.get(group_ep)
 
 
-def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: str = "") -> NpuCommunicator:
+def find(
+    group_ep: str, world: int, rank: int, device: torch.device, op_name: str = "", stores: bool | None = None
+) -> NpuCommunicator:
     """Return this process's communicator for HCCL's name; ``op_name`` begins the message of an error.
+
+    ``stores``: on several A2 servers, whether the next launch stores to ranks of its own server; None: as the group was
+    opened, by default as a call without comm_alg.
 
     Raises:
         CommError: this group has failed, in a communicator that was closed since.
         ArgumentError: there is no such communicator, or its windows are in CPU memory; or ep_world_size or ep_rank_id
-            differs; or its ranks are distributed over servers in an unsupported way.
+            differs; or its ranks are distributed over servers in an unsupported way; or it was opened for other links.
         ConfigMismatch, CommTimeout, PeerLost: as ``npu_servers``, in a group's first call.
     """
     try:
@@ -295,6 +313,7 @@ def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: st
     share, proven = _agreed(group_ep, group, device)  # outside of the lock: it waits for the other ranks
     barrier = _faster_barrier(group_ep, group, device)
     with _lock:
+        stores = _stores_of(group_ep, group, share, stores, op_name)
         found = _open.get(group_ep)
         if found is None or found.group() is not group or found.device != device:
             _forget(group_ep)
@@ -304,10 +323,28 @@ def find(group_ep: str, world: int, rank: int, device: torch.device, op_name: st
                         with contextlib.suppress(AscendMoeError):
                             closed.check()
                     closed.raise_if_failed()
-            found = _open[group_ep] = NpuCommunicator(group_ep, group, device, share, proven, barrier)
+            found = _open[group_ep] = NpuCommunicator(group_ep, group, device, share, proven, barrier, stores)
     if found.context_kind == CONTEXT_A2 and group not in _cleared:
         _clear_together(found, group)
     return found
+
+
+def _stores_of(group_ep: str, group: Any, share: int, stores: bool | None, op_name: str) -> bool | None:
+    """Return which of `LINKS` a group has since its first call, or None where HCCL has no choice. Holds the lock."""
+    if not 0 < share < group.size():
+        return None
+    known = _stores.get(group)
+    if stores is None:
+        stores = calls.is_two_level("") if known is None else known
+    wanted = share > 1 and (bool(near_stores()) or stores)
+    if _stores.setdefault(group, wanted) != wanted:
+        raise ArgumentError(
+            f"{op_name}{': ' if op_name else ''}group {group_ep!r} was opened for {LINKS[not wanted]}, this call needs "
+            f"{LINKS[wanted]}: HCCL keeps the links of a group's first launch, use a second process group for one of "
+            "the two",
+            argument="comm_alg",
+        )
+    return wanted
 
 
 def _clear_together(here: NpuCommunicator, group: Any) -> None:
@@ -317,6 +354,8 @@ def _clear_together(here: NpuCommunicator, group: Any) -> None:
     with gate:
         if group in _cleared:
             return
+        if here.stores is not None:  # ranks that differ here would wait for each other in HCCL
+            npu_servers.agree_on_links(here.name, group, deadline_s(first=True), here.links)
         try:
             here.clear_state()
         except (AscendMoeError, RuntimeError) as error:  # HCCL may have zeroed it all the same
@@ -417,4 +456,8 @@ def of_own_window(error: WindowTooSmall, group_ep: str) -> WindowTooSmall:
     return WindowTooSmall(f"{text}: {fix}", **error.details)
 
 
-comm.register_device("npu", comm.Device(known, find, close, npu_servers.vote))
+def _share(group_ep: str, world: int, rank: int, device: torch.device) -> int:
+    return before_opening(group_ep, world, rank, device)[1]
+
+
+comm.register_device("npu", comm.Device(known, find, close, npu_servers.vote, _share))

@@ -7,6 +7,8 @@ host names do not distinguish servers; it counts ranks of the job, so that one v
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import hashlib
 import os
@@ -19,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
 
 from ascend_moe import settings
 from ascend_moe.comm.liveness import born_here, machine_id, pid_namespace, process_gone
@@ -33,6 +37,30 @@ if TYPE_CHECKING:
 
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"  # torchrun's: ranks that it has started on this host
 _INSTEAD = f"if host names do not distinguish servers, export {settings.RANKS_PER_SERVER.name} on all ranks"
+
+
+DEVICES_OF_A_MODULE = 8
+
+
+def module_of(soc: str) -> int:
+    """The module of 8 devices that this process's current NPU is in, by the number that the driver gives it.
+
+    0 but on A2, where HCCL takes a server's modules for servers.
+    """
+    if not soc.startswith("Ascend910B"):
+        return 0
+    index = int(torch.npu.current_device())  # type: ignore[attr-defined,unused-ignore]
+    visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "").split(",")
+    device = int(visible[index]) if index < len(visible) and visible[index].strip().isdigit() else index
+    found = ctypes.c_int32()
+    with contextlib.suppress(OSError, AttributeError):  # older runtimes do not have both
+        runtime = ctypes.CDLL("libascendcl.so")
+        if (
+            runtime.aclrtGetLogicDevIdByUserDevId(index, ctypes.byref(found)) == 0
+            and runtime.aclrtGetPhyDevIdByLogicDevId(found.value, ctypes.byref(found)) == 0
+        ):
+            device = found.value
+    return device // DEVICES_OF_A_MODULE
 
 
 def _local_world() -> int:
@@ -54,6 +82,8 @@ class ServerRecord:
         proven: passed bring-up probes, comma-separated, by topology (``TOPOLOGIES``).
         pid, born, pids: process id, start and PID namespace of this process, as in ``liveness``.
         token: unique to this record.
+        module: the module of 8 devices of its NPU (``module_of``).
+        links: requested links of a group on several servers; "" if not requested.
         seen: digest of the tokens of all records that this rank has read; "" before it has read all.
     """
 
@@ -69,6 +99,8 @@ class ServerRecord:
     born: int = field(default_factory=born_here)
     pids: str = field(default_factory=pid_namespace)
     token: str = field(default_factory=lambda: secrets.token_hex(16))
+    module: int = 0
+    links: str = ""
     seen: str = ""
 
 
@@ -97,7 +129,7 @@ def gather(name: str, group: ProcessGroup, timeout: float, soc: str) -> tuple[Se
             passed = {
                 each: ",".join(sorted(probe_results.proven(soc, each, world))) for each in probe_results.TOPOLOGIES
             }
-            mine = ServerRecord(proven=passed)
+            mine = ServerRecord(proven=passed, module=module_of(soc))
             _gathered[group] = _exchange(
                 Records(*store_of(group), "servers", group.rank(), mine, prefix), world, timeout
             )
@@ -134,8 +166,33 @@ def synchronize(name: str, group: ProcessGroup, timeout: float, what: str) -> No
     Raises:
         CommTimeout, PeerLost: as ``gather``.
     """
+    _exchange_again(ServerRecord(), name, group, timeout, what)
+
+
+def _exchange_again(
+    mine: ServerRecord, name: str, group: ProcessGroup, timeout: float, what: str
+) -> tuple[ServerRecord, ...]:
     prefix, key = f"rank {group.rank()}: {what} of group {name!r}", what.replace(" ", "_")
-    _exchange(Records(*store_of(group), key, group.rank(), ServerRecord(), prefix), group.size(), timeout)
+    return _exchange(Records(*store_of(group), key, group.rank(), mine, prefix), group.size(), timeout)
+
+
+def agree_on_links(name: str, group: ProcessGroup, timeout: float, links: str) -> None:
+    """Return when every rank of the group requests the same links from HCCL. Collective.
+
+    Raises:
+        ConfigMismatch: another rank requests different links.
+        CommTimeout, PeerLost: as ``gather``.
+    """
+    for rank, record in enumerate(_exchange_again(ServerRecord(links=links), name, group, timeout, "links")):
+        if record.links != links:
+            raise ConfigMismatch(
+                f"the first op of group {name!r} needs {links} on rank {group.rank()}, {record.links} on rank {rank}: "
+                f"pass the same comm_alg, and export {settings.COMM_ALG.name} and HCCL_INTRA_* alike, on all ranks",
+                field="comm_alg",
+                rank=rank,
+                ours=links,
+                theirs=record.links,
+            )
 
 
 def _exchange(store: Records[ServerRecord], world: int, timeout: float) -> tuple[ServerRecord, ...]:
@@ -173,8 +230,8 @@ def _exchange(store: Records[ServerRecord], world: int, timeout: float) -> tuple
 
 
 def topology(records: Sequence[ServerRecord]) -> str:
-    """Return the entry of ``probe_results.TOPOLOGIES``: a server is a pair of host name and boot id."""
-    one = len({(record.host, record.boot) for record in records}) == 1
+    """Return the entry of ``probe_results.TOPOLOGIES``: a server is a host name, a boot id and a module."""
+    one = len({(record.host, record.boot, record.module) for record in records}) == 1
     return probe_results.ONE_SERVER if one else probe_results.SEVERAL_SERVERS
 
 
@@ -238,10 +295,35 @@ def agreed(name: str, rank: int, records: Sequence[ServerRecord], ranks: Sequenc
                 fix = "export one value on every rank"
                 raise ConfigMismatch(f"{text}: {fix}", field=setting.name, rank=other, ours=ours, theirs=theirs)
     if mine.share:
+        _refuse_whole_modules(name, records, ranks, mine.share)
         fix = f"{settings.RANKS_PER_SERVER.name} is {mine.share}, which counts ranks of the job"
         return _share_of_each(name, [f"server {peer // mine.share}" for peer in ranks], fix)
     _judge_names(name, records, whole_job=len(ranks) == job)
-    return _share_of_each(name, [record.host for record in records], _INSTEAD)
+    return _share_of_each(name, _server_names(records), _INSTEAD)
+
+
+def _server_names(records: Sequence[ServerRecord]) -> list[str]:
+    """By rank: its host, and its module of devices where the group has ranks in several of that host."""
+    modules = {host: {each.module for each in records if each.host == host} for host in {r.host for r in records}}
+    return [
+        record.host if len(modules[record.host]) == 1 else f"{record.host}, module {record.module}"
+        for record in records
+    ]
+
+
+def _refuse_whole_modules(name: str, records: Sequence[ServerRecord], ranks: Sequence[int], share: int) -> None:
+    """Raise ArgumentError where a server of ``share`` ranks of the job is what HCCL takes for two."""
+    names = _server_names(records)
+    first: dict[int, int] = {}
+    for rank, of_job in enumerate(ranks):
+        one = first.setdefault(of_job // share, rank)
+        if records[one].host == records[rank].host and names[one] != names[rank]:
+            raise ArgumentError(
+                f"group {name!r}: {settings.RANKS_PER_SERVER.name} is {share}, but ranks {one} and {rank} are on "
+                f"{names[one]!r} and {names[rank]!r}: HCCL takes modules of {DEVICES_OF_A_MODULE} devices for servers, "
+                "so export the number of ranks of a module",
+                argument="group_ep",
+            )
 
 
 def _judge_names(name: str, records: Sequence[ServerRecord], whole_job: bool) -> None:

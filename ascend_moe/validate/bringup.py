@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -23,8 +23,9 @@ import ascend_moe
 from ascend_moe import comm, settings
 from ascend_moe.errors import AscendMoeError, CommError, CommTimeout
 from ascend_moe.native import probe_results
+from ascend_moe.ops import npu_communicator
 from ascend_moe.ops.npu_communicator import soc_of
-from ascend_moe.ops.npu_servers import ServerRecord, topology
+from ascend_moe.ops.npu_servers import ServerRecord, module_of, topology
 from ascend_moe.plan import Request, plan
 from ascend_moe.reference.cases import Case
 from ascend_moe.validate import Device, times
@@ -277,7 +278,7 @@ def in_group(device: Device, place: torch.device, progress: Progress = silent) -
     if kind is not None:
         probe_results.forget(kind)  # no results remain if this bring-up does not finish
     store: Any = dist.distributed_c10d._get_default_store()
-    results, unsafe = [], False
+    results, links, unsafe = [], {}, False
     probes = [*OP_PROBES]
     if device.kind == "cpu":
         # the twin is a device of one process
@@ -294,27 +295,34 @@ def in_group(device: Device, place: torch.device, progress: Progress = silent) -
         store.set(f"ascend_moe/bringup/{number}/{rank}", json.dumps(seen))
         keys = [f"ascend_moe/bringup/{number}/{other}" for other in range(world)]
         store.wait(keys, timedelta(seconds=_COLLECT_S))
+        opened = npu_communicator.known(name)
         comm.close(name)  # a permanent failure must not affect the next probe
-        results.append(_of_all_ranks(probe, [tuple(json.loads(store.get(key))) for key in keys]))
+        found = _of_all_ranks(probe, [tuple(json.loads(store.get(key))) for key in keys])
+        if opened is not None and opened.links:
+            links[probe.name] = opened.links
+            found = replace(found, detail=f"{found.detail}; {opened.links}")
+        results.append(found)
         unsafe = probe.name == SERVERS.name and results[-1].status == FAIL
-    return results, "" if kind is None else _store(kind, world, results)
+    return results, "" if kind is None else _store(kind, world, results, links)
 
 
 def _kind_of_machine(place: torch.device) -> probe_results.Machine:
     """The kind of machine of this group. Collective: the ranks exchange their hosts."""
     store: Any = dist.distributed_c10d._get_default_store()
     mine = ServerRecord()
-    store.set(f"ascend_moe/bringup/host/{dist.get_rank()}", json.dumps({"host": mine.host, "boot": mine.boot}))
+    of_rank = {"host": mine.host, "boot": mine.boot, "module": module_of(soc_of(place))}
+    store.set(f"ascend_moe/bringup/host/{dist.get_rank()}", json.dumps(of_rank))
     keys = [f"ascend_moe/bringup/host/{rank}" for rank in range(dist.get_world_size())]
     store.wait(keys, timedelta(seconds=_COLLECT_S))
     return probe_results.machine(soc_of(place), topology([ServerRecord(**json.loads(store.get(key))) for key in keys]))
 
 
-def _store(kind: probe_results.Machine, world: int, results: Sequence[ProbeResult]) -> str:
+def _store(kind: probe_results.Machine, world: int, results: Sequence[ProbeResult], links: Mapping[str, str]) -> str:
     """Store the results and return a sentence about that."""
     try:
         barriers = next((result.figures for result in results if result.name == probe_results.BARRIER_PROBE), {})
-        path = probe_results.write(kind, world, {result.name: result.status for result in results}, barriers)
+        statuses = {result.name: result.status for result in results}
+        path = probe_results.write(kind, world, statuses, barriers, links)
         found = probe_results.read(path)
     except (OSError, AscendMoeError) as error:
         return f"probe results: not stored, {error}: export {settings.PROVEN.name} on all ranks instead"

@@ -144,7 +144,8 @@ class Twin:
         return found, call.seen()
 
     def _windows(self) -> ascendc_twin.Windows:
-        windows = ascendc_twin.Windows(self.world, data_bytes=self.window_mib * MIB, layout=self.layout)
+        share, data_bytes = self.near if self.layout == "a2" else 0, self.window_mib * MIB
+        windows = ascendc_twin.Windows(self.world, data_bytes=data_bytes, layout=self.layout, ranks_per_server=share)
         self.corrupt(windows)
         return windows
 
@@ -217,10 +218,10 @@ class Npu:
     def launch(self, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[list[Seen], float]:
         """Run one probe together with all ranks; return the reports of this rank's cores and the seconds it took."""
         npu_adapter.load()
-        end = self._end()
+        end = self._end(mode)
         report = torch.zeros(REPORT, dtype=torch.int32, device=self.place.device)
         numbers = (MODES[mode], self._wait_for_ranks(), rounds, cycles)
-        machine = (end.buffer_mib, int(WAIT_S * 1e6), end.ranks_per_server)
+        machine = (end.buffer_mib, int(WAIT_S * 1e6), end.ranks_per_server, int(end.stores or False))
         npu: Any = torch.npu  # type: ignore[attr-defined,unused-ignore]
         npu.synchronize(self.place.device)
         start = time.monotonic()
@@ -240,9 +241,11 @@ class Npu:
         place = self.place
         return npu_communicator.before_opening(place.group_ep, place.world, place.rank, place.device)
 
-    def _end(self) -> npu_communicator.NpuCommunicator:
+    def _end(self, mode: str) -> npu_communicator.NpuCommunicator:
+        """This rank's end, opened with the links that a mode of the probe needs: items go to all ranks by RDMA."""
         place = self.place
-        return npu_communicator.find(place.group_ep, place.world, place.rank, place.device)
+        stores = mode != "batch"
+        return npu_communicator.find(place.group_ep, place.world, place.rank, place.device, stores=stores)
 
     def _wait_for_ranks(self) -> int:
         """Wait for all ranks and return the nonce of this launch, which rank 0 has drawn."""

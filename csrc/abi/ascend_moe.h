@@ -25,6 +25,9 @@ AM_API void am_comm_mark_lost(void* comm, int peer);
 // with the same values on all ranks. Returns 0, or 1 if refused.
 AM_API int am_comm_use_context(void* comm, int kind);
 AM_API int am_comm_use_servers(void* comm, int ranks_per_server, int intra_node_stores);
+// How HCCL links the ranks of a server on several servers: by memory (1), without queue pairs between them, or by RDMA
+// (0), without mapped windows. Not called: both, the default on a CPU.
+AM_API void am_comm_use_links(void* comm, int stores);
 // Bytes of the last launch: read then written, by kind of GM (tensor, window data, window state, workspace, registered
 // window).
 AM_API void am_comm_traffic(void* comm, uint64_t* bytes);

@@ -266,6 +266,19 @@ void Communicator::UseServers(uint32_t ranks_per_server, bool intra_node_stores)
     ListRanges();
 }
 
+void Communicator::UseLinks(Links links) {
+    links_ = links;
+    ListRanges();
+}
+
+// HCCL maps no window of another server. Those of this one it maps, or reaches by RDMA as well, by its algConfig.
+twin::Reach Communicator::ReachOf(int peer) const {
+    if (staging_ == nullptr || peer == rank_) return twin::Reach::kAll;
+    const int share = static_cast<int>(std::max(1u, ranks_per_server_));
+    if (peer / share != rank_ / share || links_ == Links::kRdma) return twin::Reach::kRdma;
+    return links_ == Links::kMemory ? twin::Reach::kMemory : twin::Reach::kAll;
+}
+
 void Communicator::DropStaging() {
     agent_.reset();  // it may still read there
     if (staging_ != nullptr) munmap(staging_, staging_bytes());
@@ -305,7 +318,8 @@ void Communicator::FillContext() {
                                             in.data(),
                                             out.data(),
                                             exp.data(),
-                                            "twin"};
+                                            "twin",
+                                            staging_ != nullptr};
     // A3's table of ranks is 2 MiB, of which a group touches a few entries.
     blob_.reset(static_cast<uint8_t*>(calloc(1, twin::hccl::ContextBlobBytes(group.layout, world))));
     if (blob_ == nullptr) throw std::bad_alloc();
@@ -332,6 +346,7 @@ void Communicator::ListAreas(bool levels) {
     ranges_.clear();
     const uint64_t state_bytes = moe::StateBytes(static_cast<uint32_t>(world_));
     for (int r = 0; r < world_; ++r) {
+        const size_t first = ranges_.size();
         uint32_t* doorbell = DoorbellOf(bases_[static_cast<size_t>(r)]);
         if (r == rank_ && staging_ != nullptr) {
             ListOwnData(data(r), levels);
@@ -358,6 +373,7 @@ void Communicator::ListAreas(bool levels) {
         if (r != rank_ && registered_bytes_ > 0)
             ranges_.push_back(
                 RangeOf(registered(r), registered_bytes_, twin::GmKind::kWindowRegistered, "registered window", r));
+        for (size_t i = first; i < ranges_.size(); ++i) ranges_[i].reach = ReachOf(r);
     }
     if (staging_ != nullptr) {
         ranges_.push_back(RangeOf(staging_, data_bytes_ + state_bytes, twin::GmKind::kWindowData, "windowsOut", rank_));
@@ -509,6 +525,10 @@ int am_comm_use_servers(void* comm, int ranks_per_server, int intra_node_stores)
         static_cast<ops::Communicator*>(comm)->UseServers(static_cast<uint32_t>(ranks_per_server),
                                                           intra_node_stores != 0);
     });
+}
+void am_comm_use_links(void* comm, int stores) {
+    using Links = ops::Communicator::Links;
+    static_cast<ops::Communicator*>(comm)->UseLinks(stores != 0 ? Links::kMemory : Links::kRdma);
 }
 void am_comm_destroy(void* comm) { delete static_cast<ops::Communicator*>(comm); }
 void am_comm_mark_lost(void* comm, int peer) { static_cast<ops::Communicator*>(comm)->MarkLost(peer); }

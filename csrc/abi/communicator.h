@@ -43,6 +43,10 @@ public:
     // A2 only: this many ranks share a server; 0: all share one. Other ranks are reached through windowsOut, with
     // intra_node_stores those of other servers only.
     void UseServers(uint32_t ranks_per_server, bool intra_node_stores);
+    // How HCCL links the ranks of a server on several servers: by memory, by RDMA, or, on the CPU, by both, so that one
+    // communicator serves all algorithms.
+    enum class Links : int { kBoth, kMemory, kRdma };
+    void UseLinks(Links links);
     void* context();
     uint32_t context_kind() const { return kind_; }
     // Where an area of a rank's window begins in this process.
@@ -109,6 +113,7 @@ private:
     void FillContext();
     void ListRanges();
     void ListAreas(bool levels);
+    twin::Reach ReachOf(int peer) const;
     void ListOwnData(uint8_t* data, bool levels);
     void DropStaging();
 
@@ -127,6 +132,7 @@ private:
     uint32_t kind_ = moe::kContextTable;
     uint32_t ranks_per_server_ = 0;
     int intra_node_ranks_ = 1;  // that stores reach
+    Links links_ = Links::kBoth;
     uint8_t* staging_ = nullptr;
     moe::WindowTable table_ = {};
     std::unique_ptr<uint8_t, void (*)(void*)> blob_{nullptr, free};  // of an HCCL context

@@ -91,13 +91,13 @@ void Combine(const AmNpuLaunch& launch) {
 // a compiler's graph.
 void Probe(c10::string_view group_ep, int64_t ep_world_size, int64_t ep_rank_id, int64_t mode, int64_t nonce,
            int64_t rounds, int64_t cycles, int64_t window_mib, int64_t timeout_us, int64_t ranks_per_server,
-           const at::Tensor& report) {
+           int64_t intra_node_stores, const at::Tensor& report) {
     const c10::OptionalDeviceGuard guard(report.device());
     AM_REQUIRE(aclnnAscendMoeProbe);
     std::string groupEp(group_ep);  // a view need not end in NUL
     char* group_ep_text = groupEp.data();
     EXEC_NPU_CMD_EXT(aclnnAscendMoeProbe, group_ep_text, ep_world_size, ep_rank_id, mode, nonce, rounds, cycles,
-                     window_mib, timeout_us, ranks_per_server, report);
+                     window_mib, timeout_us, ranks_per_server, intra_node_stores, report);
 }
 
 // torch.ops.ascend_moe_npu.registered_tensor: a tensor over a block of a registered area (am_registered_take); its
@@ -148,7 +148,7 @@ int am_npu_launch(const AmNpuLaunch* launch, char* text, uint64_t bytes) {
 TORCH_LIBRARY(ascend_moe_npu, library) {
     library.def(
         "probe(str group_ep, int ep_world_size, int ep_rank_id, int mode, int nonce, int rounds, int cycles, "
-        "int window_mib, int timeout_us, int ranks_per_server, Tensor(a!) report) -> ()");
+        "int window_mib, int timeout_us, int ranks_per_server, int intra_node_stores, Tensor(a!) report) -> ()");
     library.def(
         "registered_tensor(int address, int[] sizes, ScalarType dtype, Device device, int area, int generation, "
         "int release) -> Tensor",

@@ -44,8 +44,8 @@ inline std::string RecentError() {
     return line.empty() ? "CANN gives no reason, its log may (ASCEND_SLOG_PRINT_TO_STDOUT=1)" : line;
 }
 
-// EXEC_NPU_CMD_EXT drops the status of an operator's first phase, in which tiling may refuse the call; `values` are then
-// nobody's but ours. It looks `call` up by name and finds this one, more special than torch_npu's.
+// EXEC_NPU_CMD_EXT drops the status of an operator's first phase, in which tiling may refuse the call; `values` are
+// then nobody's but ours. It looks `call` up by name and finds this one, more special than torch_npu's.
 template <typename... Parameters, typename... Values>
 int call(int (*first_phase)(Parameters...), std::tuple<Values...> values) {
     const int status = std::apply(first_phase, values);

@@ -18,6 +18,7 @@
 #endif
 
 #include "call.h"
+#include "../rules/links.h"
 #include "../rules/plan.h"
 
 // PlatformAscendC::GetSocVersion returns the same value for A2 and A3, by its documentation. The platform's own table
@@ -30,6 +31,12 @@
 #endif
 extern "C" __attribute__((weak)) const char* aclrtGetSocName();
 extern "C" __attribute__((weak)) int aclrtGetOpExecuteTimeout(uint32_t* milliseconds);
+// aclCANNPackageVersion: the version as text, then its parts.
+struct AclPackageVersion {
+    char text[128];
+    char rest[512];
+};
+extern "C" __attribute__((weak)) int aclsysGetCANNVersion(int package, AclPackageVersion* version);
 
 namespace moe {
 
@@ -120,21 +127,55 @@ inline int32_t CoreBarrierOf(int64_t attribute) {
 
 // ---- the tiling itself ----
 
-// How HCCL sets up the communicator: opType and algorithm of the kernel's one communication task. A3 reads and writes
-// its peers' windows itself, A2 reaches other servers by BatchWrite.
-struct Mc2Task {
-    uint32_t opType;
-    const char* algorithm;
-};
-constexpr Mc2Task kMc2TaskA3 = {8, "AlltoAll=level0:fullmesh;level1:pairwise"};
-constexpr Mc2Task kMc2TaskA2 = {18, "BatchWrite=level0:fullmesh"};
 constexpr uint32_t kBatchMode = 1;  // schedule mode: all cores start together, since they wait for each other
+// AICPU threads of a launch above kAiCpuRanks ranks on A2; two of them post items, without this value only one.
+constexpr uint32_t kAiCpuRanks = 8, kAiCpuBlocks = 6;
+
+// Whether the installed HCCL knows level1 in an algConfig; true if its version is unknown.
+inline bool HasLevels() {
+    constexpr int kHccl = 3;  // ACL_PKG_NAME_HCCL
+    AclPackageVersion version = {};
+    int32_t major = 0, minor = 0;
+    if (aclsysGetCANNVersion == nullptr || aclsysGetCANNVersion(kHccl, &version) != 0) return true;
+    if (sscanf(version.text, "%d.%d", &major, &minor) != 2) return true;
+    return major > kLevelsMajor || (major == kLevelsMajor && minor >= kLevelsMinor);
+}
+
+// The task of a launch whose kernel stores to `intraNodeRanks` ranks, or null if it is refused.
+inline const Mc2Task* TaskOf(const char* op, const SocName& soc, uint32_t world, uint32_t ranksPerServer,
+                             uint32_t intraNodeRanks) {
+    if (!soc.IsA2()) return &kMc2TaskA3;
+    const HcclVariables variables = {getenv("HCCL_INTRA_PCIE_ENABLE"), getenv("HCCL_INTRA_ROCE_ENABLE")};
+    const char* why = nullptr;
+    const Mc2Task* task = Mc2TaskOfA2(world, ranksPerServer, intraNodeRanks, HasLevels(), variables, why);
+    if (task == nullptr) ReportError(op, "%u ranks with %u a server: %s", world, ranksPerServer, why);
+    return task;
+}
+
+// Available in newer toolkits: the communication engine of a task, and the number of AICPU threads of a launch.
+template <typename Config>
+auto SetEngine(Config& config, uint32_t engine, int) -> decltype(config.SetCommEngine(uint8_t{0})) {
+    return config.SetCommEngine(static_cast<uint8_t>(engine));
+}
+template <typename Config>
+uint32_t SetEngine(Config&, uint32_t, long) {
+    return 0;
+}
+template <typename Context>
+auto SetAiCpuBlocks(Context& context, uint32_t blocks, int) -> decltype(context.SetAicpuBlockDim(blocks)) {
+    return context.SetAicpuBlockDim(blocks);
+}
+template <typename Context>
+uint32_t SetAiCpuBlocks(Context&, uint32_t, long) {
+    return 0;
+}
 
 inline bool FillMc2Head(const char* op, const char* group, const Mc2Task& task, MoeDistributeMc2Head& head) {
     static_assert(sizeof(::Mc2InitTiling) <= sizeof(head.init), "MoeDistributeMc2Head::init is too small");
     static_assert(sizeof(::Mc2CcTiling) <= sizeof(head.cc), "MoeDistributeMc2Head::cc is too small");
     AscendC::Mc2CcTilingConfig config(group, task.opType, task.algorithm);
-    if (config.GetTiling(*reinterpret_cast<::Mc2InitTiling*>(head.init)) == 0 &&
+    if (SetEngine(config, task.engine, 0) == 0 &&
+        config.GetTiling(*reinterpret_cast<::Mc2InitTiling*>(head.init)) == 0 &&
         config.GetTiling(*reinterpret_cast<::Mc2CcTiling*>(head.cc)) == 0) {
         return true;
     }
@@ -188,7 +229,8 @@ inline bool DescribeMachine(const char* op, const SocName& soc, const CannAttrib
                        static_cast<long long>(call.window_mib + taken), static_cast<long long>(taken));
 }
 
-inline bool HandOver(const char* op, gert::TilingContext& context, const CallPlan& plan,
+// `aiCpu`: whether HCCL's server has work for more than one thread.
+inline bool HandOver(const char* op, gert::TilingContext& context, const CallPlan& plan, bool aiCpu,
                      platform_ascendc::PlatformAscendC& platform, const void* bytes, size_t size) {
     gert::TilingData* raw = context.GetRawTilingData();
     size_t* workspace = context.GetWorkspaceSizes(1);
@@ -202,6 +244,7 @@ inline bool HandOver(const char* op, gert::TilingContext& context, const CallPla
     context.SetTilingKey(plan.tilingKey);
     context.SetBlockDim(platform.CalcTschBlockDim(plan.blockDim, 0, plan.blockDim));
     context.SetScheduleMode(kBatchMode);
+    if (aiCpu) SetAiCpuBlocks(context, kAiCpuBlocks, 0);
     return true;
 }
 
@@ -224,10 +267,12 @@ inline bool TileCall(gert::TilingContext& context, uint32_t code) {
     if (!PlanCall(call, plan, check)) return ReportError(op, "%s", check.message);
     const bool dispatch = code == kOpDispatch;
     MoeDistributeMc2Head& head = dispatch ? plan.dispatch.mc2 : plan.combine.mc2;
-    if (!FillMc2Head(op, given.group_ep, soc.IsA2() ? kMc2TaskA2 : kMc2TaskA3, head)) return false;
+    const MoeDistributeInfo& info = plan.info();
+    const Mc2Task* task = TaskOf(op, soc, info.world, info.ranksPerServer, info.intraNodeRanks);
+    if (task == nullptr || !FillMc2Head(op, given.group_ep, *task, head)) return false;
     const void* bytes = dispatch ? static_cast<const void*>(&plan.dispatch) : &plan.combine;
     const size_t size = dispatch ? sizeof(plan.dispatch) : sizeof(plan.combine);
-    return HandOver(op, context, plan, platform, bytes, size);
+    return HandOver(op, context, plan, soc.IsA2() && info.world > kAiCpuRanks, platform, bytes, size);
 }
 
 template <uint32_t kCode>

@@ -147,7 +147,8 @@
     INTEGER(cycles, kOptional, 0, kNeither)                                                                           \
     INTEGER(window_mib, kOptional, 0, kNeither)                                                                       \
     INTEGER(timeout_us, kOptional, 0, kNeither)                                                                       \
-    INTEGER(ranks_per_server, kOptional, 0, kNeither)
+    INTEGER(ranks_per_server, kOptional, 0, kNeither)                                                                 \
+    INTEGER(intra_node_stores, kOptional, 0, kNeither)
 
 // Code, type as CANN knows it, its rows above, columns of its dtype lists.
 #define ASCEND_MOE_OPS(OP)                                                                                            \

@@ -418,9 +418,13 @@ public:
         Start(slot_.server, context.address(), tiling, head, 0);
         open_ = true;
     }
-    // Posts a list of `count` items in GM. Everything they copy must have drained.
+    // Posts a list of `count` items in GM, in parts, because HCCL's server counts the items of a list in 8 bits.
+    // Everything they copy must have drained.
     __aicore__ inline void Post(GM_ADDR list, uint32_t count) {
-        if (count > 0) slot_.server.template BatchWrite<true>(list, count);
+        for (uint32_t at = 0; at < count; at += kMostItems) {
+            slot_.server.template BatchWrite<true>(list + static_cast<uint64_t>(at) * kBlock,
+                                                   Min(kMostItems, count - at));
+        }
     }
     // Returns when all posted items have left; the server may then go.
     __aicore__ inline void Close() {
@@ -429,6 +433,7 @@ public:
     }
 
 private:
+    static constexpr uint32_t kMostItems = 255;
     // The server object is constructed only where it is used; most launches have none.
     union Slot {
         __aicore__ inline Slot() {}

@@ -15,6 +15,7 @@ from ascend_moe import settings
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.native import probe_results
 from ascend_moe.native.probe_results import ONE_SERVER, SEVERAL_SERVERS
+from ascend_moe.ops.npu_communicator import LINKS
 from ascend_moe.validate.probes import KERNEL_PROBES
 
 SOC = "Ascend910_9391"
@@ -61,8 +62,13 @@ def test_probe_results_count_for_their_soc_cann_topology_and_as_many_ranks(
 
 
 def test_results_of_several_servers_count_for_one_where_it_has_none() -> None:
-    kept(SEVERAL_SERVERS, 16)
+    several = kept(SEVERAL_SERVERS, 16)
     assert probe_results.proven(SOC, SEVERAL_SERVERS, 16) == probe_results.proven(SOC, ONE_SERVER, 16) == EVERY
+    links = dict.fromkeys(ALL, LINKS[True]) | {"pull": LINKS[False]}  # a result holds for the links of its probe
+    probe_results.write(probe_results.machine(SOC, SEVERAL_SERVERS), 16, ALL, links=links)
+    found = probe_results.read(several)
+    assert found is not None and found.links == links and "pull" in found.passed
+    assert probe_results.proven(SOC, ONE_SERVER, 16) == EVERY - {"pull"}
     kept(ONE_SERVER, 16, pull="FAIL")
     assert "pull" not in probe_results.proven(SOC, ONE_SERVER, 16)
     assert probe_results.proven(SOC, SEVERAL_SERVERS, 16) == EVERY
@@ -126,7 +132,7 @@ def aged(days: float) -> Callable[[Path, pytest.MonkeyPatch], None]:
         (aged(-2), "has a time in the future"),
         (aged(179), ""),
         *((lambda path, _, text=text: path.write_text(text), "is not a result file of this version: run")
-          for text in ("", "{}", "[]", '{"format": 2}', '{"format": 1, "soc": "x"}', "\x00")),
+          for text in ("", "{}", "[]", '{"format": 1}', '{"format": 2, "soc": "x"}', "\x00")),
     ],
 )  # fmt: skip
 def test_a_file_that_others_wrote_or_that_is_old_or_broken_does_not_count(

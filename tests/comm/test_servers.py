@@ -84,6 +84,20 @@ def test_other_servers_are_refused_by_name(hosts: list[str], text: str) -> None:
         assert len(said) == 1 and f"ArgumentError group_ep: group 'g': {text}" in said.pop()
 
 
+def test_modules_of_8_devices_are_servers_as_hccl_counts_them() -> None:
+    """A host of 16 NPUs is two servers for a group that has ranks in both modules, and only then."""
+    both = posts(on(16), module=[0] * 8 + [1] * 8)
+    assert [told(both, rank) for rank in range(16)] == [8] * 16 and topology(both) == SEVERAL_SERVERS
+    for alike in (posts(on(8), module=1), posts(on(8, 8), module=[0] * 8 + [1] * 8)):
+        assert told(alike) == 8
+    uneven = told(posts(on(6), module=[0, 0, 0, 0, 1, 1]))
+    assert "4 of its 6 ranks are on 'host0, module 0' (from rank 0 on), 2 on 'host0, module 1'" in str(uneven)
+    by_setting = [told(posts(on(16), module=[0] * 8 + [1] * 8, share=share)) for share in (8, 4, 16)]
+    assert by_setting[:2] == [8, 4]
+    text = "ASCEND_MOE_RANKS_PER_SERVER is 16, but ranks 0 and 8 are on 'host0, module 0' and 'host0, module 1': HCCL"
+    assert text in str(by_setting[2])
+
+
 def test_drawn_servers_are_accepted_where_ranks_fit() -> None:
     """Accepted exactly where rank r is on the server r // n for some n that divides W; the setting says the same."""
     dice, accepted = random.Random(5), 0

@@ -209,16 +209,17 @@ class Tiled:
     schedule_mode: int = 0
     workspaces: int = 0
     workspace: int = 0
+    aicpu_blocks: int = 0
     error: str = ""
 
 
 def _tiled(function: Any, argument: Any) -> Tiled:
     data, error = (ctypes.c_uint8 * 8192)(), ctypes.create_string_buffer(1024)
-    numbers = (ctypes.c_uint64 * 6)()
+    numbers = (ctypes.c_uint64 * 7)()
     size = ctypes.c_uint64
     if not function(argument, data, size(len(data)), numbers, error, size(len(error))):
         return Tiled(error=error.value.decode())
-    return Tiled(bytes(data[: numbers[0]]), *numbers[1:6])
+    return Tiled(bytes(data[: numbers[0]]), *numbers[1:7])
 
 
 def tile(call: OpCall | str) -> Tiled:

@@ -49,7 +49,7 @@ void CopyText(const std::string& from, char* to, uint64_t bytes) {
 
 }  // namespace
 
-// What the runtime would say: the SoC's name, the op-execute timeout in ms; nothing while null or 0.
+// What the runtime would say: the SoC's name, the op-execute timeout in ms, HCCL's version; nothing while null or 0.
 extern "C" {
 __attribute__((visibility("default"))) const char* probe_soc = nullptr;
 __attribute__((visibility("default"))) uint32_t probe_op_timeout = 0;
@@ -58,9 +58,15 @@ int aclrtGetOpExecuteTimeout(uint32_t* milliseconds) {
     *milliseconds = probe_op_timeout;
     return probe_op_timeout == 0 ? 1 : 0;
 }
+__attribute__((visibility("default"))) const char* probe_hccl_version = nullptr;
+int aclsysGetCANNVersion(int package, char* version) {
+    if (probe_hccl_version == nullptr || package != 3) return 1;
+    snprintf(version, 128, "%s", probe_hccl_version);
+    return 0;
+}
 }
 
-// numbers: tiling bytes, tiling key, blockDim, schedule mode, workspaces, bytes of the first.
+// numbers: tiling bytes, tiling key, blockDim, schedule mode, workspaces, bytes of the first, AICPU blocks.
 PROBE_API int probe_tile(const char* text, uint8_t* bytes, uint64_t capacity, uint64_t* numbers, char* error,
                          uint64_t errorBytes) {
     cann_shim::Call call = ParseCall(text);
@@ -75,6 +81,7 @@ PROBE_API int probe_tile(const char* text, uint8_t* bytes, uint64_t capacity, ui
     numbers[3] = tiling.scheduleMode;
     numbers[4] = tiling.workspaces.size();
     numbers[5] = tiling.workspaces.empty() ? 0 : tiling.workspaces[0];
+    numbers[6] = tiling.aicpuBlockDim;
     return 1;
 }
 

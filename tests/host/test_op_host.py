@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_host_calls import A2, A3, GROUP, PROBE_TYPE, OpCall, definition, plan, probe, shapes, tile
+from op_host_calls import A2, A3, GROUP, PROBE_TYPE, OpCall, Tiled, definition, plan, probe, shapes, tile
 from torch_calls import local_addends
 
 from ascend_moe.ops import calls as native
@@ -148,24 +148,83 @@ def test_tiling_is_the_twins_plan() -> None:
     assert 0 in {call.tensors["expert_ids"][1][0] for call, _ in accepted}
 
 
+ONE_SERVER, STORES, RDMA = "BatchWrite=level0:fullmesh", "BatchWrite=level1:hierarchy", "BatchWrite=level1:fullmesh"
+
+
+def algorithm_of(tiled: Tiled) -> str:
+    """The algConfig in the head of tiling data, or the error."""
+    at = probe().probe_head_cc() + 128
+    return tiled.error or tiled.data[at : at + 128].rstrip(b"\0").decode()
+
+
 @pytest.mark.parametrize(
-    ("soc", "task", "algorithm"),
-    [(A3, 8, "AlltoAll=level0:fullmesh;level1:pairwise"), (A2, 18, "BatchWrite=level0:fullmesh")],
+    ("soc", "task", "engine", "algorithm"),
+    [(A3, 8, 3, "AlltoAll=level0:fullmesh;level1:pairwise"), (A2, 18, 0, ONE_SERVER)],
 )
 @pytest.mark.parametrize("make", [dispatch, combine])
-def test_head_asks_hccl_for_the_task_of_the_soc(make, soc: str, task: int, algorithm: str) -> None:
-    """One task, of group_ep, at the place that the init block names; the twin's own head is empty."""
+def test_head_asks_hccl_for_the_task_of_the_soc(make, soc: str, task: int, engine: int, algorithm: str) -> None:
+    """One task, of group_ep, at the place that the init block names; the twin's own head is empty. No AICPU on A3."""
     call = make(soc=soc)
     data, bare = tile(call).data, plan(call).data
     head, cc = probe().probe_head_bytes(), probe().probe_head_cc()
     word = [int.from_bytes(data[at : at + 4], "little") for at in range(0, head, 4)]
     assert word[1:3] == [1, cc]
     assert data[cc : cc + 128].rstrip(b"\0") == GROUP.encode()
-    assert data[cc + 128 : cc + 256].rstrip(b"\0") == algorithm.encode()
-    assert word[(cc + 256) // 4] == task
+    assert algorithm_of(tile(call)) == algorithm
+    assert word[(cc + 256) // 4 : (cc + 264) // 4] == [task, engine]
     assert cc == 64  # CANN's Mc2InitTiling
     assert head - cc >= 512  # Mc2CcTiling of CANN 9.1, the larger
     assert not any(bare[:head])
+
+
+LEVELS_CALL = {"comm_alg": "hierarchy", "expert_scales": (torch.float32, (16, 4))}
+PCIE, ROCE = "HCCL_INTRA_PCIE_ENABLE", "HCCL_INTRA_ROCE_ENABLE"
+
+
+@pytest.mark.parametrize(
+    ("version", "variables", "share", "stores", "rdma"),
+    [
+        (None, {}, 4, STORES, RDMA),
+        ("8.3.RC1", {PCIE: "1", ROCE: "0"}, 4, STORES, RDMA),
+        ("9.1.0", {}, 1, RDMA, RDMA),  # a rank a server: nobody to store to
+        ("9.1.0", {}, 8, ONE_SERVER, ONE_SERVER),
+        ("8.2.RC1", {}, 8, ONE_SERVER, ONE_SERVER),
+        ("8.2.RC1", {PCIE: "1", ROCE: "0"}, 4, ONE_SERVER, "RDMA between all ranks (comm_alg 'window') needs CANN 8.3"),
+        ("8.2.RC1", {PCIE: "1"}, 4, ONE_SERVER, "RDMA between all ranks (comm_alg 'window') needs CANN 8.3"),
+        (
+            "8.1.RC1",
+            {},
+            4,
+            "stores within a server (comm_alg 'hierarchy', ASCEND_MOE_INTRA_NODE_STORES=1, a",
+            ONE_SERVER,
+        ),
+        ("8.1.RC1", {PCIE: "0", ROCE: "1"}, 4, "stores within a server (comm_alg 'hierarchy'", ONE_SERVER),
+    ],
+)
+def test_links_of_an_a2_are_what_the_call_needs(version, variables, share, stores, rdma, monkeypatch) -> None:
+    """By the toolkit that runs: its names for them, or the variables that its HCCL reads; else refused."""
+    text = None if version is None else version.encode()
+    monkeypatch.setattr(ctypes.c_char_p.in_dll(probe(), "probe_hccl_version"), "value", text)
+    for name in (PCIE, ROCE):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    window = dispatch(soc=A2, share=share, contract=2)
+    asks = tile(probe_call(A2, ep_world_size=8, ranks_per_server=share, intra_node_stores=1))
+    needs = {"stores": [asks], "rdma": [tile(window), tile(probe_call(A2, ep_world_size=8, ranks_per_server=share))]}
+    if share == 4:
+        needs["stores"].append(tile(window.changed(**LEVELS_CALL)))
+        monkeypatch.setenv("ASCEND_MOE_INTRA_NODE_STORES", "1")
+        needs["stores"].append(tile(combine(soc=A2, share=share)))
+    for wanted, tiled in ((stores, needs["stores"]), (rdma, needs["rdma"])):
+        for each in tiled:
+            assert algorithm_of(each) == wanted or f": 8 ranks with {share} a server: {wanted}" in each.error
+
+
+def test_hccls_server_posts_with_more_threads_above_8_ranks_of_an_a2() -> None:
+    for soc, world, blocks in ((A2, 8, 0), (A2, 16, 6), (A3, 16, 0)):
+        assert tile(dispatch(soc=soc, world=world)).aicpu_blocks == blocks
+        assert tile(probe_call(soc, ep_world_size=world, ranks_per_server=world)).aicpu_blocks == blocks
 
 
 @pytest.mark.parametrize(
@@ -360,8 +419,9 @@ def test_the_probes_tiling_is_that_of_the_twin(soc: str, kind: int, cores: int) 
     assert (tiled.key, tiled.cores, tiled.schedule_mode, tiled.workspaces) == (TILING_KEY, cores, 1, 1)
     assert tiled.workspace == SYSTEM_WORKSPACE + WORKSPACE_BYTES
     assert tiled.data[:head] == tile(dispatch(soc=soc)).data[:head]
-    half = ProbeTiling.from_buffer_copy(tile(probe_call(soc, cores, ranks_per_server=2)).data[head:])
-    assert half.near_ranks == 2 * (kind == 2)
+    for stores, reached in ((0, 1), (1, 2)):
+        half = tile(probe_call(soc, cores, ranks_per_server=2, intra_node_stores=stores))
+        assert ProbeTiling.from_buffer_copy(half.data[head:]).near_ranks == reached * (kind == 2)
     by_settings = ProbeTiling.from_buffer_copy(tile(probe_call(soc, cycles=1234)).data[head:])
     assert (by_settings.deadline_cycles, by_settings.data_bytes) == (1234, (200 - (kind == 2)) << 20)
 
@@ -380,6 +440,7 @@ def test_the_probes_tiling_is_that_of_the_twin(soc: str, kind: int, cores: int) 
         ({"soc": A2, "ranks_per_server": 0}, "ranks_per_server is 0, it must divide the 4 ranks of group_ep: on A"),
         ({"soc": A2, "ranks_per_server": 8}, "ranks_per_server is 8, it must divide the 4 ranks of group_ep: on A"),
         ({"soc": A2, "ranks_per_server": 3}, "ranks_per_server is 3, it must divide the 4 ranks of group_ep: on A"),
+        ({"intra_node_stores": 2}, "intra_node_stores is 2, it must be 0 to 1"),
         ({"soc": "Ascend310P3"}, "the SoC is Ascend310P3, the kernels are built for"),
     ],
 )

@@ -48,16 +48,19 @@ def test_equal_to_reference(
         assert_equal_to_reference(monkeypatch, cluster, algorithm, local, contract=contract, **kind)
 
 
-@pytest.mark.parametrize(("share", "flags", "contract"), [(8, "0", 1), (12, "1", 2)])
+@pytest.mark.parametrize(
+    ("world", "share", "flags", "contract"),
+    [(72, 8, "0", 1), (72, 12, "1", 2), pytest.param(264, 8, "0", 1, marks=pytest.mark.nightly)],
+)
 def test_between_servers_equal_to_reference(
-    share: int, flags: str, contract: int, monkeypatch: pytest.MonkeyPatch
+    world: int, share: int, flags: str, contract: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """72 ranks, several to a server, reached by BatchWrite."""
+    """Several ranks to a server, reached by BatchWrite: 263 items are more than one takes."""
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "240")
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
     monkeypatch.setenv("ASCEND_MOE_INTRA_NODE_STORES", flags)
     monkeypatch.setenv("ASCEND_MOE_RDMA_FLAGS", flags)
-    with LocalCluster(72, window_mib=2) as cluster:
+    with LocalCluster(world, window_mib=2) as cluster:
         kind = {"topk": 4, "ids": "distinct", "batches": "zero rank", "seed": share}
         assert_equal_to_reference(monkeypatch, cluster, "window", 2, contract=contract, **kind)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -11,12 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch_npu
-from npu_runs import run_checks
+from npu_runs import raises, run_checks
 
 import ascend_moe
 from ascend_moe import comm, reference
 from ascend_moe.call import SpecialExperts
-from ascend_moe.errors import CommError
+from ascend_moe.errors import ArgumentError, CommError, ConfigMismatch
+from ascend_moe.ops import npu_communicator
 from ascend_moe.reference.cases import Case, legal
 from ascend_moe.validate import bringup, probes
 from ascend_moe.validate.probes_kernel import Npu
@@ -32,7 +34,7 @@ HCCL_CHOICE = {"HCCL_INTRA_PCIE_ENABLE": "1", "HCCL_INTRA_ROCE_ENABLE": "0"}
 torch.npu.set_device(RANK)
 dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
 GLOO = dist.new_group(backend="gloo")
-PLACE = DevicePlace(ascend_moe.comm_name(dist.new_group()), WORLD, RANK, NPU)
+PLACE, OTHER = (DevicePlace(ascend_moe.comm_name(dist.new_group()), WORLD, RANK, NPU) for _ in range(2))
 CASE = legal(Case("two servers", WORLD, local=2, topk=4, batch=5, units=4, share=SHARE, batches="unequal", seed=1))
 CODED = replace(
     CASE, quant_mode=2, comm_quant_mode=2, ids="mixed", mask="pair", shared=2, **SpecialExperts(1, 1, 1).given, seed=2
@@ -45,11 +47,11 @@ def by_torch_npu(op: str, place: DevicePlace, case: Case, values: dict[str, Any]
     return getattr(torch_npu, f"npu_moe_distribute_{op}_v2")(**values)
 
 
-def trip(case: Case, **changes: Any) -> tuple[str, str]:
+def trip(case: Case, place: DevicePlace = PLACE, **changes: Any) -> tuple[str, str]:
     """Both ops, each against the reference; returns what they ran."""
-    sent = op_dispatch(PLACE, case, call=by_torch_npu, **changes)
+    sent = op_dispatch(place, case, call=by_torch_npu, **changes)
     ascend_moe.check()
-    first, want = comm.algorithm_of(PLACE.group_ep), case.dispatched()
+    first, want = comm.algorithm_of(place.group_ep), case.dispatched()
     facts = {"rank": RANK, "contract": "v2", "exact_shapes": True, "ranks_per_server": 0 if case.share else SHARE}
     report = reference.validate("dispatch", sent, want[RANK], **facts)
     assert report.ok, report.text
@@ -57,19 +59,19 @@ def trip(case: Case, **changes: Any) -> tuple[str, str]:
         case.expert_rows(rank, of_rank.expand_x, of_rank.dynamic_scales, of_rank.ep_recv_counts)
         for rank, of_rank in enumerate(want)
     ]
-    summed = op_combine(PLACE, case, rows[RANK], sent, call=by_torch_npu, **changes)
+    summed = op_combine(place, case, rows[RANK], sent, call=by_torch_npu, **changes)
     ascend_moe.check()
     report = reference.validate("combine", summed, case.combined(rows, want)[RANK], rank=RANK)
     assert report.ok and summed.device == NPU, report.text
-    return first, comm.algorithm_of(PLACE.group_ep)
+    return first, comm.algorithm_of(place.group_ep)
 
 
 def check_the_probes_of_the_path_pass() -> None:
-    """Items of BatchWrite, and the two levels, each through the operator package."""
-    probes.ROUNDS, device = 3, Npu(PLACE)
+    """Items of BatchWrite, and the two levels, each through the operator package, in a group with its links."""
+    probes.ROUNDS = 3
     for probe in probes.KERNEL_PROBES:
         if probe.name in (bringup.BATCH, bringup.TWO_LEVELS):
-            found = probe.on(device)
+            found = probe.on(Npu(OTHER if probe.name == bringup.BATCH else PLACE))
             assert found.status == probes.PASS and "not applicable" not in found.detail, found
 
 
@@ -84,9 +86,48 @@ def check_hccls_variables_select_it() -> None:
     with ascend_moe.patch_torch_npu():
         assert trip(CODED, comm_alg="") == ("hierarchy", "hierarchy")
         os.environ["ASCEND_MOE_COMM_ALG"] = "window"
-        assert trip(ONE_LEVEL, comm_alg="") == ("window", "window")
+        assert trip(ONE_LEVEL, OTHER, comm_alg="") == ("window", "window")
     for name in (*HCCL_CHOICE, "ASCEND_MOE_COMM_ALG"):
         del os.environ[name]
+
+
+def check_a_group_keeps_its_links() -> None:
+    """A call that needs others is refused with both, before anything is sent; neither group has taken harm."""
+    stores, rdma = (npu_communicator.LINKS[which] for which in (True, False))
+    for place, case, needs, has in ((PLACE, ONE_LEVEL, rdma, stores), (OTHER, CASE, stores, rdma)):
+        text = re.escape(f"was opened for {has}, this call needs {needs}: HCCL keeps") + ".*use a second process group"
+        with raises(text, ArgumentError):
+            op_dispatch(place, case, comm_alg="hierarchy" if case is CASE else "window")
+    with ascend_moe.patch_torch_npu():
+        assert trip(CASE, comm_alg="hierarchy") == ("hierarchy", "hierarchy")
+        assert trip(ONE_LEVEL, OTHER, comm_alg="window") == ("window", "window")
+
+
+def check_ranks_that_need_other_links_are_named() -> None:
+    """Nobody waits in HCCL for ranks that make other links."""
+    place = DevicePlace(ascend_moe.comm_name(dist.new_group()), WORLD, RANK, NPU)
+    differs = 1 if RANK == 0 else 0
+    with raises(f"the first op of group .* needs .* on rank {RANK}, .* on rank {differs}: pass", ConfigMismatch):
+        op_dispatch(place, CASE, comm_alg="window" if RANK == 0 else "hierarchy")
+
+
+def check_stores_where_hccl_maps_nothing_are_found() -> None:
+    """A launch by RDMA alone whose kernel stores within its server ends with the window's name; no rank goes on."""
+    place = DevicePlace(ascend_moe.comm_name(dist.new_group()), WORLD, RANK, NPU)
+    op_dispatch(place, ONE_LEVEL, comm_alg="window")
+    ascend_moe.check()
+    npu_communicator._stores.clear()  # nothing refuses it
+    npu_communicator.close(place.group_ep)
+    said, texts = "", [""] * WORLD
+    try:
+        op_dispatch(place, CASE, comm_alg="hierarchy")
+        torch.npu.synchronize()
+        ascend_moe.check(place.group_ep)
+    except RuntimeError as error:  # of this rank's kernel, or about the rank whose kernel it was
+        said = str(error)
+    dist.all_gather_object(texts, said, group=GLOO)
+    found = r"load or store .* of rank \d: HCCL has linked that rank by RDMA, its window is not mapped"
+    assert all(texts) and any(re.search(found, text) for text in texts), texts
 
 
 def lose_rank_2() -> None:

@@ -15,6 +15,7 @@ import ascend_moe
 from ascend_moe import comm
 from ascend_moe.errors import ArgumentError, ConfigMismatch
 from ascend_moe.reference.cases import Case
+from ascend_moe.validate.probes import KERNEL_PROBES
 from ascend_moe.validate.probes_kernel import Npu
 from ascend_moe.validate.run import DevicePlace, run_case
 
@@ -23,6 +24,7 @@ HOSTS = os.environ["HOSTS"]  # a letter a rank
 NPU = torch.device("npu", RANK)
 HALF = WORLD // 2
 SETTING = "ASCEND_MOE_RANKS_PER_SERVER"
+OLD_RDMA = "ASCEND_MOE_VNPU_CANN" in os.environ and "HCCL_INTRA_PCIE_ENABLE" not in os.environ  # nothing is mapped
 
 socket.gethostname = lambda: HOSTS[RANK]
 torch.npu.set_device(RANK)
@@ -97,7 +99,7 @@ def check_the_setting_goes_before_host_names_and_is_the_same_on_all() -> None:
         place = everyone()
         sound(place)
         assert share_of(place) == share
-        end = Npu(place)._end()
+        end = Npu(place)._end("batch")  # by RDMA, as the ops before
         assert (end.buffer_mib, end.data_bytes >> 20) == (200, 199)  # the twin's layout is no matter here
         dist.barrier(GLOO)
     os.environ[SETTING] = "4" if RANK == 0 else "2"
@@ -105,6 +107,15 @@ def check_the_setting_goes_before_host_names_and_is_the_same_on_all() -> None:
     with raises(f"{SETTING} differs in group", ConfigMismatch):
         dispatch(place)
     del os.environ[SETTING]
+    dist.barrier(GLOO)
+
+
+def check_probes_are_refused_where_hccl_cannot_map_a_server() -> None:
+    if not ON_A2 or not OLD_RDMA:
+        return
+    store = next(probe for probe in KERNEL_PROBES if probe.name == "peer store and read")
+    found = store.on(Npu(everyone()))
+    assert "stores within a server" in found.detail and "need CANN 8.3" in found.detail, found
     dist.barrier(GLOO)
 
 

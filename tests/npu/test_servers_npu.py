@@ -10,6 +10,13 @@ from npu_runs import LAST_LINE, run
 from test_validate_npu import A2, A3, on_vnpu, read
 
 pytestmark = pytest.mark.npu
+# Before CANN 8.3 they link a server by memory; they also select hierarchy, which V1 does not have.
+OLD_STORES = {
+    "HCCL_INTRA_PCIE_ENABLE": "1",
+    "HCCL_INTRA_ROCE_ENABLE": "0",
+    "ASCEND_MOE_COMM_ALG": "window",
+    "ASCEND_MOE_INTRA_NODE_STORES": "1",
+}
 BY_RANK = """
 import os, socket
 if "RANK" in os.environ:
@@ -18,15 +25,20 @@ if "RANK" in os.environ:
 
 
 @pytest.mark.parametrize(
-    ("soc", "hosts"),
+    ("soc", "hosts", "settings"),
     [
-        (A2, "aabb"),
-        pytest.param(A3, "aabb", marks=pytest.mark.nightly),
-        pytest.param(A2, "aaaabbbb", marks=pytest.mark.nightly),
+        (A2, "aabb", {}),
+        pytest.param(A3, "aabb", {}, marks=pytest.mark.nightly),
+        pytest.param(A2, "aaaabbbb", {}, marks=pytest.mark.nightly),
+        pytest.param(A2, "aabb", {"ASCEND_MOE_INTRA_NODE_STORES": "1"}, marks=pytest.mark.nightly),
+        pytest.param(A2, "aabb", {"ASCEND_MOE_VNPU_CANN": "8.1"}, marks=pytest.mark.nightly),  # no names for links
+        pytest.param(A2, "aabb", {"ASCEND_MOE_VNPU_CANN": "8.1", **OLD_STORES}, marks=pytest.mark.nightly),
     ],
 )
-def test_ranks_on_two_hosts(soc: str, hosts: str) -> None:
-    run("server_ranks.py", world=len(hosts), soc=soc, env={"HOSTS": hosts}, devices=len(hosts)).must_pass()
+def test_ranks_on_two_hosts(soc: str, hosts: str, settings: dict[str, str]) -> None:
+    """Each link mode of HCCL: RDMA alone, stores within a server, and either as HCCL had them before CANN 8.3."""
+    env = {"HOSTS": hosts, **settings}
+    run("server_ranks.py", world=len(hosts), soc=soc, env=env, devices=len(hosts)).must_pass()
 
 
 def test_hierarchy_between_two_servers() -> None:

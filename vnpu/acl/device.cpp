@@ -209,6 +209,15 @@ VNPU_EXPORT AclError aclGetCannAttributeList(const int** list, size_t* count) {
     return kSuccess;
 }
 
+// Of $ASCEND_MOE_VNPU_CANN; unknown without it. Its parts are not asked for.
+VNPU_EXPORT AclError aclsysGetCANNVersion(int, char* version) {
+    const char* text = std::getenv("ASCEND_MOE_VNPU_CANN");
+    if (!text || !version) return kParamInvalid;
+    std::memset(version, 0, 640);
+    std::snprintf(version, 128, "%s", text);
+    return kSuccess;
+}
+
 struct Uuid {
     char bytes[16];
 };
@@ -240,6 +249,10 @@ VNPU_EXPORT AclError aclrtGetLogicDevIdByUserDevId(int32_t user, int32_t* logica
     if (!Valid(user) || !logical) return kParamInvalid;
     *logical = user;
     return kSuccess;
+}
+
+VNPU_EXPORT AclError aclrtGetPhyDevIdByLogicDevId(int32_t logical, int32_t* physical) {
+    return aclrtGetLogicDevIdByUserDevId(logical, physical);
 }
 
 VNPU_EXPORT AclError aclrtGetDeviceResLimit(int32_t device, int type, uint32_t* value) {

@@ -135,6 +135,7 @@ struct Tiling {
     uint64_t tilingKey = 0;
     uint32_t blockDim = 0;
     uint32_t scheduleMode = 0;
+    uint32_t aicpuBlockDim = 0;
     std::vector<size_t> workspaces;
 };
 
@@ -259,6 +260,7 @@ public:
     ge::graphStatus SetTilingKey(uint64_t key) { return made_.tilingKey = key, ge::GRAPH_SUCCESS; }
     ge::graphStatus SetBlockDim(uint32_t dim) { return made_.blockDim = dim, ge::GRAPH_SUCCESS; }
     ge::graphStatus SetScheduleMode(uint32_t mode) { return made_.scheduleMode = mode, ge::GRAPH_SUCCESS; }
+    ge::graphStatus SetAicpuBlockDim(uint32_t dim) { return made_.aicpuBlockDim = dim, ge::GRAPH_SUCCESS; }
 
 private:
     static const StorageShape* ShapeOf(const cann_shim::Tensor* input) {
@@ -398,8 +400,10 @@ public:
         char group[128];
         char algorithm[128];
         uint32_t opType;
+        uint32_t engine;
     };
 
+    uint32_t SetCommEngine(uint8_t engine) { return engine_ = engine, 0; }
     uint32_t GetTiling(::Mc2InitTiling& tiling) {
         init_ = reinterpret_cast<uint8_t*>(&tiling);
         const Init init = {kVersion, 0, 0};
@@ -413,6 +417,7 @@ public:
         group_.copy(task.group, sizeof(task.group) - 1);
         algorithm_.copy(task.algorithm, sizeof(task.algorithm) - 1);
         task.opType = opType_;
+        task.engine = engine_;
         memset(&tiling, 0, sizeof(tiling));
         memcpy(&tiling, &task, sizeof(task));
         const auto offset = reinterpret_cast<uint8_t*>(&tiling) - init_;
@@ -426,6 +431,7 @@ private:
     std::string group_;
     std::string algorithm_;
     uint32_t opType_;
+    uint32_t engine_ = 0;
     uint8_t* init_ = nullptr;
 };
 

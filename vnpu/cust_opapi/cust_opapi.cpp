@@ -58,7 +58,7 @@ constexpr int kTilingError = 561002;
 // clang-format off
 #define VNPU_MOE_FUNCTIONS(X)                                                                    \
     X(am_comm_create) X(am_comm_destroy) X(am_comm_use_context) X(am_comm_use_servers)           \
-    X(am_spec_bytes) X(am_plan_create) X(am_plan_destroy) X(am_plan_tiling) X(am_run) X(am_probe)
+    X(am_comm_use_links) X(am_spec_bytes) X(am_plan_create) X(am_plan_destroy) X(am_plan_tiling) X(am_run) X(am_probe)
 // clang-format on
 
 struct Library {
@@ -164,8 +164,16 @@ struct Communicator {
     void* handle;
 };
 
+// What op_host asks of HCCL, as the shim of CANN's tiling has it at the head of the tiling data.
+std::string AlgConfigOf(const std::vector<uint8_t>& tiling) {
+    AscendC::Mc2CcTilingConfig::Task task;
+    memcpy(&task, tiling.data() + offsetof(moe::MoeDistributeMc2Head, cc), sizeof(task));
+    return std::string(task.algorithm, strnlen(task.algorithm, sizeof(task.algorithm)));
+}
+
 // The twin's communicator over HCCL's windows of a group, made once. 0, or an aclnn status.
-int CommunicatorOf(const char* group, int32_t context_kind, int32_t ranks_per_server, void*& comm) {
+int CommunicatorOf(const char* group, int32_t context_kind, int32_t ranks_per_server,
+                   const std::vector<uint8_t>& tiling, void*& comm) {
     static std::mutex mutex;
     static std::map<std::string, Communicator> known;
     const std::lock_guard<std::mutex> lock(mutex);
@@ -190,6 +198,14 @@ int CommunicatorOf(const char* group, int32_t context_kind, int32_t ranks_per_se
                        context_kind, ranks_per_server);
             return kInnerError;
         }
+        const bool several = ranks_per_server > 0 && ranks_per_server < windows.world;
+        int mapped = 1;
+        if (context_kind == static_cast<int32_t>(moe::kContextA2) &&
+            vnpu_comm_links(group, AlgConfigOf(tiling).c_str(), several, &mapped) != 0) {
+            TheLibrary().am_comm_destroy(std::exchange(made.handle, nullptr));
+            return kInnerError;
+        }
+        if (several) TheLibrary().am_comm_use_links(made.handle, mapped);
     }
     comm = made.handle;
     return kOk;
@@ -238,7 +254,7 @@ int PrepareOp(const cann_shim::Call& call, const moe::OpInterface& op, moe::Call
               const std::vector<uint8_t>& tiling, aclOpExecutor& made) {
     Complete(spec, tiling);
     void* comm = nullptr;
-    if (const int status = CommunicatorOf(group, spec.context_kind, spec.ranks_per_server, comm)) return status;
+    if (const int status = CommunicatorOf(group, spec.context_kind, spec.ranks_per_server, tiling, comm)) return status;
     const std::shared_ptr<void> plan = PlanOf(spec, tiling);
     if (plan == nullptr) return kTilingError;
     std::vector<const void*> inputs(moe::kTensorCount);
@@ -257,8 +273,10 @@ int PrepareOp(const cann_shim::Call& call, const moe::OpInterface& op, moe::Call
 }
 
 // Of AscendMoeProbe, the kernel of the bring-up, which has a tiling of its own.
-int PrepareProbe(const cann_shim::Tensor& report, const char* type, const char* group, std::vector<uint8_t> tiling,
-                 aclOpExecutor& made) {
+int PrepareProbe(const cann_shim::Call& call, std::vector<uint8_t> tiling, aclOpExecutor& made) {
+    const cann_shim::Tensor& report = call.outputs.back();
+    const moe::OpInterface& op = moe::InterfaceOf(moe::kOpProbe);
+    const char *type = op.type, *group = call.attributes.GetStr(0);
     const std::vector<int64_t> wanted = {moe::kProbeReportBlocks, moe::kBlockWords};
     if (report.shape.origin.dims != wanted || report.desc.type != ge::DT_INT32) {
         vnpu_error("%s: report must be int32[%u, %u]", type, moe::kProbeReportBlocks, moe::kBlockWords);
@@ -266,9 +284,13 @@ int PrepareProbe(const cann_shim::Tensor& report, const char* type, const char* 
     }
     moe::MoeProbeTiling probe;
     memcpy(&probe, tiling.data(), sizeof(probe));
+    const auto share = std::find_if(op.attributes.begin(), op.attributes.end(), [](const moe::OpAttribute& attribute) {
+        return strcmp(attribute.name, "ranks_per_server") == 0;
+    });
+    const auto ranks = *call.attributes.GetInt(static_cast<size_t>(share - op.attributes.begin()));
     void* comm = nullptr;
-    if (const int status = CommunicatorOf(group, static_cast<int32_t>(probe.contextKind),
-                                          static_cast<int32_t>(probe.intraNodeRanks), comm))
+    if (const int status =
+            CommunicatorOf(group, static_cast<int32_t>(probe.contextKind), static_cast<int32_t>(ranks), tiling, comm))
         return status;
     made.run = [comm, type, tiling = std::move(tiling), words = static_cast<uint32_t*>(report.data)] {
         Count(counts.launches, type);
@@ -299,10 +321,7 @@ int Prepare(uint32_t op, cann_shim::Call call, aclOpExecutor& made, uint64_t& wo
     cann_shim::Tiling tiling = cann_shim::Tile(call);
     if (!tiling.ok) return vnpu_error("%s: tiling failed: %s", known.type, tiling.error.c_str()), kTilingError;
     for (const size_t bytes : tiling.workspaces) workspace += bytes;
-    if (op == moe::kOpProbe) {
-        const char* group = call.attributes.GetStr(0);
-        return PrepareProbe(last, known.type, group, std::move(tiling.data.bytes), made);
-    }
+    if (op == moe::kOpProbe) return PrepareProbe(call, std::move(tiling.data.bytes), made);
     // What the tiling function has just read, as it has.
     moe::CallSpec spec;
     moe::CannAttributes given;

@@ -72,3 +72,8 @@ struct VnpuWindows {
 
 // In libhccl.so. 0, or an HCCL error code when no communicator of this process has that name.
 extern "C" __attribute__((visibility("default"))) int vnpu_comm_windows(const char* group_name, VnpuWindows* out);
+
+// Whether the windows of the own server's ranks are mapped in a communicator of an A2, by the algConfig of its first
+// launch. 0, or an HCCL error code.
+extern "C" __attribute__((visibility("default"))) int vnpu_comm_links(const char* group_name, const char* alg_config,
+                                                                      int several_servers, int* mapped);

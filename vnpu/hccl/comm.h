@@ -106,6 +106,7 @@ struct Comm {
     std::vector<void*> bases;
     std::vector<int32_t> live_fds;    // pidfds; -1 for oneself
     bool windows_registered = false;  // handed to an operator library: stay mapped until the process ends
+    int links = -1;                   // of the ranks of a server: memory (1), RDMA (0), or -1 before the first launch
 
     std::mutex mutex;  // one call at a time
     uint64_t sequence = 0;

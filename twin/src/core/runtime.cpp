@@ -127,10 +127,11 @@ std::string StandOf(const Core& core, CoreStatus status) {
 
 const GmRange& SearchGm(Core& core, uintptr_t address, uint64_t bytes, const Loc& loc) {
     const GmRange& range = core.launch->ranges.Find(address, bytes, loc);
-    TWIN_RAISE_IF(range.reach == Reach::kRdma, kOutOfBounds, loc,
-                  "load or store of %llu bytes in the \"%s\" of rank %d: HCCL has linked that rank by RDMA, its window is "
-                  "not mapped; BatchWrite alone reaches it",
-                  static_cast<unsigned long long>(bytes), range.name, range.owner);
+    TWIN_RAISE_IF(
+        range.reach == Reach::kRdma, kOutOfBounds, loc,
+        "load or store of %llu bytes in the \"%s\" of rank %d: HCCL has linked that rank by RDMA, its window is "
+        "not mapped; BatchWrite alone reaches it",
+        static_cast<unsigned long long>(bytes), range.name, range.owner);
     core.last_slot ^= 1;
     core.last_range[core.last_slot] = range;
     return core.last_range[core.last_slot];

@@ -32,8 +32,8 @@ constexpr uint32_t kPipes = 4;
 // What a registered range of GM is, for bounds messages and for counting bytes.
 enum class GmKind : uint8_t { kTensor, kWindowData, kWindowState, kWorkspace, kWindowRegistered, kKinds };
 
-// What reaches a range: loads and stores alone where HCCL has linked its rank by memory, items of BatchWrite alone where
-// it has linked it by RDMA and maps nothing.
+// What reaches a range: loads and stores alone where HCCL has linked its rank by memory, items of BatchWrite alone
+// where it has linked it by RDMA and maps nothing.
 enum class Reach : uint8_t { kAll, kMemory, kRdma };
 
 // One GM allocation that a kernel may touch.
