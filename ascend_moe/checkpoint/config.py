@@ -120,7 +120,7 @@ def text_values(values: Json) -> Json:
 
 
 def returns_pair(values: Json) -> bool:
-    """Return whether the MoE block of transformers' model with these values returns two values."""
+    """Return whether transformers' MoE block of the model with this config.json returns two values."""
     model = MODEL_TYPES.get(str(text_values(values).get("model_type")))
     return model is not None and model.pair
 

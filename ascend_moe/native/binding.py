@@ -232,7 +232,7 @@ class CommHandle:
         torch.ops.ascend_moe_binding.take_record(self.handle, record, host)
 
     def register_area(self, area: int) -> None:
-        """NPU, within the lock: set the registered memory that combines send from; 0: none."""
+        """NPU: set the handle of the registered memory that combines send from; 0: none. The caller holds the lock."""
         self._library.am_torch_handle_register(self.handle, area)
 
     def call_failed(self, call: RecordedCall, epoch: int, outcome: str) -> None:

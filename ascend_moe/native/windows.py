@@ -50,9 +50,9 @@ def context_kind() -> int:
 
 
 def window_data_bytes(window_mib: int | None = None) -> int:
-    """Return the bytes of one rank's data area: ``window_mib``, else HCCL_BUFFSIZE (MiB), else 200 MiB.
+    """Return the bytes of one rank's data area, which is its whole window or, with an A2 context, all but one MiB.
 
-    With an A2 context it is one MiB less, which is the state area.
+    The window's size is ``window_mib``, else HCCL_BUFFSIZE (MiB), else 200 MiB. An A2's last MiB is the state area.
     """
     if window_mib is not None:
         if isinstance(window_mib, bool) or not isinstance(window_mib, int):

@@ -220,7 +220,7 @@ class NpuCommunicator(GroupCommunicator):
     def timestamps(self, op: str) -> list[timestamps.Timestamp]:
         """Return the timestamps of this rank's last dispatch or combine; empty without `settings.TIMESTAMPS`.
 
-        Waits for that op. Launches the probe kernel, which copies one block per core at a time.
+        Waits for that op. Launches the probe kernel several times: each launch copies one block of every core's.
         """
         blocks = timestamps.words_of_core() // PROBE_REPORT[1]
         first = (timestamps.OPS[op] - 1) * blocks + 1

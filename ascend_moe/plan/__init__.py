@@ -589,6 +589,6 @@ def _text(function: Any, *arguments: Any) -> str:
 
 
 def fields_of(function: Any, *arguments: Any) -> dict[str, int]:
-    """Return numbers by name from a library function of these ``arguments`` that writes them as text."""
+    """Return the numbers by name that a library function of ``arguments`` writes as "name=number;name=number"."""
     pairs = (word.partition("=") for word in _text(function, *arguments).split(";"))
     return {name: int(value) for name, _, value in pairs}

@@ -165,7 +165,13 @@ class TimedWorld:
         self._plans.clear()
 
     def run(self, op: str, costs: Mapping[str, float], events: int = 0) -> OpPrediction:
-        """Run one op on all ranks from time 0; combine uses the outputs of dispatch."""
+        """Run one op on all ranks from time 0. A dispatch comes first: combine uses its counts and indices.
+
+        Args:
+            op: "dispatch" or "combine".
+            costs: the value of every name in `ascend_moe.plan.soc.cost_table`.
+            events: maximum number of timeline events to record.
+        """
         ranks = range(self.request.ranks)
         steps = (_Step * self.request.ranks)()
         self.inputs[op] = [self._inputs(op, rank) for rank in ranks]

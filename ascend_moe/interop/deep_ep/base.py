@@ -45,7 +45,8 @@ class BufferPlace(Place):
         """Ranks of each server, or 0 if there is one server."""
         here = comm.ranks_per_server(self.group_ep, self.world, self.rank)
         equal = not here or here > self.world or self.world % here == 0
-        need(equal, "group", "has {} ranks, {} a server; a Buffer needs as many on every server", self.world, here)
+        rule = "has {} ranks, which {}={} does not divide; a Buffer needs as many on every server"
+        need(equal, "group", rule, self.world, settings.RANKS_PER_SERVER.name, here)
         return here if here < self.world else 0
 
     def need_one_server(self, what: str, why: str) -> None:

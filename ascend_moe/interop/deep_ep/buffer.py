@@ -304,12 +304,14 @@ def _topk(tokens: int, topk_idx: Tensor | None, topk_weights: Tensor | None) -> 
 def _ranks(in_rank: Tensor, slots: int, checked: bool) -> Tensor:
     """``(T, K')`` int32: the ranks of each token, ascending, -1 behind the last."""
     world = in_rank.shape[1]
-    most = min(slots, world, plan.limits()["topk"])
+    limit = plan.limits()["topk"]
+    most = min(slots, world, limit)
     numbers = torch.arange(world, dtype=torch.int32, device=in_rank.device)
     ranks = torch.where(in_rank, numbers, world).sort(1).values[:, :most]
     if checked and in_rank.shape[0]:
         widest = int(in_rank.sum(1).max())
-        need(widest <= most, "is_token_in_rank", "sends a token to {} ranks; at most {} here", widest, most)
+        rule = "sends a token to {} ranks; " + ("topk_idx has {} columns" if slots < limit else "the ops take at most {}")
+        need(widest <= most, "is_token_in_rank", rule, widest, most)
     return torch.where(ranks < world, ranks, -1).contiguous()
 
 

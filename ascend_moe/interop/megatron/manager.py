@@ -144,8 +144,9 @@ class MC2Manager:
     def combine(
         self, hidden_states: Tensor, async_finish: bool = False, allocate_on_comm_stream: bool = False
     ) -> Tensor:
-        """Sends the rows ``hidden_states`` ``(A, H)`` home and adds them up to ``(T, H)``; ends the call.
+        """Sends the rows ``hidden_states`` ``(A, H)`` home; returns each token's sum, ``(T, H)``. Ends the call.
 
+        The rows are added as they are: the caller has multiplied them by their probabilities.
         async_finish and allocate_on_comm_stream are ignored.
         """
         handle, arrived = self._call(), self._arrived()
