@@ -222,7 +222,8 @@ KINDS: dict[str, Kind] = {
     "dense chunks": Kind(
         _CHUNKS
         | {"world": (1,), "cores": (1, 2), "local": (1, 2), "topk": (1, 2, 2), "batch": (530,), "contract": (1, 2, 2)}
-        | {"batches": ("equal",), "ids": ("distinct", "any", "none"), "mask": ("none",)},
+        | {"batches": ("equal",), "ids": ("distinct", "any", "none"), "mask": ("none",)}
+        | {"weights": (True, True, False)},
         {"spare": (0, 1, 1), **_TRIP},
         1,
     ),
@@ -277,7 +278,7 @@ KINDS: dict[str, Kind] = {
     "eight ranks": Kind(
         _SMALL
         | _OPTIONS
-        | {"world": (8,), "cores": (2,), "local": (1, 2, 3, 5, 8, 27, 60), "topk": (1, 3), "batch": (1, 3)},
+        | {"world": (8,), "cores": (2,), "local": (1, 2, 2, 2, 3, 5, 8, 27, 60), "topk": (1, 3), "batch": (1, 3)},
         _TRIP,
         1,
     ),

@@ -242,6 +242,7 @@ twin::RunOptions Exploration::Translate(const am_explore_options& options, uint6
     if (options.policy == kMixedPolicy) {
         const uint64_t tenth = seed % 10;
         run.policy = tenth < 5 ? twin::Policy::kPct : tenth < 8 ? twin::Policy::kRandom : twin::Policy::kLazy;
+        run.polls = seed % 8 == 5 ? 2 : 1;  // one right behind another, as on an NPU, where no core sleeps
     } else {
         run.policy = static_cast<twin::Policy>(options.policy);
     }

@@ -9,10 +9,10 @@
 namespace moe {
 
 // Polls of messages, or of this rank's cores, per poll of the aborts.
-#ifdef TWIN_POLL_SLEEPS  // until something has changed, which may be an abort
-constexpr uint32_t kLooksAnAbort = 1;
+#ifdef TWIN_POLL_SLEEPS  // after so many, until something has changed, which may be an abort
+__aicore__ inline uint32_t LooksAnAbort() { return TWIN_POLL_SLEEPS; }
 #else
-constexpr uint32_t kLooksAnAbort = 16;
+__aicore__ inline uint32_t LooksAnAbort() { return 16; }
 #endif
 
 // Polls the abort blocks in this rank's state area, many per read. During a wait only core 0 reads them and signals the
@@ -248,7 +248,7 @@ public:
     // Call after an unsuccessful poll.
     __aicore__ inline void operator()() {
         if (hints_ != nullptr) hints_->Look();
-        if (called_ || ++looks_ % kLooksAnAbort != 0) return;
+        if (called_ || ++looks_ % LooksAnAbort() != 0) return;
         OpStatus abort;
         called_ = aborts_->Look(abort);
         if (called_) localAbort_->Post(abort.code);

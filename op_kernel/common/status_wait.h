@@ -242,7 +242,7 @@ private:
             const bool expired = AscendC::GetSystemCycle() - start > deadline_;
             // Aborts are rare, and polling them costs as much as polling the messages.
             const bool last = expired || lastLook;
-            const bool aborted = (last || looks++ % kLooksAnAbort == 0) && ReportedAbort(last, abort);
+            const bool aborted = (last || looks++ % LooksAnAbort() == 0) && ReportedAbort(last, abort);
             if (lastLook) {
                 // What was missing is still missing after another poll.
                 if (!aborted || abort.code == kAccused) {

@@ -738,7 +738,7 @@ PATCHES = r"""
 + status.reporter = rank_;
 = core 0 looks at no abort while it waits for the other cores
 ! failures
-- if (called_ || ++looks_ % kLooksAnAbort != 0) return;
+- if (called_ || ++looks_ % LooksAnAbort() != 0) return;
 + return;
 @ common/status_wait
 = a core that is called reads no reason

@@ -71,6 +71,7 @@ void World::Enqueue(CoreState& core, const Instruction& instruction, void (*run)
         RunHead(core, pipe, false);
         if (pipe == static_cast<uint32_t>(Pipe::kMte3) && !core.stores.empty() && Eager(core, pipe)) LandAll(core);
     }
+    if (instruction.write.gm) core.in_vain = 0;
     if (instruction.write.gm || instruction.reads[0].gm) MaybeYield(core);
 }
 

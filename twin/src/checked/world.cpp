@@ -49,6 +49,7 @@ void UbReleased() { World::Call(&World::Released); }
 void CleanLines(uintptr_t address, bool all, const Loc& loc) { World::Call(&World::CleanLines, address, all, loc); }
 void SyncAllCores(const Loc& loc) { World::Call(&World::SyncAll, loc); }
 void PollYield(const Loc& loc) { World::Call(&World::Poll, loc, false); }
+uint32_t PollSleeps() { return WorldOf(Here()).polls(); }
 void SuspectedPoll(const Loc& loc) { World::Call(&World::Poll, loc, true); }
 void Yield(const Loc& loc, bool idle) { World::Call(&World::Yield, loc, idle); }
 int64_t SystemCycle() { return WorldOf(Here()).cycles(); }
@@ -169,6 +170,7 @@ void World::StartStep(RankState& rank) {
             }
         }
         core.woken = false;
+        core.in_vain = 0;
         core.looked.clear();
         core.suspected = false;
         core.fruitless = 0;
@@ -414,6 +416,11 @@ void World::Look(CoreState& core, bool waiting) {
 void World::Poll(CoreState& core, const Loc& loc, bool suspected) {
     Look(core, true);
     core.suspected = suspected;
+    if (!suspected && ++core.in_vain < options_.polls) {
+        Park(core, CoreStatus::kReady, loc);
+        return;
+    }
+    core.in_vain = 0;
     Park(core, CoreStatus::kPolling, loc);
     core.looked.clear();
     core.woken = false;

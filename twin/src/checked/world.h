@@ -101,6 +101,7 @@ struct CoreState {
     bool woken = false;      // polling: bytes that it looked at have landed
     bool suspected = false;  // its poll was noticed, not declared
     uint32_t fruitless = 0;  // suspected polls since anything landed
+    uint32_t in_vain = 0;    // failed polls since it slept or stored to GM
     std::chrono::steady_clock::time_point idle_since = std::chrono::steady_clock::time_point::max();  // in Yield
     uint32_t wait_flag = 0, wait_turn = 0;
     int cross_id = 0;
@@ -182,6 +183,7 @@ public:
     void CrossWait(CoreState& core, int id, const Loc& loc);
     void AddAgent(CoreState& core, CopyQueues* queues);
     int64_t cycles() const { return cycles_; }
+    uint32_t polls() const { return options_.polls; }
 
 private:
     friend class FiberHost<World, CoreState>;

@@ -11,7 +11,7 @@
 // nothing.
 #define TWIN_POLL_HINT() twin::PollYield(twin::Loc::Here())
 #ifndef TWIN_TIMED
-#define TWIN_POLL_SLEEPS 1  // a core that has looked in vain looks again when something has changed
+#define TWIN_POLL_SLEEPS twin::PollSleeps()  // after so many failed polls a core sleeps until something changes
 #endif
 // A kernel gives the step that it begins a name.
 #define TWIN_PHASE(name) twin::MarkPhase(name)

@@ -183,6 +183,12 @@ inline const GmRange& FindGm(Core& core, uintptr_t address, uint64_t bytes, cons
 void SyncAllCores(const Loc& loc);
 // A declared poll whose value has not come: lets other cores, then other processes, run.
 void PollYield(const Loc& loc);
+// Number of failed polls after which a core sleeps until something that it read in them changes.
+#ifdef TWIN_CHECKED
+uint32_t PollSleeps();
+#else
+constexpr uint32_t PollSleeps() { return 1; }
+#endif
 // The same for a poll that was noticed, not declared. It never counts towards a hang.
 void SuspectedPoll(const Loc& loc);
 // Lets other cores run once during a loop that may be work or an undeclared poll. `idle`: it reads again what it has

@@ -48,6 +48,7 @@ struct RunOptions {
     bool explicit_sync = true;    // no help from the compiler: dependent V instructions need PipeBarrier<PIPE_V>
     bool hang_is_finding = true;  // else time passes when nobody can move, and waits expire
     uint32_t pct_depth = 3;
+    uint32_t polls = 1;  // failed ones, after which a core sleeps: see PollSleeps
     uint64_t max_steps = 50'000'000;
     bool trace = false;
     std::vector<uint16_t> choices;  // kReplay, and the prefix of kExhaustive
