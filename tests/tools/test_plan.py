@@ -95,6 +95,21 @@ def test_what_cann_refuses(request_: Request, version: str, text: str) -> None:
     assert (text in refused) if text else refused == ""
 
 
+def test_the_numbers_of_ranks_that_canns_versions_take() -> None:
+    stated = {
+        "A3 V1": {8, 16, 32, 64, 128, 144, 256, 288},
+        **dict.fromkeys(("A3 V2", "A3 V2 fullmesh_v2"), frozenset(range(2, 769))),
+        "A3 V2 hierarchy": {*range(16, 257, 16)},
+        "A2 fullmesh": {*range(2, 9), *range(16, 257, 8)},
+        **dict.fromkeys(("A2 hierarchy", "A2 hierarchy, later"), frozenset({16, 32, 64})),
+    }
+    taken: dict[str, set[int]] = {version: set() for version in stated}
+    for ranks in range(1, 800):
+        for need in plan.cann_need(Request(ranks=ranks, experts=ranks, hidden=7168, topk=1, batch=1)):
+            taken[need.version] |= set() if "W is " in need.refuses else {ranks}
+    assert taken == stated
+
+
 # ---- ours
 
 
