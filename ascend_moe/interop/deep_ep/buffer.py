@@ -310,8 +310,8 @@ def _ranks(in_rank: Tensor, slots: int, checked: bool) -> Tensor:
     ranks = torch.where(in_rank, numbers, world).sort(1).values[:, :most]
     if checked and in_rank.shape[0]:
         widest = int(in_rank.sum(1).max())
-        rule = "sends a token to {} ranks; " + ("topk_idx has {} columns" if slots < limit else "the ops take at most {}")
-        need(widest <= most, "is_token_in_rank", rule, widest, most)
+        bound = "topk_idx has {} columns" if slots < limit else "the ops take at most {}"
+        need(widest <= most, "is_token_in_rank", "sends a token to {} ranks; " + bound, widest, most)
     return torch.where(ranks < world, ranks, -1).contiguous()
 
 
