@@ -160,7 +160,7 @@ def test_order_of_rows_and_the_shared_expert(clusters: Any) -> None:
 def test_counts_of_ranks_that_do_not_fit_are_refused(clusters: Any) -> None:
     def run(rank: int, group: str) -> None:
         weight = torch.ones(1, HIDDEN, WIDTH)
-        with pytest.raises(ArgumentError, match=rf"recv_counts are {3 + rank} rows, but 2 came"):
+        with pytest.raises(ArgumentError, match=rf"recv_counts are {3 + rank} rows, but 2 arrived"):
             npu_alltoallv_gmm(torch.ones(2, HIDDEN), weight, group, 2, [1, 1], [1, 2 + rank])
 
     clusters[2].run(run)
@@ -192,13 +192,13 @@ def test_opcheck(name: str, sound: dict[str, Any]) -> None:
         ({"gmm_x": torch.zeros(5, HIDDEN).int()}, "gmm_x", "it must be bfloat16 or float16 or float32"),
         ({"gmm_weight": torch.zeros(LOCAL, 5, WIDTH)}, "gmm_weight", "multiplies rows of 5, gmm_x has 6"),
         ({"send_counts": [5, 0]}, "send_counts", "has 2 counts; need 3: 3 experts of each of 1 ranks"),
-        ({"recv_counts": [-1, 0, 6]}, "recv_counts", "has -1; a count is at least 0"),
+        ({"recv_counts": [-1, 0, 6]}, "recv_counts", "contains -1; a count is at least 0"),
         *(
             ({name: wrong}, name, ".")
             for name in ("send_counts", "recv_counts")
             for wrong in ([1.9, 0, 3.2], [True] * 3)
         ),
-        ({"send_counts": WIDE, "recv_counts": WIDE}, "gmm_x", f"are {2**32 + 5} together"),
+        ({"send_counts": WIDE, "recv_counts": WIDE}, "gmm_x", f"the sum of send_counts is {2**32 + 5}"),
         ({"hcom": "nobody"}, "hcom", "'nobody' names no live group"),
         ({"ep_world_size": 2}, "ep_world_size", "is 2 but group '0' has 1 ranks"),
         ({"mm_x": torch.zeros(2, 2)}, "mm_weight", "and mm_x must be passed together"),
