@@ -468,8 +468,8 @@ void CrossFlags(bool on) {
     DataCopy(ub.B(), Gm((1 - me) * 256), 64);
     if (!on) CrossCoreWaitFlag(3);
 }
-// Cores read what core 0 then overwrites; each says by a flag that it has. The last one: `told`: too; else it is silent,
-// and reads `own` bytes from byte `from` on. Core 0 writes the second half of the block.
+// Cores read what core 0 then overwrites; each says by a flag that it has. The last one: `told`: too; else it is
+// silent, and reads `own` bytes from byte `from` on. Core 0 writes the second half of the block.
 void ManyReaders(bool told, uint32_t from = 0, uint32_t own = 32) {
     Three ub;
     const uint32_t me = static_cast<uint32_t>(GetBlockIdx()), last = static_cast<uint32_t>(GetBlockNum()) - 1;
