@@ -199,9 +199,9 @@ def leaves_empty(fn: Callable[[Tensor], Tensor]) -> bool:
         return False
 
 
-def without_casts(fn: Callable[[Tensor], Tensor], kept: Iterable[Tensor | None]) -> Callable[[Tensor], Tensor]:
-    """Return ``fn`` of nn.Module._apply, which moves the tensors in ``kept`` and their grads but keeps their dtypes."""
-    same = {id(tensor) for each in kept if each is not None for tensor in (each, each.grad) if tensor is not None}
+def without_casts(fn: Callable[[Tensor], Tensor], tensors: Iterable[Tensor | None]) -> Callable[[Tensor], Tensor]:
+    """Return ``fn`` of nn.Module._apply, which moves ``tensors`` and their grads without changing their dtypes."""
+    same = {id(tensor) for each in tensors if each is not None for tensor in (each, each.grad) if tensor is not None}
 
     def run(tensor: Tensor) -> Tensor:
         made = fn(tensor)

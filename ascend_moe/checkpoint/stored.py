@@ -45,7 +45,7 @@ class Stored:
         coded: computes its codes from these tensors, if a layer can keep it quantized.
         bits: bits of the codes that a layer can keep, 8 or 4; 0: none.
         groups: groups of K with one scale each, if ``bits`` is not 0.
-        zero: the tensor that must be zero for the codes to be kept.
+        zero: the tensor that must be zero to store the codes.
     """
 
     parts: tuple[Part, ...]

@@ -85,7 +85,7 @@ def correction_of(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def bits_of(scale: torch.Tensor) -> torch.Tensor:
-    """Return int64 whose low halves are the fp32 scales, the NPU's form for int4 weights."""
+    """Return int64 with the fp32 scales in the low 32 bits, the NPU's form for int4 weights."""
     return scale.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
 
 

@@ -172,7 +172,7 @@ def npu_clipped_swiglu(
         x: bf16, fp16 or fp32, an even size along ``dim``.
         group_index: ``(G,)`` row counts; only that many rows, with all dimensions before ``dim`` flattened, are
             computed. Read on the host.
-        interleaved: True: g at even positions of ``dim`` and u at odd ones; False: its halves.
+        interleaved: True: g at even positions of ``dim`` and u at odd ones; False: g left, u right.
 
     Returns:
         x's type and shape, ``dim`` halved. Rows after the last group are zero here, undefined on the NPU.

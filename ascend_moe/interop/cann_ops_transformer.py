@@ -1,6 +1,6 @@
-"""CANN's newest front end in Python, ``cann_ops_transformer.ops``: MegaMoe's pair, `ascend_moe.layer_ops`.
+"""CANN's newest Python front end, ``cann_ops_transformer.ops``: MegaMoe's pair of `ascend_moe.layer_ops`.
 
-``install()`` makes ``import cann_ops_transformer.ops`` find them, where CANN's own package is not installed.
+``install()`` makes ``import cann_ops_transformer.ops`` find them where CANN's package is not installed.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _NAME = "cann_ops_transformer"
 
 
 def install() -> ModuleType:
-    """Makes ``import cann_ops_transformer.ops`` find this module's names; idempotent.
+    """Make ``import cann_ops_transformer.ops`` find this module's names; idempotent.
 
     Returns:
-        The module ``cann_ops_transformer``, whose docstring says what it is.
+        The module ``cann_ops_transformer``.
 
     Raises:
-        AscendMoeError: CANN's own package can be imported here; use that.
+        AscendMoeError: CANN's package is installed; use that.
     """
     installed = sys.modules.get(_NAME)
     if installed is not None and _is_ours(installed):
         return installed
     if installed is not None or importlib.util.find_spec(_NAME) is not None:
-        raise AscendMoeError(f"{_NAME} can be imported here, so nothing stands in for it: use it, or uninstall it")
+        raise AscendMoeError(f"{_NAME} is installed, so it is not replaced: use it, or uninstall it")
     whole, ops = ModuleType(_NAME), ModuleType(f"{_NAME}.ops")
     for module in (whole, ops):
         module.__doc__ = f"Stands in for CANN's {module.__name__}: ascend_moe.interop.cann_ops_transformer."
@@ -44,7 +44,7 @@ def install() -> ModuleType:
 
 
 def uninstall() -> None:
-    """Undoes ``install``; does nothing without it."""
+    """Undo ``install``; do nothing without it."""
     installed = sys.modules.get(_NAME)
     if installed is not None and _is_ours(installed):
         del sys.modules[_NAME], sys.modules[f"{_NAME}.ops"]

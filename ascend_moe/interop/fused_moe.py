@@ -1,9 +1,9 @@
-"""vLLM's FusedMoE over aligned blocks, with its own names: every rank has all tokens, all-reduces add up their parts.
+"""vLLM's FusedMoE over aligned blocks, by vLLM's names: every rank has all tokens, all-reduces sum the parts.
 
 `select_experts` chooses the experts. `moe_align_block_size` groups (token, k) pairs into blocks of one expert,
 `fused_experts` runs the expert MLP over them, `moe_sum` adds a token's k rows. With data parallelism `naive_multicast`
-gives every rank all tokens before, `all_reduce_dp` and `all_reduce_tp` sum and slice behind. With expert parallelism an
-expert_map names the experts of this rank. For the same layer over dispatch and combine, see `ascend_moe.MoELayer`.
+sends all tokens to every rank before, `all_reduce_dp` and `all_reduce_tp` sum and slice after. With expert
+parallelism an expert_map names the experts of this rank. Over dispatch and combine, see `ascend_moe.MoELayer`.
 """
 
 from __future__ import annotations
@@ -54,25 +54,25 @@ def select_experts(
     ids: torch.Tensor | None = None,
     capture_fn: Callable[[torch.Tensor], None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses experts, or takes those that are given, and hands them out before any placement.
+    """Choose experts, or take the given ids, and report them before any placement.
 
     Args:
         hidden_states: ``(T, H)``; for custom_routing_function only.
         router_logits: ``(T, E)`` bf16, fp16 or fp32.
         top_k: K.
-        use_grouped_topk: a token chooses from its best topk_group of num_expert_group groups; both are needed. A group
-            counts by its best expert, with a correction bias by the sum of its two best.
+        use_grouped_topk: a token chooses from its best topk_group of num_expert_group groups; both are needed. A
+            group's score is that of its best expert, with a correction bias the sum of its two best.
         renormalize: divide the K weights by their sum.
         custom_routing_function: called with hidden_states, router_logits, top_k, renormalize instead; takes no ids.
         scoring_func: "softmax", "sigmoid" or "sqrtsoftplus".
         routed_scaling_factor: multiplies the weights.
         e_score_correction_bias: ``(E,)``, added to the scores for the choice only.
-        indices_type: of the ids; None: int32.
-        ids: ``(T, K)``, experts that are taken instead of the best; -1 is none (`ascend_moe.routers.replay`).
-        capture_fn: gets the ids, a `RouteCapture` or a function.
+        indices_type: dtype of the ids; None: int32.
+        ids: ``(T, K)``, experts to take instead of the best; -1: none (`ascend_moe.routers.replay`).
+        capture_fn: a `RouteCapture` or a function, called with the ids.
 
     Returns:
-        weights ``(T, K)`` float32, ids ``(T, K)``, the best first or as they were given.
+        weights ``(T, K)`` float32, ids ``(T, K)``, the best first or in the order of the given ids.
 
     Raises:
         ArgumentError: an argument breaks one of these rules.
@@ -80,7 +80,7 @@ def select_experts(
     Source: vLLM ``FusedMoE.select_experts``, vllm-ascend ``select_experts``.
     """
     if custom_routing_function is not None:
-        need(ids is None, "ids", "are given beside custom_routing_function, which takes none; leave one out")
+        need(ids is None, "ids", "are passed with custom_routing_function, which takes none; pass one of them")
         weights, chosen = custom_routing_function(
             hidden_states=hidden_states, gating_output=router_logits, topk=top_k, renormalize=renormalize
         )
@@ -119,9 +119,9 @@ def fused_experts(
     ignore_invalid_experts: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """The experts of all tokens over aligned blocks: product with w1, silu and mul, product with w2, weighted sum.
+    """Run the experts of all tokens over aligned blocks: product with w1, silu and mul, product with w2, sum.
 
-    A row is rounded to its type behind w2; weight and sum over k are float32, k ascending, and rounded once, as
+    A row is rounded to its type after w2; weight and sum over k are float32, k ascending, and rounded once, as
     combine does it. Reads the number of blocks on the host.
 
     Args:
@@ -137,7 +137,7 @@ def fused_experts(
             nothing: the result is this rank's part of the sum. None: L experts, all here.
         block_size: B, rows of a block.
         ignore_invalid_experts: experts of other ranks get no blocks; same result, less to sort.
-        out_dtype: None: that of hidden_states. float32 for parts that are still to be added up.
+        out_dtype: None: that of hidden_states. float32 for partial sums.
 
     Returns:
         ``(T, H)``.
@@ -149,12 +149,12 @@ def fused_experts(
     """
     experts = _check(hidden_states, w1, w2, topk_weights, topk_ids, global_num_experts, expert_map)
     act = Activation.of(activation)
-    need(act.gated, "activation", "is {!r}, which has no gate; w1 has gate and up", activation)
+    need(act.gated, "activation", "is {!r}, which has no gate; w1 has gate and up: pass a gated activation", activation)
     tokens, topk = topk_ids.shape
     on_input = apply_router_weight_on_input
     need(topk == 1 or not on_input, "apply_router_weight_on_input", "needs K = 1; topk_ids has K = {}", topk)
     dtype = out_dtype or hidden_states.dtype
-    rule = "goes with the type of hidden_states, out_dtype is {}"
+    rule = "needs out_dtype of hidden_states' dtype; it is {}"
     need(not inplace or dtype == hidden_states.dtype, "inplace", rule, dtype)
     pairs, block_experts, total = moe_align_block_size(
         topk_ids, block_size, experts, expert_map, ignore_invalid_experts=ignore_invalid_experts
@@ -189,7 +189,7 @@ def _check(
     experts: int,
     expert_map: torch.Tensor | None,
 ) -> int:
-    """E, where the tensors fit."""
+    """Return E; raise unless the tensors fit."""
     need_dims("hidden_states", x, 2, dtypes=ROW_DTYPES)
     need_pairs(x.shape[0], ids, weights)
     need_dims("w1", w1, 3, dtypes=(x.dtype,))
@@ -207,11 +207,11 @@ def _check(
 
 @with_typed_errors
 def moe_sum(input: torch.Tensor, output: torch.Tensor | None = None) -> torch.Tensor:
-    """The sum over dimension 1: float32 inside, in ascending order, one rounding.
+    """Return the sum over dimension 1: float32 inside, in ascending order, one rounding.
 
     Args:
         input: ``(T, K, H)`` bf16, fp16 or fp32.
-        output: ``(T, H)`` of any of these types, is written; None: a new tensor of input's type.
+        output: ``(T, H)`` of any of these types, to write to; None: a new tensor of input's type.
 
     Returns:
         output.
@@ -231,18 +231,18 @@ def moe_sum(input: torch.Tensor, output: torch.Tensor | None = None) -> torch.Te
     return output.copy_(total)
 
 
-# ---- between data-parallel ranks: all tokens to every rank, and sums back
+# ---- between data-parallel ranks: all tokens to every rank, and their sums
 
 
 @with_typed_errors
 def naive_multicast(
     x: torch.Tensor, cu_tokens_across_dp: torch.Tensor, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """All ranks' tokens, one after the other in rank order. One all-gather of the largest batch's size.
+    """Return all ranks' tokens, in rank order, by one all-gather of the largest batch's size.
 
     Args:
-        x: ``(T, ...)``, this rank's; all but T and the values equal on all ranks.
-        cu_tokens_across_dp: ``(W,)`` int32 or int64 on the CPU: tokens of all ranks up to and with rank r. Equal on
+        x: ``(T, ...)``, this rank's; dtype and other sizes are equal on all ranks.
+        cu_tokens_across_dp: ``(W,)`` int32 or int64 on the CPU: running sums of the ranks' tokens, equal on
             all ranks.
         group: of the W data-parallel ranks; None: the default group.
 
@@ -258,7 +258,7 @@ def naive_multicast(
     need(x.dim() >= 1, "x", "is a scalar; it must be (T, ...)")
     counts = _counts(cu_tokens_across_dp, ranks)
     rank, most = ranks.rank(), max(counts)
-    rule = "has {} tokens, cu_tokens_across_dp {} for rank {}"
+    rule = "has {} tokens, but cu_tokens_across_dp {} for rank {}"
     need(x.shape[0] == counts[rank], "x", rule, x.shape[0], counts[rank], rank)
     padded = x.new_zeros(most, *x.shape[1:])
     padded[: x.shape[0]] = x
@@ -269,7 +269,7 @@ def naive_multicast(
 def all_reduce_dp(
     partial: torch.Tensor, cu_tokens_across_dp: torch.Tensor, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """The sum of all data-parallel ranks' parts, of it this rank's tokens. Added up in float32, rounded once.
+    """Return this rank's tokens of the sum over all data-parallel ranks; summed in float32, rounded once.
 
     Args:
         partial: ``(tokens of all ranks, H)`` bf16, fp16 or fp32.
@@ -293,7 +293,7 @@ def all_reduce_dp(
 
 @with_typed_errors
 def all_reduce_tp(partial: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """The sum of all ranks' parts. Added up in float32, rounded once; partial stays as it is.
+    """Return the sum of all ranks' parts, in float32, rounded once; partial is not changed.
 
     Args:
         partial: any shape, bf16, fp16 or fp32.
@@ -314,10 +314,10 @@ def all_reduce_tp(partial: torch.Tensor, group: dist.ProcessGroup | None = None)
 
 
 def _counts(cu_tokens: torch.Tensor, group: dist.ProcessGroup) -> list[int]:
-    """Tokens of each rank."""
+    """Return the tokens of each rank."""
     name = "cu_tokens_across_dp"
     need_shape(name, cu_tokens, (group.size(),), dtypes=(torch.int32, torch.int64))
     ends = cu_tokens.tolist()
     counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-    need(min(counts) >= 0, name, "is {}; it must not fall: running sums of the ranks' tokens", ends)
+    need(min(counts) >= 0, name, "is {}; need running sums of the ranks' tokens, which never decrease", ends)
     return counts

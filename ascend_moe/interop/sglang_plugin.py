@@ -1,8 +1,8 @@
-"""Puts this package's operators into every process of SGLang, by one variable: ASCEND_MOE_PATCH=1.
+"""SGLang plug-in: replaces torch_npu's operators in every process if ASCEND_MOE_PATCH=1.
 
 SGLang calls each entry point of the group ``sglang.srt.plugins`` in the server's process and in its schedulers'. The
 deep_ep of sgl-kernel-npu calls torch_npu's dispatch and combine where DEEP_USE_MODE is ops; with the variable these are
-this package's. Without it nothing is done, and neither sglang nor torch_npu is imported.
+this package's. Without it neither sglang nor torch_npu is imported.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ascend_moe.native import log
 
 
 def load() -> None:
-    """Replaces torch_npu's operators where ASCEND_MOE_PATCH is 1. A second call changes nothing.
+    """Replace torch_npu's operators if ASCEND_MOE_PATCH is 1; idempotent.
 
     Raises:
-        LibraryError, ArgumentError: as `ascend_moe.interop.vllm_plugin.load`. SGLang logs them, and goes on without.
+        LibraryError, ArgumentError: as `ascend_moe.interop.vllm_plugin.load`. SGLang logs them and continues.
     """
     if settings.PATCH.get() != "1":
         return

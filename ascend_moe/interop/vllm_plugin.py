@@ -1,10 +1,9 @@
-"""Puts this package's operators into every process of vLLM, by one variable: ASCEND_MOE_PATCH=1.
+"""vLLM plug-in: replaces torch_npu's operators in every process if ASCEND_MOE_PATCH=1.
 
 vLLM calls each entry point of the group ``vllm.general_plugins`` in the parent, the engine cores and the workers,
-before they work. A patch in the parent alone would not reach the others. Without the variable `load` does nothing, and
-neither vllm nor torch_npu is imported. With it, ``torch.ops._C_ascend`` gets the operators that it lacks, by
-`ascend_moe.interop.vllm_ascend.register`, and where torch_npu is, its dispatch and combine become this package's, by
-`ascend_moe.patch_torch_npu`.
+at their start; a patch in the parent alone would not reach the others. Without the variable neither vllm nor torch_npu
+is imported. With it, `ascend_moe.interop.vllm_ascend.register` adds missing operators to ``torch.ops._C_ascend``, and
+`ascend_moe.patch_torch_npu` replaces dispatch and combine of torch_npu where it is installed.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ _COMPILED = "vllm_ascend.vllm_ascend_C"
 
 
 def load() -> None:
-    """Replaces torch_npu's operators where ASCEND_MOE_PATCH is 1. A second call changes nothing.
+    """Replace torch_npu's operators if ASCEND_MOE_PATCH is 1; idempotent.
 
     Raises:
-        LibraryError: the processes run on NPUs, and the operator package of `build.sh` is not where CANN looks.
+        LibraryError: the processes run on NPUs, and CANN does not find `build.sh`'s operator package.
         ArgumentError: ASCEND_MOE_PATCH is neither 0 nor 1.
     """
     if settings.PATCH.get() != "1":
         return
     replaced = replace_operators()
-    with suppress(ImportError):  # a built vllm-ascend defines its own operators, which stay
+    with suppress(ImportError):  # a built vllm-ascend defines its own operators first
         importlib.import_module(_COMPILED)
     defined = vllm_ascend.register()
     log.configure()
@@ -44,7 +43,7 @@ def load() -> None:
 
 
 def replace_operators() -> list[str]:
-    """Makes dispatch and combine of torch_npu this package's, where torch_npu is. Returns the names replaced.
+    """Replace torch_npu's dispatch and combine, if it is installed; return the replaced names.
 
     Raises:
         LibraryError: as `load`.
@@ -56,13 +55,13 @@ def replace_operators() -> list[str]:
 
 
 def _need_package() -> None:
-    """Refuses NPUs on which the first op would find no kernel."""
-    if settings.VNPU.is_set() or opp.ours() is not None:  # the virtual NPU brings the package along
+    """Raise LibraryError on NPUs without the operator package."""
+    if settings.VNPU.is_set() or opp.ours() is not None:  # the virtual NPU includes the package
         return
     torch_npu = import_torch_npu(f"{settings.PATCH.name}=1: torch_npu")
     if torch_npu.npu.is_available():
         raise LibraryError(
             f"{settings.PATCH.name}=1, but no operator package of ascend_moe is in ASCEND_CUSTOM_OPP_PATH or below "
-            "ASCEND_OPP_PATH/vendors: run ./build.sh --soc=ascend910b,ascend910_93 and the .run file that it makes, "
+            "ASCEND_OPP_PATH/vendors: run ./build.sh --soc=ascend910b,ascend910_93 and the .run file that it builds, "
             f"source its set_env.bash, or unset {settings.PATCH.name}"
         )

@@ -20,14 +20,14 @@ BY_MAX, BY_TOP2_SUM = 0, 1
 
 
 class Groups(NamedTuple):
-    """Experts form ``number`` groups. A token chooses from the best ``kept`` groups only."""
+    """Experts form ``number`` groups. A token chooses from the best ``chosen`` groups only."""
 
     number: int = 1
-    kept: int = 1
+    chosen: int = 1
     mode: int = BY_MAX
 
     @classmethod
-    def of(cls, wanted: bool, number: int | None, kept: int | None, mode: int = BY_MAX) -> Groups:
+    def of(cls, wanted: bool, number: int | None, chosen: int | None, mode: int = BY_MAX) -> Groups:
         """Return the groups of vLLM's and SGLang's arguments use_grouped_topk, num_expert_group and topk_group.
 
         Raises:
@@ -36,8 +36,8 @@ class Groups(NamedTuple):
         if not wanted:
             return cls()
         rule = "is {} and topk_group {}; use_grouped_topk needs both"
-        need(number is not None and kept is not None, "num_expert_group", rule, number, kept)
-        return cls(int(number or 0), int(kept or 0), mode)
+        need(number is not None and chosen is not None, "num_expert_group", rule, number, chosen)
+        return cls(int(number or 0), int(chosen or 0), mode)
 
 
 @npu_operator
@@ -476,15 +476,15 @@ def _check_logits(x: torch.Tensor, dims: tuple[int, ...]) -> None:
 
 
 def _check_choice(experts: int, k: int, groups: Groups) -> None:
-    number, kept, mode = groups
+    number, chosen, mode = groups
     rule = "is {}; it must be 0 (largest) or 1 (two largest)"
     need(mode in (BY_MAX, BY_TOP2_SUM), "group_select_mode", rule, mode)
     smallest = 2 if mode == BY_TOP2_SUM and number > 1 else 1
     fits = number >= 1 and experts % number == 0 and experts // number >= smallest
     rule = "is {} for {} experts; it must divide them into groups of at least {}"
     need(fits, "group_count", rule, number, experts, smallest)
-    need(1 <= kept <= number, "k_group", "is {}; it must be 1..{}, the number of groups", kept, number)
-    limit = experts // number * kept
+    need(1 <= chosen <= number, "k_group", "is {}; it must be 1..{}, the number of groups", chosen, number)
+    limit = experts // number * chosen
     need(1 <= k <= limit, "k", "is {}; it must be 1..{}, the number of experts to choose from", k, limit)
 
 
@@ -523,12 +523,12 @@ def _look_up(
 def _choose(scores: torch.Tensor, bias: torch.Tensor | None, k: int, groups: Groups) -> torch.Tensor:
     """Return ids ``(T, k)`` int64 of the k best experts by their (biased) scores, the best first."""
     choice = scores.detach() if bias is None else scores.detach() + bias.detach().float()
-    if groups.kept < groups.number:
+    if groups.chosen < groups.number:
         members = choice.reshape(choice.shape[0], groups.number, choice.shape[1] // groups.number)
         largest = members.topk(2 if groups.mode == BY_TOP2_SUM else 1, dim=-1).values
         group_scores = largest.sum(-1)
         dropped = torch.ones_like(group_scores, dtype=torch.bool)
-        dropped.scatter_(1, best(group_scores, groups.kept), False)
+        dropped.scatter_(1, best(group_scores, groups.chosen), False)
         choice = members.masked_fill(dropped.unsqueeze(-1), -torch.inf).reshape(choice.shape)
     return best(choice, k)
 

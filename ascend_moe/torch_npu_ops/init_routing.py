@@ -117,7 +117,7 @@ def npu_moe_init_routing_v2(
     row_idx_type: int = GATHER,
     x_dtype: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Copy every token's row once for each of its active experts, in expert order; quantize on the way.
+    """Copy every token's row once for each of its active experts, in expert order, optionally quantized.
 
     Args:
         x: ``(T, H)`` bf16, fp16, fp32, or int8 without quantization.
@@ -304,7 +304,7 @@ def npu_moe_update_expert(
         expert_ids: ``(BS, K)`` int32 or int64 logical experts 0..E-1; -1 (not routed) stays -1.
         eplb_table: ``(E, F)`` int32: row e is the number of copies of e, 1..F-1, then their physical ids.
         expert_scales: ``(BS, K)`` float routing weights; requires pruning_threshold.
-        pruning_threshold: ``(K,)`` or ``(1, K)`` fp32: (t, k) is kept if its weight is at least
+        pruning_threshold: ``(K,)`` or ``(1, K)`` fp32: (t, k) is routed if its weight is at least
             ``pruning_threshold[k]`` times the sum of token t's weights (fp32, k ascending).
         active_mask: ``(BS,)`` bool, requires both: False tokens are dropped.
         local_rank_id, world_size: this rank in 0..world_size-1; needed with balance_mode 0.

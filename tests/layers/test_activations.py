@@ -222,7 +222,7 @@ def test_what_is_not_in_the_table_is_refused_by_name() -> None:
     ):
         with pytest.raises(ArgumentError, match=rule):
             Activation(name, numbers)
-    with pytest.raises(ArgumentError, match="'relu2', which has no gate; w13_weight has gate and up"):
+    with pytest.raises(ArgumentError, match="'relu2', which has no gate, unlike w13_weight"):
         EPMoE(4, 2, H, INNER, activation="relu2")
 
 

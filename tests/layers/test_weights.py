@@ -237,9 +237,9 @@ def test_fp8_weights_keep_their_scales(serialised: bool) -> None:
     assert isinstance(made.w13_weight, Codes)
     plain = ep_moe().state_dict()
     for given, message in (
-        (plain, "w13_weight and its scale go together"),
+        (plain, "w13_weight and its scale belong together"),
         ({**before, "w2_weight": before["w2_weight"].bfloat16()}, "w2_weight is torch.bfloat16; it must be float8"),
-        ({"w2_weight_scale": before["w2_weight_scale"]}, "w2_weight and its scale go together"),
+        ({"w2_weight_scale": before["w2_weight_scale"]}, "w2_weight and its scale belong together"),
     ):
         with pytest.raises(ArgumentError, match=message):
             made.load_state_dict(given, strict=False)

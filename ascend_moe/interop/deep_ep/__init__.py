@@ -1,4 +1,4 @@
-"""DeepEP with its own names: `Buffer`, `Config`, `EventOverlap`, `EventHandle`; `install()` is `import deep_ep`."""
+"""DeepEP by DeepEP's names: `Buffer`, `Config`, `EventOverlap`, `EventHandle`; `install()` is `import deep_ep`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MORE = _of(strategies, "StrategyMap VALID_QUANT_MODES AllToAllLowLatencyCommStr
 _BUFFER: Names = {"Buffer": Buffer, "Config": Config} | _EVENTS
 _ASCEND: Names = {"Buffer": AscendBuffer, "Config": Config} | _EVENTS | _KINDS | {"topk_idx_t": torch.int64}
 
-#: For each flavour every module of theirs, and what its public names are here.
+#: For each flavour, the public names of every module.
 OURS: Mapping[str, Mapping[str, Names]] = {
     "deepep": {
         "deep_ep": _BUFFER | _KINDS | {"topk_idx_t": torch.int64},
@@ -67,28 +67,28 @@ OURS: Mapping[str, Mapping[str, Names]] = {
 
 
 def _reasons(names_by_reason: Mapping[str, str]) -> dict[str, str]:
-    """The reason of each name, all below ``deep_ep``."""
+    """Return the reason of each name, prefixed by ``deep_ep``."""
     return {f"deep_ep.{name}": reason for reason, names in names_by_reason.items() for name in names.split()}
 
 
-#: By flavour the public names and modules of theirs that are not here, and why.
+#: For each flavour, unsupported names and modules, and why.
 REFUSED: Mapping[str, Mapping[str, str]] = {
     "deepep": _reasons(
         {
-            "DeepEP's second interface is not built; use Buffer": "ElasticBuffer EPHandle buffers.elastic",
+            "DeepEP's second interface is not supported; use Buffer": "ElasticBuffer EPHandle buffers.elastic",
             "it belongs to CUDA, NCCL or NVLink, which are not used here": """
                 get_physical_domain_size get_logical_domain_size find_cuda_home check_nccl_so init_jit
                 utils.check_nvlink_connections utils.envs.get_physical_domain_size utils.envs.get_logical_domain_size
                 utils.envs.check_nvlink_connections utils.envs.check_torch_deterministic
                 utils.envs.check_fast_rdma_atomic_support utils.envs.get_nvlink_gbs utils.envs.get_rdma_gbs""",
-            "nothing is printed that had to be hidden": """
+            "no output needs to be suppressed": """
                 utils.testing.empty_suppress utils.testing.suppress_stdout_stderr""",
         }
     ),
     "ascend": _reasons(
         {
-            "it is where sgl-kernel-npu's own kernels lie": "current_dir opp_path lib_path",
-            "it logs sgl-kernel-npu's own calls; ascend_moe.trace records what the ops do": """
+            "it is the path of sgl-kernel-npu's own kernels": "current_dir opp_path lib_path",
+            "it logs sgl-kernel-npu's own calls; ascend_moe.trace records the ops": """
                 buffer.log_parameters utils.log_parameters utils.get_simplify_tensor utils.logger""",
             "calls run on the current stream": "strategies.normal_strategy.COMM_STREAM",
         }
@@ -101,17 +101,17 @@ _before: dict[str, Any] = {}
 
 
 def install(flavour: str = "deepep", *, package: bool = True) -> None:
-    """Make ``import deep_ep`` this package, and ``import deep_ep_cpp`` what sgl-kernel-npu compiles.
+    """Make ``import deep_ep`` and sgl-kernel-npu's ``import deep_ep_cpp`` import this package.
 
     Args:
-        flavour: whose ``deep_ep`` it is: DeepEP's, or "ascend", sgl-kernel-npu's. ``OURS`` lists its modules.
+        flavour: "deepep": DeepEP's ``deep_ep``; "ascend": sgl-kernel-npu's. ``OURS`` lists the modules.
         package: False: only deep_ep_cpp, for sgl-kernel-npu's own Python package over it.
 
-    A second call changes the choice. Modules of these names that were imported before stand aside until ``uninstall``.
-    A public name of theirs that is not here raises ImportError with the reason where it is imported.
+    A second call changes the flavour. Modules of these names that were imported before are restored by ``uninstall``.
+    Importing an unsupported name raises ImportError with the reason.
 
     Raises:
-        ArgumentError: flavour is none.
+        ArgumentError: flavour is unknown.
     """
     need_one_of("flavour", flavour, OURS)
     uninstall()
@@ -130,7 +130,7 @@ def install(flavour: str = "deepep", *, package: bool = True) -> None:
 
 
 def uninstall() -> None:
-    """Undo ``install``. Objects that were made meanwhile live on. Without it nothing is done."""
+    """Undo ``install``; do nothing without it. Existing objects stay valid."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Refusals)]
     while _before:
         name, module = _before.popitem()
@@ -141,13 +141,13 @@ def uninstall() -> None:
 
 
 class _Refusals:
-    """Where ``import`` and ``from deep_ep import`` look for what no module has: says why it is not here."""
+    """Finder that raises ImportError with the reason for unsupported names of ``deep_ep``."""
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
         self._reasons = reasons
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> None:
-        """Nothing is found here. Raises ImportError for a name of the list."""
+        """Find nothing. Raises ImportError for an unsupported name."""
         if name in self._reasons:
             raise ImportError(f"{name} is not in ascend_moe.interop.deep_ep: {self._reasons[name]}", name=name)
 

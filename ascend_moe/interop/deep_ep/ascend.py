@@ -1,7 +1,7 @@
-"""sgl-kernel-npu's Buffer: its compiled module over the V2 ops, `Runtime`, and `AscendBuffer`, which adds strategies.
+"""sgl-kernel-npu's Buffer: `Runtime`, its compiled module over the V2 ops, and `AscendBuffer`, which adds strategies.
 
-A row for each (token, expert), by local expert. The state of a call is in the tensors that it returns. Its own Python
-package, unbuilt, runs over `Runtime` too.
+One row per (token, expert), by local expert. The state of a call is in the returned tensors. sgl-kernel-npu's own
+Python package runs over `Runtime` too.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _ROWS = (torch.bfloat16, torch.float16)
 
 
 class FuseMode(IntEnum):
-    """The two of ``fused_deep_moe``."""
+    """Modes of ``fused_deep_moe``."""
 
     FUSED_DEEP_MOE = 1
     DISPATCH_FFN_COMBINE = 2
 
 
 def check_environment() -> None:
-    """Refuse variables that ask sgl-kernel-npu for something that is not here."""
+    """Raise ArgumentError if a variable selects an unsupported feature of sgl-kernel-npu."""
     for name, harmless, what in (
         ("MOE_SHARED_EXPERT_RANK_NUM", "0", "ranks of shared experts are"),
         ("DEEPEP_NORMAL_LONG_SEQ_ROUND", "1", "rounds of a long sequence are"),
@@ -74,11 +74,11 @@ def check_environment() -> None:
 
 @typed_methods
 class Runtime:
-    """``deep_ep_cpp.Buffer``: a rank's calls.
+    """``deep_ep_cpp.Buffer``: calls of one rank.
 
     Args:
-        rank, group_size: of the group.
-        num_nvl_bytes, num_rdma_bytes, low_latency_mode: no effect; windows are as large as HCCL_BUFFSIZE says.
+        rank, group_size: this rank, and ranks of the group.
+        num_nvl_bytes, num_rdma_bytes, low_latency_mode: no effect; HCCL_BUFFSIZE sets the window size.
         group_name: group_ep.
     """
 
@@ -106,9 +106,9 @@ class Runtime:
         weights: Tensor | None = None,
         waits: WaitStats | None = None,
     ) -> Dispatched:
-        """One dispatch. ``tokens``: most of a rank."""
+        """Dispatch; ``tokens``: most tokens of a rank."""
         need_one_of("quant_mode", quant, (*QUANT_MODES, FP8_ROWS))
-        self.place.need_one_server("AscendBuffer", "keeps more of a dispatch than its handles hold")
+        self.place.need_one_server("AscendBuffer", "needs more state of a dispatch than its handles contain")
         dispatch = wide_ids_named(ids, self.place.rank)(self.place.dispatcher(experts).dispatch)
         times = {} if waits is None else waits.given(list(range(self.place.world)))
         mode, most = QUANT_MODES.get(quant, 0), max(tokens, 1)
@@ -125,7 +125,7 @@ class Runtime:
     def _combine(
         self, x: Tensor, topk_idx: Tensor, index: Tensor, counts: Tensor, weights: Tensor | None, tokens: int
     ) -> Tensor:
-        """One combine, weighted where weights are given. ``index``, ``counts``: of the dispatch."""
+        """Combine, weighted if weights are given. ``index``, ``counts``: of the dispatch."""
         ids = self._sent_ids.checked("topk_idx", index, narrow("topk_idx", topk_idx))
         dispatcher = self.place.dispatcher(counts.numel())
         sent = dispatcher.resume(ids, index, counts, max_tokens=max(tokens, 1))
@@ -139,7 +139,7 @@ class Runtime:
     def get_dispatch_layout(
         self, topk_idx: Tensor, num_experts: int, previous_event: EventHandle | None = None, *_: Any
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventHandle]:
-        """Count as DeepEP's, with is_token_in_rank ``(T, W)`` as int32."""
+        """Return DeepEP's layout, with is_token_in_rank ``(T, W)`` as int32."""
         events.begin(previous_event)
         per_rank, servers, per_expert, in_rank = dispatch_layout(self.place, topk_idx, num_experts)
         return per_rank, servers, per_expert, in_rank.int(), EventHandle()
@@ -170,18 +170,17 @@ class Runtime:
 
         Returns:
             rows ``(n, H)``; their scales ``(n,)`` float32; ids ``(n, K)`` int64, the local expert at its k and -1
-            elsewhere; weights ``(n, K)`` likewise; a list of rows of each local expert; three empty matrices;
+            elsewhere; weights ``(n, K)`` likewise; a list of rows per local expert; three empty matrices;
             the source index ``(3n,)`` int32: source rank, token, k; int32 running sums over [local expert][source
-            rank], and behind them the most tokens of a rank; the event.
+            rank], then the most tokens of a rank; the event.
         """
         events.begin(previous_event)
-        need(cached_rank_prefix_matrix is None, "handle", "of an earlier dispatch is not taken; pass topk_idx")
-        need(x_scales is None, "x_scales", "is given; rows are quantized here: pass bf16 rows")
+        need(cached_rank_prefix_matrix is None, "handle", "of an earlier dispatch is not supported; pass topk_idx")
+        need(x_scales is None, "x_scales", "is not supported: pass bf16 rows, which are quantized here")
         need(num_worst_tokens == 0, "num_worst_tokens", "is {}; it must be 0: counts are read here", num_worst_tokens)
         need_whole("expert_alignment", expert_alignment, 1)
         need_dims("x", x, 2, dtypes=_ROWS)
-        costs, own = dispatch_wait_recv_cost_stats, (self.place.world, self.place.rank)
-        waits = WaitStats("dispatch_wait_recv_cost_stats", costs, x, *own)
+        waits = WaitStats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, x, self.place)
         need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
         need_dims("num_tokens_per_expert", num_tokens_per_expert, 1)
         experts = num_tokens_per_expert.numel()
@@ -215,8 +214,8 @@ class Runtime:
         send_head: Tensor,
         combine_send_cost_stats: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, EventHandle]:
-        """Return for each token the weighted sum of its rows, ``(T, H)``; the weights as given; the event."""
-        rule = "is not supported; pass None; ascend_moe.trace shows who waits for whom"
+        """Return each token's weighted sum of its rows, ``(T, H)``; the weights; the event."""
+        rule = "is not supported; pass None; ascend_moe.trace shows waits between ranks"
         need(combine_send_cost_stats is None, "combine_send_cost_stats", rule)
         rows = src_idx.numel() // 3
         need(x.shape[0] >= rows, "x", "has {} rows; dispatch returned {}", x.shape[0], rows)
@@ -225,11 +224,10 @@ class Runtime:
 
     internode_dispatch = refused("internode_dispatch", "between servers use deep_ep.Buffer's dispatch and combine")
     internode_combine = refused("internode_combine", "between servers use deep_ep.Buffer's dispatch and combine")
-    # They show the insides of another implementation.
     notify_verify = refused("notify_verify", "get_dispatch_layout and dispatch return all counts")
     get_notify_send_data = refused("get_notify_send_data", "get_dispatch_layout and dispatch return all counts")
-    begin_profile = refused("begin_profile", "ascend_moe.trace records what the ops do")
-    end_profile = refused("end_profile", "ascend_moe.trace records what the ops do")
+    begin_profile = refused("begin_profile", "ascend_moe.trace records the ops")
+    end_profile = refused("end_profile", "ascend_moe.trace records the ops")
     clean_low_latency_buffer = BufferBase.clean_low_latency_buffer
 
     def low_latency_dispatch(
@@ -247,10 +245,10 @@ class Runtime:
         return_recv_hook: bool = False,
         quant_mode: str = "none",
     ) -> tuple[Any, ...]:
-        """Send rows; they have been received when it returns. quant_mode decides, the other flags have no effect.
+        """Send and receive rows, quantized by quant_mode; the other flags have no effect.
 
         Returns:
-            rows ``(max * W * min(K, L), H)`` bf16, int8 or e4m3; their scales, float32, one a row; rows of each local
+            rows ``(max * W * min(K, L), H)`` bf16, int8 or e4m3; their scales, float32, one per row; rows per local
             expert ``(L,)`` int64; the source index; int32 running sums over [local expert][source rank]; the event; a
             hook that does nothing.
         """
@@ -301,9 +299,9 @@ class Runtime:
         quant_mode: int = 1,
         profile_enable: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Run dispatch, the experts' MLP and combine; return ``(T, H)`` and the running sums as of dispatch.
+        """Run dispatch, the experts' MLP and combine; return ``(T, H)`` and dispatch's running sums.
 
-        The weights are as of `AscendBuffer.fused_deep_moe`.
+        The weights are those of `AscendBuffer.fused_deep_moe`.
         """
         given = {"gmm1_weight": gmm1_weight, "gmm2_weight": gmm2_weight}
         scales = {"gmm1_weight_scale": gmm1_weight_scale, "gmm2_weight_scale": gmm2_weight_scale}
@@ -332,9 +330,9 @@ class Runtime:
         num_experts: int,
         quant_mode: int = 1,
     ) -> tuple[Tensor, Tensor]:
-        """Run as ``fused_deep_moe``, with rows of each local expert ``(L,)`` int32 as second result.
+        """Run ``fused_deep_moe``, with rows per local expert ``(L,)`` int32 as second result.
 
-        max_output_size: the most rows that a rank may receive; more raise RoutingOverflow on every rank. 0: no limit.
+        max_output_size: the most rows a rank may receive, else RoutingOverflow on every rank; 0: no limit.
         """
         need(quant_mode in (0, 1), "quant_mode", "is {}; it must be 0 or 1", quant_mode)
         nums = torch.empty(self.place.local_experts(num_experts), dtype=torch.int32, device=x.device)
@@ -351,7 +349,7 @@ class Runtime:
 
 
 def _of_strategy(strategy: str, method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Makes the method of a Buffer that calls its strategy's, with all arguments by name."""
+    """Return a Buffer's method that calls its strategy's, with all arguments by name."""
 
     @with_signature_of(method)
     def call(self: Any, **given: Any) -> Any:
@@ -362,26 +360,26 @@ def _of_strategy(strategy: str, method: Callable[Concatenate[Any, P], R]) -> Cal
 
 
 class AscendBuffer(BufferBase):
-    """As ``Buffer``, with what sgl-kernel-npu has instead of DeepEP's.
+    """Buffer of sgl-kernel-npu, which differs from DeepEP's.
 
-    - Normal mode: a row for each (token, expert), by local expert; combine is weighted, with dispatch's topk_weights.
-      The handle has eight entries: three matrices (empty), the source index (source rank, token, k), is_token_in_rank,
-      running sums over [local expert][source rank] with the most tokens of a rank behind them, topk_idx, topk_weights.
-      It is not taken by dispatch. ``bias`` is refused.
-    - Low latency: packed rows ``(max * W * min(K, L), H)``, counts int64, the running sums as layout_range; handles of
-      seven entries, with strategy "ops" of ten; with "alltoall" blocks of ``max`` rows, see there. Hooks do nothing,
-      everything has been received; out, zero_copy and the recv stats have no effect.
+    - Normal mode: one row per (token, expert), by local expert; combine weights by dispatch's topk_weights. The handle
+      has eight entries: three empty matrices, the source index (source rank, token, k), is_token_in_rank, running sums
+      over [local expert][source rank] and the most tokens of a rank, topk_idx, topk_weights. dispatch does not accept
+      it. ``bias`` is refused.
+    - Low latency: rows ``(max * W * min(K, L), H)`` in the compacted layout, counts int64, running sums as
+      layout_range; handles of seven entries, with strategy "ops" of ten; with "alltoall" blocks of ``max`` rows.
+      Hooks do nothing; out, zero_copy and the recv stats have no effect.
     - Ids -1 need no MOE_ENABLE_TOPK_NEG_ONE.
     - quant_mode None, "bf16", "int8", or with the default strategies "pertoken_fp8_e4m3": quantized rows have a float32
-      scale each. MX formats are of the 950 series.
+      scale each. MX formats need the 950 series.
 
     Args:
-        normal_strategy: "default" or "alltoall". low_latency_strategy: "default", "ops" or "alltoall". Or a name that
-            was registered. The variable DEEP_USE_MODE, default, ops or alltoall, decides where it is set.
+        normal_strategy: "default" or "alltoall". low_latency_strategy: "default", "ops" or "alltoall". Or a
+            registered name. The variable DEEP_USE_MODE (default, ops or alltoall) overrides both.
         group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode,
-            allow_mnnvl: as of `BufferBase`, which has the limits too.
+            allow_mnnvl: as for `BufferBase`, which states the limits.
 
-    The attributes of these names are strategies, and may be set to others.
+    The attributes of these names are the strategies, and may be set.
 
     Source: sgl-kernel-npu ``deep_ep.Buffer``.
     """
@@ -418,17 +416,17 @@ class AscendBuffer(BufferBase):
     @with_signature_of(LowLatencyEPCommStrategy.low_latency_dispatch)
     @with_typed_errors
     def low_latency_dispatch(self, quant_mode: str | None, **others: Any) -> Any:
-        """Send rows by the strategy, as `LowLatencyEPCommStrategy.low_latency_dispatch`, whose results these are.
+        """Run the strategy's `LowLatencyEPCommStrategy.low_latency_dispatch`.
 
         Args:
-            quant_mode: "int8", or what else the strategy knows; None: by use_fp8, which asks for int8 rows.
+            quant_mode: a mode of the strategy; None: "int8" with use_fp8.
             others: as there; use_ue8m0 and use_mxfp4 must be False.
 
         Raises:
-            ArgumentError: use_ue8m0 or use_mxfp4 is True. Others: as there.
+            ArgumentError: use_ue8m0 or use_mxfp4 is True. Other errors: as there.
         """
         for name in ("use_ue8m0", "use_mxfp4"):
-            need(not others[name], name, "is True; MX formats are of the 950 series: pass False")
+            need(not others[name], name, "is True; MX formats need the 950 series: pass False")
         quant_mode = quant_mode or ("int8" if others["use_fp8"] else None)
         return self.low_latency_strategy.low_latency_dispatch(**others, quant_mode=quant_mode)
 
@@ -459,10 +457,10 @@ class AscendBuffer(BufferBase):
         Args:
             x: (T, H). topk_idx, topk_weights: (T, K), fp32 weights.
             gmm1_permuted_weight: ``(L, H, 2F)``, gate in the first F columns, not permuted; gmm2_weight ``(L, F, H)``;
-                or a tensor for each local expert. bf16 with quant_mode 0, int8 with 1.
-            gmm1_permuted_weight_scale, gmm2_weight_scale: with quant_mode 1 ``(L, 2F)`` and ``(L, H)``, fp32 or int64
-                that carries fp32 bits. num_experts: E. quant_mode: 0 or 1.
-            num_max_dispatch_tokens_per_rank: at least any rank's T; fuse_mode 2: max_output_size.
+                or one tensor per local expert. bf16 with quant_mode 0, int8 with 1.
+            gmm1_permuted_weight_scale, gmm2_weight_scale: with quant_mode 1 ``(L, 2F)`` and ``(L, H)``, fp32, or int64
+                with fp32 bits. num_experts: E. quant_mode: 0 or 1.
+            num_max_dispatch_tokens_per_rank: at least every rank's T; fuse_mode 2: max_output_size.
             fuse_mode: 1 or 2. profile_enable: ignored.
 
         Raises:

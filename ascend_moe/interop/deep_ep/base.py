@@ -1,4 +1,4 @@
-"""The base of both Buffers: their group, where tokens go, bytes of window, and the calls that are refused."""
+"""Base of both Buffers: group, dispatch layout, window size and unsupported calls."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Group: TypeAlias = "ProcessGroup | DeviceMesh | str | tuple[str, int, int]"
 
 R = TypeVar("R")
 
-MOST_EXPERTS = 1 << 16  # tensors have a number for each: far above what the ops take, and small
-_LEAVING_OUT = "Buffer(enable_shrink=True) has it; or ascend_moe.agree and ascend_moe.shrink, and a new one"
+MOST_EXPERTS = 1 << 16  # bounds tensors with one element per expert; far above the ops' limit
+_LEAVING_OUT = "use Buffer(enable_shrink=True), or ascend_moe.agree, ascend_moe.shrink and a new Buffer"
 
 
 @dataclass(frozen=True)
 class BufferPlace(Place):
-    """The place of a Buffer's rank, and the servers of its group."""
+    """Place of a Buffer's rank, and the servers of its group."""
 
     @classmethod
     def of_group(cls, group: Group) -> BufferPlace:
-        """Return the place in a Buffer's ``group``, as `Place.of` takes it. Raises ArgumentError for None, MPI's."""
-        need(group is not None, "group", "is None; pass a process group (MPI's communicators are not taken)")
+        """Return the place in ``group``, as `Place.of`. Raises ArgumentError for None."""
+        need(group is not None, "group", "is None; pass a process group (MPI communicators are not supported)")
         return cls.of(group)
 
     @cached_property
@@ -50,13 +50,13 @@ class BufferPlace(Place):
         return here if here < self.world else 0
 
     def need_one_server(self, what: str, why: str) -> None:
-        """Raise ArgumentError where the ranks are on several servers, for what cannot run comm_alg "hierarchy"."""
-        rule = "has {} ranks, {} a server; {} is not there between servers, because comm_alg 'hierarchy' {}: use {}"
+        """Raise ArgumentError if the ranks are on several servers; ``what`` cannot run comm_alg "hierarchy"."""
+        rule = "has {} ranks, {} per server; {} cannot run between servers, as comm_alg 'hierarchy' {}: use {}"
         servers, instead = self.ranks_per_server, "deep_ep.Buffer's dispatch and combine"
         need(not servers, "group", rule, self.world, servers, what, why, instead)
 
     def local_experts(self, experts: int) -> int:
-        """Return L of E experts. Raises ArgumentError where the ranks do not share them equally."""
+        """Return L of E experts. Raises ArgumentError unless E is a multiple of the ranks."""
         need_whole("num_experts", experts, self.world, MOST_EXPERTS)
         rule = "is {}; it must be a multiple of the {} ranks"
         need(experts % self.world == 0, "num_experts", rule, experts, self.world)
@@ -69,7 +69,7 @@ class BufferPlace(Place):
 
 
 class Handle(tuple):  # type: ignore[type-arg]
-    """The values that DeepEP returns for a call, and ``call``, all state of it."""
+    """DeepEP's values of a call, and its state ``call``."""
 
     call: Any
 
@@ -82,21 +82,21 @@ class Handle(tuple):  # type: ignore[type-arg]
 
 
 def call_of(handle: object, kind: type[R], function: str) -> R:
-    """Return the call of ``kind`` of a handle. Raises ArgumentError unless ``function`` has returned the handle."""
+    """Return the state of a handle. Raises ArgumentError unless ``function`` returned the handle."""
     call = getattr(handle, "call", None)
-    need(isinstance(call, kind), "handle", "is a {}; pass what {} returned, as it is", type(handle).__name__, function)
+    need(isinstance(call, kind), "handle", "is a {}; pass the handle that {} returned", type(handle).__name__, function)
     return call  # type: ignore[return-value]
 
 
 def need_whole(argument: str, value: object, least: int, most: int = 2**31 - 1) -> None:
-    """Raise unless ``value`` is a whole number within these."""
+    """Raise unless ``value`` is a whole number of least..most."""
     rule = "is {!r}; it must be a whole number of {}..{}"
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     need(whole and least <= value <= most, argument, rule, value, least, most)  # type: ignore[operator]
 
 
 def refused(name: str, instead: str) -> Any:
-    """Return a method ``name`` that raises: DeepEP has it, this package does not."""
+    """Return a method ``name`` of DeepEP that raises ArgumentError with the alternative."""
 
     def method(*_: Any, **__: Any) -> Any:
         raise ArgumentError(f"{name} is not supported; {instead}", argument=name)
@@ -105,11 +105,11 @@ def refused(name: str, instead: str) -> Any:
     return method
 
 
-# ---- how many tokens go where, and how many bytes of window that takes
+# ---- dispatch layout and window size
 
 
 def dispatch_layout(place: BufferPlace, topk_idx: Tensor, experts: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """The first four results of ``get_dispatch_layout``; the second is None on one server."""
+    """Return the first four results of ``get_dispatch_layout``; the second is None on one server."""
     need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
     local, world = place.local_experts(experts), place.world
     ranks = torch.where(topk_idx >= 0, topk_idx // local, world).long()
@@ -126,7 +126,7 @@ def dispatch_layout(place: BufferPlace, topk_idx: Tensor, experts: int) -> tuple
 
 
 def agreed_head(own: int, topk_idx: Tensor | None, experts: int, device: torch.device) -> Tensor:
-    """A rank's tokens; 1 + the flat place of its first id that is none, or 0; and that id, its 32 low bits first."""
+    """Return a rank's tokens; 1 + the flat position of its first invalid id, or 0; the id, low 32 bits first."""
     tokens = torch.full((1,), own, dtype=torch.int32, device=device)
     if topk_idx is None:
         return torch.cat([tokens, tokens.new_zeros(3)])
@@ -137,10 +137,10 @@ def agreed_head(own: int, topk_idx: Tensor | None, experts: int, device: torch.d
 
 
 def most_tokens(heads: Tensor, topk_idx: Tensor | None, experts: int) -> int:
-    """The largest number of tokens of a rank, from every rank's head. Read on the host.
+    """Return the largest number of tokens of a rank, from every rank's head; read on the host.
 
     Raises:
-        InvalidExpertId: on every rank, of the first rank's id that is none, as it was given.
+        InvalidExpertId: on every rank, for the first rank's invalid id.
     """
     table = heads.tolist()
     for rank, (_, place, low, high) in enumerate(table):
@@ -154,7 +154,7 @@ def most_tokens(heads: Tensor, topk_idx: Tensor | None, experts: int) -> int:
 
 
 def most_tokens_of(place: BufferPlace, own: int, topk_idx: Tensor, experts: int) -> int:
-    """The largest number of tokens of a rank, as the ranks report it to each other. Collective."""
+    """Return the largest number of tokens of a rank. Collective."""
     head = agreed_head(own, topk_idx, experts, topk_idx.device)
     return most_tokens(gather_rows(head, place), topk_idx, experts)
 
@@ -163,15 +163,15 @@ def most_tokens_of(place: BufferPlace, own: int, topk_idx: Tensor, experts: int)
 def get_low_latency_rdma_size_hint(
     num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
 ) -> int:
-    """Return the bytes of window per rank that low-latency dispatch and combine need.
+    """Return the bytes of window per rank for low-latency dispatch and combine, whole MiB.
 
-    That is for as many experts per token as the ops take. Whole MiB: windows are as large as HCCL_BUFFSIZE says.
+    For the ops' largest number of experts per token. HCCL_BUFFSIZE sets the window size.
 
     Args:
         num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts: the largest T of a rank, H, W and E.
 
     Raises:
-        ArgumentError: a number is so far out that no size follows from it.
+        ArgumentError: a number is out of range.
 
     Source: DeepEP ``get_low_latency_rdma_size_hint``.
     """
@@ -180,9 +180,9 @@ def get_low_latency_rdma_size_hint(
 
 
 def _window(ranks: int, experts: int, topk: int, hidden: int, tokens: int) -> int:
-    """Bytes for these sizes: an op takes the algorithm that ASCEND_MOE_COMM_ALG names, else one that has room.
+    """Return the bytes for these sizes, of the algorithm of ASCEND_MOE_COMM_ALG, else of the smaller one.
 
-    Between the servers that ASCEND_MOE_RANKS_PER_SERVER sets it is hierarchy, as a Buffer's.
+    Between servers (ASCEND_MOE_RANKS_PER_SERVER) the algorithm is hierarchy, as in a Buffer.
     """
     asked = plan.Request(ranks, experts, topk, hidden, tokens, equal_batches=False)
     servers = plan.on_servers(ranks, "hierarchy", weights=True)
@@ -196,7 +196,7 @@ def _window(ranks: int, experts: int, topk: int, hidden: int, tokens: int) -> in
 
 @dataclass
 class Config:
-    """How DeepEP's kernels cut their work. Ours take no such numbers: only the hints are used.
+    """Launch configuration of DeepEP's kernels, without effect here except for the size hints.
 
     Attributes:
         num_sms, num_max_nvl_chunked_send_tokens, num_max_nvl_chunked_recv_tokens, num_max_rdma_chunked_send_tokens,
@@ -212,37 +212,36 @@ class Config:
     num_max_rdma_chunked_recv_tokens: int = 256
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Return the bytes of window that normal dispatch and combine need on each of ``num_ranks`` ranks.
+        """Return the bytes of window per rank for normal dispatch and combine on ``num_ranks`` ranks.
 
-        That is for rows of ``hidden_bytes``, and as many tokens as the ops take. Rows carry the ids and weights of as
-        many experts as the ops take: 8 bytes each.
+        For rows of ``hidden_bytes``, and the ops' largest numbers of tokens and of experts per token, whose ids and
+        weights add 8 bytes each to a row.
         """
         limits = plan.limits()
         row_bytes = hidden_bytes + 8 * limits["topk"]
         return _window(num_ranks, num_ranks, min(limits["topk"], num_ranks), -(-row_bytes // 2), limits["batch"])
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Return 0, whatever ``hidden_bytes`` and ``num_ranks`` are: there is one window for both."""
+        """Return 0 for any ``hidden_bytes`` and ``num_ranks``: one window serves both."""
         return 0
 
 
-# ---- what sends no rows
+# ---- the base class
 
 
 class BufferBase:
-    """What a Buffer was made with, and the calls that send no rows.
+    """Group and options of a Buffer, and the calls that send no rows.
 
     Args:
-        group: a process group (gloo: CPU tensors, hccl: NPU tensors), a DeviceMesh of one dimension, the name of one, a
-            ``LocalCluster``'s name in the thread of a rank; or group_ep, W and rank as a tuple. Collective on a group's
-            first use.
-        num_nvl_bytes, num_rdma_bytes: stored as attributes; windows are as large as HCCL_BUFFSIZE says.
+        group: a process group (gloo: CPU tensors, hccl: NPU tensors), a DeviceMesh of one dimension, a group's name, a
+            ``LocalCluster``'s name in a rank's thread; or (group_ep, W, rank). Collective on a group's first use.
+        num_nvl_bytes, num_rdma_bytes: stored as attributes; HCCL_BUFFSIZE sets the window size.
         low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: no effect.
 
-    W is at most 384; a rank has at most 4096 tokens a call; K is at most 32. No gradients: the calls are each other's
-    backward, as in DeepEP. ``config``, ``allocate_on_comm_stream`` have no effect; calls run on the current stream.
-    Between servers normal mode runs comm_alg "hierarchy": a row goes once to a server, whose sum comes back rounded.
-    Low latency is refused there: hierarchy weighs rows before they come back, and its weights come with combine.
+    W is at most 384, T at most 4096 per call, K at most 32. The calls have no gradients: each is the other's backward,
+    as in DeepEP. ``config`` and ``allocate_on_comm_stream`` have no effect; calls run on the current stream.
+    Between servers normal mode runs comm_alg "hierarchy": a row is sent once per server, whose sum returns rounded.
+    Low latency is refused there: hierarchy weights rows before they return, but the weights belong to combine.
     """
 
     num_sms: int = 20
@@ -272,19 +271,19 @@ class BufferBase:
 
     @staticmethod
     def capture() -> EventOverlap:
-        """Return an event of all that the current stream has to do now."""
+        """Return an event after the current stream's present work."""
         return EventOverlap(EventHandle())
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        """Return the same for any num_ranks: it has no effect."""
+        """Return the same configuration for any num_ranks; it has no effect."""
         return Config(BufferBase.num_sms)
 
     get_combine_config = get_dispatch_config
 
     def destroy(self) -> None:
         """End the use of this object. The windows belong to the group."""
-        need(self.explicitly_destroy, "explicitly_destroy", "is False; without it there is nothing to destroy")
+        need(self.explicitly_destroy, "explicitly_destroy", "is False, so there is nothing to destroy")
 
     def get_comm_stream(self) -> Any:
         """Return the current stream: calls run there."""
@@ -292,25 +291,25 @@ class BufferBase:
         return torch.cpu.current_stream() if npu is None else npu.current_stream()
 
     get_local_buffer_tensor = _no_local_buffer = refused(
-        "get_local_buffer_tensor", "ascend_moe.window_empty gives tensors in a window"
+        "get_local_buffer_tensor", "ascend_moe.window_empty returns tensors in a window"
     )
 
     def dispatch(self, *args: Any, **kwargs: Any) -> Any:
-        """Send rows: each Buffer has its own."""
+        """Send rows; implemented by each Buffer."""
         raise NotImplementedError
 
     combine = dispatch
 
     def internode_dispatch(self, *args: Any, **kwargs: Any) -> Any:
-        """``dispatch``, which callers should call. DeepEP's has no num_worst_tokens, its tenth argument is config."""
+        """Run ``dispatch``. DeepEP's has no num_worst_tokens: its tenth argument is config."""
         return self.dispatch(*args[:9], *((0, *args[9:]) if len(args) > 9 else ()), **kwargs)
 
     def internode_combine(self, *args: Any, **kwargs: Any) -> Any:
-        """``combine``, which callers should call."""
+        """Run ``combine``."""
         return self.combine(*args, **kwargs)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Do nothing, whatever the arguments are: the ops may follow each other in any order."""
+        """Do nothing: ops may follow each other in any order."""
 
     low_latency_update_mask_buffer = refused("low_latency_update_mask_buffer", _LEAVING_OUT)
     low_latency_query_mask_buffer = refused("low_latency_query_mask_buffer", _LEAVING_OUT)

@@ -1,7 +1,7 @@
 """DeepEP's Buffer over the V2 ops, with its normal mode: one row for each (token, rank).
 
-Rows are in the order of source ranks, then of their tokens. A rank is one expert to the ops: the ids of a token are the
-ranks it goes to, in ascending order.
+Rows are in the order of source ranks, then of their tokens. To the ops a rank is one expert: the ids of a token are its
+destination ranks in ascending order.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from ascend_moe.ops.collectives import gather_rows
 
 @dataclass(frozen=True)
 class Sent:
-    """A dispatch: enough to do it again, and to bring its rows home."""
+    """State of a dispatch, to repeat and to combine it."""
 
     dispatcher: MC2Dispatcher
-    ranks: Tensor  # (T, K') int32, ranks of each token, -1 behind the last
+    ranks: Tensor  # (T, K') int32, ranks of each token, padded with -1
     tokens: int  # most tokens of a rank, at least 1
     arrived: Dispatched
-    rows: int  # rows that the results have
+    rows: int  # rows of the results
 
     def again(self, x: Tensor | tuple[Tensor, Tensor]) -> Any:
-        """Send other rows to the same places."""
+        """Send other rows to the same ranks."""
         columns = check_x(x)
         need_shape("x", columns[0], (self.ranks.shape[0], columns[0].shape[1]))
         rows, ones = pack(*columns), _ones(self.dispatcher, self.ranks)
@@ -45,13 +45,13 @@ class Sent:
         return _x(_received(sent, self.rows, columns))
 
     def sum(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Bring rows home, where those of a token, and a bias, are added."""
+        """Combine: return each token's sum of rows and bias."""
         ones = _ones(self.dispatcher, self.ranks)
         return self.dispatcher.combine(rows.contiguous(), self.arrived, ones, shared_expert_x=bias)
 
 
 class _ByFlavour(type):
-    """Makes an AscendBuffer of a call ``Buffer(group, ..., flavour="ascend")``."""
+    """Metaclass: ``Buffer(group, ..., flavour="ascend")`` makes an AscendBuffer."""
 
     def __call__(cls, *args: Any, flavour: str = "deepep", **kwargs: Any) -> Any:
         need_one_of("flavour", flavour, ("deepep", AscendBuffer.flavour))
@@ -66,14 +66,14 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
 
     Args:
         group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode,
-            allow_mnnvl: as of `BufferBase`, which has the limits too.
+            allow_mnnvl: as for `BufferBase`, which states the limits.
         explicitly_destroy: ``destroy`` may be called.
-        enable_shrink: low-latency calls can go on without a rank, one machine's processes or a LocalCluster: when one
-            is lost, the call raises PeerLost on every rank that is left, the mask has it from then on, and the next
-            calls are theirs alone, with the ranks' old numbers. On NPUs each of these calls waits for the device.
+        enable_shrink: low-latency calls continue without a lost rank, for one machine's processes or a LocalCluster:
+            the call raises PeerLost on the remaining ranks and masks the rank; the next calls are those of the
+            remaining ranks, with their old numbers. On NPUs each of these calls waits for the device.
         comm: must be None.
-        flavour: "deepep", or "ascend": the call makes an ``AscendBuffer``, with sgl-kernel-npu's rows, counts and
-            handles, and takes its arguments.
+        flavour: "deepep", or "ascend": make an ``AscendBuffer`` from the arguments, with sgl-kernel-npu's rows,
+            counts and handles.
 
     Source: DeepEP ``Buffer``.
     """
@@ -93,12 +93,12 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         enable_shrink: bool = False,
         comm: object = None,
     ) -> None:
-        need(comm is None, "comm", "is given; pass a process group as group")
+        need(comm is None, "comm", "is not supported; pass a process group as group")
         super().__init__(group, num_nvl_bytes, num_rdma_bytes, low_latency_mode)
         self.explicitly_destroy, self.enable_shrink = explicitly_destroy, enable_shrink
 
     def destroy(self) -> None:
-        """End the use of this object; a call that has only sent receives. The windows belong to the group."""
+        """End the use of this object and wait for a call in flight. The windows belong to the group."""
         super().destroy()
         self._pending.wait()
 
@@ -110,17 +110,17 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
-        """Count how many tokens go where.
+        """Count the tokens for each rank, server and expert.
 
         Args:
             topk_idx: ``(T, K)`` int64 (or int32); -1: not routed.
             num_experts: E, a multiple of W.
-            previous_event: waited for first. async_finish: the event returned has the stream's work.
+            previous_event: waited for first. async_finish: return the event of the stream's work.
             allocate_on_comm_stream: ignored.
 
         Returns:
-            tokens for each rank ``(W,)`` int32; for each server, None where there is one; (token, k) pairs of each
-            expert ``(E,)`` int32; whether a token goes to a rank ``(T, W)`` bool; the event.
+            tokens per rank ``(W,)`` int32; per server, None for one server; (token, k) pairs per expert ``(E,)``
+            int32; whether a token is sent to a rank ``(T, W)`` bool; the event.
 
         Raises:
             ArgumentError: an argument breaks one of these rules.
@@ -150,32 +150,31 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         """Send each token once to every rank that has one of its experts.
 
         Args:
-            x: ``(T, H)`` bf16 (fp16 and float32 as well, as DeepEP does not), rows of a multiple of 32 bytes; or fp8
-                (e4m3) rows and their scales ``(T, H / 128)`` float32.
-            handle: of an earlier dispatch: the rows of x go to the same places; no topk_idx, no topk_weights.
+            x: ``(T, H)`` bf16, fp16 or float32, rows of a multiple of 32 bytes; or fp8 (e4m3) rows and their scales
+                ``(T, H / 128)`` float32.
+            handle: of an earlier dispatch: send the rows of x to the same ranks, without topk_idx and topk_weights.
             num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: of ``get_dispatch_layout``.
             topk_idx, topk_weights: ``(T, K)`` int64 and float32, on all ranks or on none.
-            expert_alignment: counts of experts are rounded up to a multiple of it.
-            num_worst_tokens: above 0, and equal on all ranks: results have this many rows, at least W times the
-                largest T, and nothing is read on the host.
-            num_tokens_per_rdma_rank, config, previous_event, async_finish, allocate_on_comm_stream: as above, no effect
-                beside events.
+            expert_alignment: round counts of experts up to a multiple of it.
+            num_worst_tokens: above 0, equal on all ranks: number of rows of the results, at least W times the largest
+                T; nothing is read on the host.
+            num_tokens_per_rdma_rank, config, previous_event, async_finish, allocate_on_comm_stream: no effect
+                except events.
 
         Returns:
-            rows as x, n of them: by source rank, then in the source's order; ids ``(n, K)`` int64, local ones, -1 for
-            experts of other ranks and rows that no token filled; weights ``(n, K)``, 0 there; a list of (token, k)
-            pairs of each local expert, empty with num_worst_tokens; the handle; the event. With a handle the middle
-            four are None.
+            n rows like x, by source rank, then in the source's order; local ids ``(n, K)`` int64, -1 for experts of
+            other ranks and unused rows; weights ``(n, K)``, 0 there; a list of (token, k) pairs per local expert,
+            empty with num_worst_tokens; the handle; the event. With a handle the middle four are None.
 
         Collective. Raises:
             ArgumentError: an argument breaks one of these rules.
-            InvalidExpertId: on every rank; an id of topk_idx is none. Not looked at with num_worst_tokens.
-            Others: as the ops.
+            InvalidExpertId: on every rank, for an invalid id of topk_idx; not checked with num_worst_tokens.
+            Other errors: the ops'.
         """
         events.begin(previous_event)
         self._pending.wait()
         if handle is not None:
-            need(topk_idx is None and topk_weights is None, "topk_idx", "is given with a handle, which has the places")
+            need(topk_idx is None and topk_weights is None, "topk_idx", "is given with a handle; pass one of them")
             again = call_of(handle, Sent, "dispatch").again(x)
             return again, None, None, None, None, events.finished(async_finish, x)
         place, columns = self._place, check_x(x)
@@ -190,7 +189,7 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         rule = "is {}; with {} ranks of up to {} tokens it must be at least {}"
         fits = num_worst_tokens == 0 or own <= num_worst_tokens // world
         need(fits, "num_worst_tokens", rule, num_worst_tokens, world, own, world * own)
-        at_once = num_worst_tokens > 0  # nothing may be read on the host
+        at_once = num_worst_tokens > 0  # read nothing on the host
         ranks = _ranks(in_rank, world if topk_idx is None else topk_idx.shape[1], not at_once)
         head = base.agreed_head(own, topk_idx, world * local, columns[0].device)
         pairs = 2**31 - 1 if topk_idx is None else topk_idx.numel()
@@ -225,21 +224,21 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """Bring rows home, where those of a token are added, without weights.
+        """Combine: return each token's sum of its rows, without weights.
 
         Args:
-            x: ``(n, H)`` bf16 (fp16 and float32 as well), the rows in dispatch's order.
+            x: ``(n, H)`` bf16, fp16 or float32, rows in dispatch's order.
             handle: dispatch's.
-            topk_weights: ``(n, K)`` float32; they are added as well. On all ranks or on none.
-            bias: one or two ``(T, H)`` of x's type, added after the rows; as many on all ranks.
-            config, previous_event, async_finish, allocate_on_comm_stream: as of dispatch.
+            topk_weights: ``(n, K)`` float32, to be summed too. On all ranks or on none.
+            bias: one or two ``(T, H)`` of x's dtype, added after the rows; as many on all ranks.
+            config, previous_event, async_finish, allocate_on_comm_stream: as for dispatch.
 
         Returns:
-            ``(T, H)`` of x's type: fp32 sums, ranks ascending, then the biases, one rounding; ``(T, K)`` float32 or
+            ``(T, H)`` of x's dtype: fp32 sums, ranks ascending, then the biases, one rounding; ``(T, K)`` float32 or
             None; the event.
 
         Collective. Raises:
-            ArgumentError: an argument breaks one of these rules. Others: as the ops.
+            ArgumentError: an argument breaks one of these rules. Other errors: the ops'.
         """
         events.begin(previous_event)
         self._pending.wait()
@@ -250,7 +249,7 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         need(len(biases) <= 2, "bias", "has {} tensors; need one or two", len(biases))
         for each in biases:
             need_shape("bias", each, (sent.ranks.shape[0], x.shape[1]), dtypes=(x.dtype,))
-        if len(biases) == 2:  # rows travel as fp32, a part of the columns at a time: no row is wider than those of x
+        if len(biases) == 2:  # fp32 rows, a part of the columns at a time, no wider than those of x
             parts = zip(*(each.float().chunk(4 // x.element_size(), 1) for each in (x, *biases)), strict=True)
             total = torch.cat([sent.sum(rows, first.contiguous()) + second for rows, first, second in parts], 1)
         else:
@@ -266,7 +265,7 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
 
 
 def _check(place: BufferPlace, tokens: int, per_rank: Tensor, in_rank: Tensor, per_expert: Tensor) -> int:
-    """Local experts."""
+    """Return the number of local experts; raise unless the layout fits."""
     need_shape("num_tokens_per_rank", per_rank, (place.world,))
     need_shape("is_token_in_rank", in_rank, (tokens, place.world), dtypes=(torch.bool, torch.int32, torch.int64))
     need_dims("num_tokens_per_expert", per_expert, 1)
@@ -274,13 +273,13 @@ def _check(place: BufferPlace, tokens: int, per_rank: Tensor, in_rank: Tensor, p
 
 
 def _given(name: str, layout: Tensor | None) -> Tensor:
-    need(layout is not None, name, "is missing; pass what get_dispatch_layout returned, or a handle")
+    need(layout is not None, name, "is missing; pass get_dispatch_layout's result, or a handle")
     assert layout is not None
     return layout
 
 
 def _counts(name: str, given: Tensor, most: int, checked: bool) -> Tensor:
-    """As int32; on the CPU each must be one of 0..most."""
+    """Return int32 counts; on the CPU each must be one of 0..most."""
     counts = narrow(name, given)
     if checked and counts.device.type == "cpu" and bool(((counts < 0) | (counts > most)).any()):
         at = int(((counts < 0) | (counts > most)).int().argmax())
@@ -289,9 +288,9 @@ def _counts(name: str, given: Tensor, most: int, checked: bool) -> Tensor:
 
 
 def _topk(tokens: int, topk_idx: Tensor | None, topk_weights: Tensor | None) -> list[Tensor]:
-    """The columns that ids and weights travel in."""
+    """Return the columns of ids and weights to send."""
     if topk_idx is None:
-        need(topk_weights is None, "topk_weights", "goes with topk_idx, which is missing")
+        need(topk_weights is None, "topk_weights", "is given without topk_idx; pass both")
         return []
     need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
     need(topk_idx.shape[0] == tokens, "topk_idx", "has {} tokens; x has {}", topk_idx.shape[0], tokens)
@@ -302,7 +301,7 @@ def _topk(tokens: int, topk_idx: Tensor | None, topk_weights: Tensor | None) -> 
 
 
 def _ranks(in_rank: Tensor, slots: int, checked: bool) -> Tensor:
-    """``(T, K')`` int32: the ranks of each token, ascending, -1 behind the last."""
+    """Return ``(T, K')`` int32: the ranks of each token, ascending, padded with -1."""
     world = in_rank.shape[1]
     limit = plan.limits()["topk"]
     most = min(slots, world, limit)
@@ -316,18 +315,18 @@ def _ranks(in_rank: Tensor, slots: int, checked: bool) -> Tensor:
 
 
 def _ones(dispatcher: MC2Dispatcher, ranks: Tensor) -> Tensor | None:
-    """The weights of rows that are only added, for a dispatcher that needs some."""
+    """Return weights of 1 for a dispatcher that weights rows before combine."""
     return ranks.new_ones(ranks.shape, dtype=torch.float32) if dispatcher.weighs_first else None
 
 
 def _received(sent: Dispatched, number: int, columns: list[Tensor]) -> list[Tensor]:
-    """The columns of ``number`` rows that came; zeros where there are fewer."""
+    """Return the columns of ``number`` received rows, padded with zeros."""
     rows = _first(sent.expand_x, number)
     return unpack(rows, *((column.shape[1], column.dtype) for column in columns))
 
 
 def _first(rows: Tensor, number: int) -> Tensor:
-    """``number`` of the rows; zeros where there are fewer."""
+    """Return ``number`` rows, padded with zeros."""
     if number > rows.shape[0]:
         return torch.nn.functional.pad(rows, (0, 0, 0, number - rows.shape[0]))
     return rows[:number]
@@ -338,7 +337,7 @@ def _x(columns: list[Tensor]) -> Tensor | tuple[Tensor, Tensor]:
 
 
 def _local_topk(columns: list[Tensor], arrived: Tensor, first: int, local: int) -> tuple[Tensor | None, Tensor | None]:
-    """Ids as local ones and their weights; -1 and 0 for experts of other ranks and where no row is."""
+    """Return local ids and their weights; -1 and 0 for experts of other ranks and unused rows."""
     if not columns:
         return None, None
     ids = columns[0]
@@ -348,7 +347,7 @@ def _local_topk(columns: list[Tensor], arrived: Tensor, first: int, local: int) 
 
 
 def _handle(sent: Sent, per_rank: Tensor, in_rank: Tensor, arrived: Tensor) -> Handle:
-    """DeepEP's six tensors, with one channel, int32 where nothing else is said; ``per_rank``: (source, destination)."""
+    """Return DeepEP's six tensors, int32 unless noted, with one channel; ``per_rank``: (source, destination)."""
     place, rows = sent.dispatcher.place, sent.rows
     source = sent.arrived.expand_idx[1 : 3 * rows : 3]
     source = _first(source.unsqueeze(1), rows).squeeze(1)

@@ -1,4 +1,4 @@
-"""Events of a stream, as DeepEP returns them, and how long a call waited for each rank.
+"""Events of a stream, as in DeepEP, and waiting times of a call for each rank.
 
 On the CPU a call has finished when it returns.
 """
@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from ascend_moe.comm.place import Place
 from ascend_moe.errors import need, need_dtype, need_shape
 
 P = ParamSpec("P")
@@ -19,13 +20,13 @@ R = TypeVar("R")
 
 
 def npu_here() -> Any:
-    """torch.npu where it works, or None."""
+    """Return torch.npu if an NPU is available, else None."""
     npu = getattr(torch, "npu", None)
     return npu if npu is not None and npu.is_available() else None
 
 
 class EventHandle:
-    """The work that the NPU's current stream has at the time of its construction; without an NPU none.
+    """Event of the NPU's current stream at construction; without an NPU it does nothing.
 
     Source: DeepEP ``EventHandle``.
     """
@@ -42,11 +43,11 @@ class EventHandle:
 
 
 class EventOverlap:
-    """An event to wait for, and a hook that runs after that.
+    """Event to wait for, and a hook that runs after the wait.
 
     Args:
         event: None: nothing to wait for.
-        extra_tensors: kept alive as long as this object.
+        extra_tensors: referenced as long as this object.
 
     Source: DeepEP ``EventOverlap``.
     """
@@ -57,10 +58,10 @@ class EventOverlap:
         self._release = False
 
     def current_stream_wait(self, release_handle: bool = False) -> None:
-        """Make the current stream wait, then call the hook, once. release_handle: the event is dropped.
+        """Make the current stream wait, then call the hook, once. release_handle: drop the event.
 
         Raises:
-            ArgumentError: there is no event; the call had no async_finish, so there is nothing to wait for.
+            ArgumentError: there is no event, because the call had no async_finish.
         """
         need(self.event is not None, "event", "is None: the call had no async_finish, its results can be used at once")
         assert self.event is not None
@@ -72,12 +73,12 @@ class EventOverlap:
             self.event = None
 
     def register_hook_after_wait(self, hook_after_wait: Callable[[], None]) -> None:
-        """Call ``hook_after_wait`` once after the next wait. Raises ArgumentError when a hook is waiting already."""
-        need(self.hook_after_wait is None, "hook_after_wait", "is a second hook: one is waiting already")
+        """Call ``hook_after_wait`` once after the next wait. Raises ArgumentError if a hook is registered."""
+        need(self.hook_after_wait is None, "hook_after_wait", "is a second hook: another is registered")
         self.hook_after_wait = hook_after_wait
 
     def __call__(self, release_handle: bool = False) -> EventOverlap:
-        """``with event(release_handle=True):`` drops the event behind the block."""
+        """Return itself: ``with event(release_handle=True):`` drops the event after the block."""
         self._release = release_handle
         return self
 
@@ -85,7 +86,7 @@ class EventOverlap:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait at the end of the block, where there is an event."""
+        """Wait at the end of the block, if there is an event."""
         release, self._release = self._release, False
         if self.event is not None:
             self.current_stream_wait(release)
@@ -98,40 +99,39 @@ def begin(previous_event: EventOverlap | EventHandle | None) -> None:
 
 
 def finished(async_finish: bool, *tensors: Any) -> EventOverlap:
-    """The event of a call that has just been launched on the current stream."""
+    """Return the event of a call that was just launched on the current stream."""
     return EventOverlap(EventHandle(), tensors) if async_finish else EventOverlap()
 
 
 def nothing() -> None:
-    """The hook of a call that has received already."""
+    """Do nothing: the hook of a call that has already received."""
 
 
 class WaitStats:
-    """The statistics of waits that a caller gives, or none: what the ops add to performance_info.
+    """Waiting statistics of a caller, or None, to which the ops' performance_info is added.
 
     Args:
         argument: its name in errors.
-        stats: ``(W,)``: µs for each source rank are added; or ``(W, W)``, of which only this rank's row is, so that the
-            sum over the ranks' tensors is who waited for whom. int64, or int32. On the device of x.
+        stats: ``(W,)``: µs for each source rank are added; or ``(W, W)``: to this rank's row, so that the sum of the
+            ranks' tensors contains all waits. int64 or int32. On the device of x.
         x: the rows of the call.
-        world: W.
-        rank: this rank.
+        place: this rank's place.
 
     Raises:
-        ArgumentError: it has another shape or dtype, or is on another device.
+        ArgumentError: stats has another shape, dtype or device.
     """
 
-    def __init__(self, argument: str, stats: Tensor | None, x: Tensor, world: int, rank: int) -> None:
-        self._row, self._times, self._ranks = stats, Tensor(), list(range(world))
+    def __init__(self, argument: str, stats: Tensor | None, x: Tensor, place: Place) -> None:
+        self._row, self._times, self._ranks = stats, Tensor(), list(range(place.world))
         if stats is None:
             return
-        need_shape(argument, stats, (world,), (world, world))
+        need_shape(argument, stats, (place.world,), (place.world, place.world))
         need_dtype(argument, stats, torch.int64, torch.int32)
         need(stats.device == x.device, argument, "is on {}, x on {}; move it there", stats.device, x.device)
-        self._row = stats if stats.dim() == 1 else stats[rank]
+        self._row = stats if stats.dim() == 1 else stats[place.rank]
 
     def given(self, ranks: list[int]) -> dict[str, Tensor]:
-        """The tensor for the op, as its keyword argument. The op is of these ranks of the Buffer's."""
+        """Return the op's keyword argument; ``ranks``: the op's ranks, by their numbers in the Buffer's group."""
         if self._row is None:
             return {}
         self._ranks = ranks
@@ -139,7 +139,7 @@ class WaitStats:
         return {"performance_info": self._times}
 
     def after(self, call: Callable[P, R]) -> Callable[P, R]:
-        """The same call, behind which the waits are added."""
+        """Return the call, after which the waits are added."""
         row = self._row
         if row is None:
             return call

@@ -1,4 +1,4 @@
-"""Low-latency mode: rows by local expert, ``(L, max * W, H)``, and sending and receiving apart."""
+"""Low-latency mode: rows by local expert, ``(L, max * W, H)``, with separate send and receive."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ascend_moe.ops.sent_ids import SentIds
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MOST_ALIVE = 2  # results, as in DeepEP, whose windows hold two
+MOST_ALIVE = 2  # results, as in DeepEP
 
 
 @dataclass(eq=False)
 class Received:
-    """The results of one dispatch; their values come with ``receive``."""
+    """Results of one dispatch, whose values ``receive`` writes."""
 
     dispatcher: MC2Dispatcher
     tokens: int  # most tokens of a rank
@@ -39,17 +39,17 @@ class Received:
     ids: SentIds
     stats: Tensor | None
     count: Tensor  # (L,) int32
-    source: Tensor  # (L * M + 1,) int32, the token of each row: M = tokens * W; the last is nobody's
-    range: Tensor  # (L, W) int64: rows of each source rank, and from bit 32 on where they begin
-    world: int  # W, of the Buffer's group; the op's may be smaller, of these ranks of it
+    source: Tensor  # (L * M + 1,) int32, the token of each row: M = tokens * W; the last is unused
+    range: Tensor  # (L, W) int64: rows of each source rank, and from bit 32 on their first row
+    world: int  # W of the Buffer's group; the op's ranks may be fewer
     ranks: list[int]
-    table: Tensor | None  # (E,): the op's numbers of the experts, when it is
+    table: Tensor | None  # (E,): the op's numbers of the experts, if they are
     values: list[Tensor]  # until received: (L * M + 1, H), with fp8 scales ((L + 1), columns, M)
     finish: Callable[[], Dispatched] | None  # None: received
-    shown: weakref.ref[Tensor] | None = None  # what the caller holds
+    shown: weakref.ref[Tensor] | None = None  # the caller's tensor
     combined: bool = False
     failed: bool = False
-    places: Tensor | None = None  # of the op's rows among the L * M ones
+    places: Tensor | None = None  # position of each of the op's rows in L * M
     sent: Dispatched | None = None
     next_rows: Tensor | None = None  # of zero_copy
 
@@ -65,12 +65,12 @@ class Received:
         mask: RankMask,
         finish: Callable[[], Dispatched],
     ) -> Received:
-        """Results without values: zeros on the CPU, where they cost nothing until they are touched."""
+        """Return results without values: zeros on the CPU, which cost nothing until they are read or written."""
         make = torch.zeros if x.device.type == "cpu" else torch.empty
         world, local, hidden = mask.world, dispatcher.local_experts, x.shape[1]
         width = tokens * world
         values = [make(local * width + 1, hidden, dtype=FP8 if format.fp8 else x.dtype, device=x.device)]
-        if format.fp8:  # a column of scales is contiguous, as DeepEP has them
+        if format.fp8:  # a column of scales is contiguous, as in DeepEP
             values.append(make(local + 1, format.columns(hidden), width, dtype=format.scales, device=x.device))
         count = make(local, dtype=torch.int32, device=x.device)
         source = make(local * width + 1, dtype=torch.int32, device=x.device)
@@ -80,17 +80,17 @@ class Received:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """``(L, M, H)``, M rows that a local expert has room for."""
+        """``(L, M, H)``, with M rows per local expert."""
         return self.dispatcher.local_experts, self.tokens * self.world, self.hidden
 
     def alive(self) -> bool:
-        """Whether it is still to be received, or neither combined nor dropped."""
+        """Return whether it is neither received, combined nor dropped."""
         if self.failed:
             return False
         return self.finish is not None or not (self.combined or self.shown is None or self.shown() is None)
 
     def receive(self) -> None:
-        """Write the rows that come into the results. The second time does nothing, or raises the same again."""
+        """Wait for the rows and write them into the results; idempotent."""
         if self.finish is None:
             return
         try:
@@ -106,7 +106,7 @@ class Received:
         self.count.copy_(table.sum(1))
         if self.stats is not None:
             self.stats += self.count
-        # Row i of the op stands at places[i] of the results; a row that is none, at the last one.
+        # Row i of the op is row places[i] of the results; unused ones are the last row.
         rule = f"num_max_dispatch_tokens_per_rank {self.tokens} times {self.dispatcher.world_size} ranks"
         block, width = f"a local expert of rank {self.dispatcher.rank}", self.shape[1]
         self.places = places_of(counts.view(local, -1)[:, -1].contiguous(), rows, width, block, rule)
@@ -122,7 +122,7 @@ class Received:
 
 @typed_methods
 class _LowLatencyMode(BufferBase):
-    """The calls of low-latency mode, and which results are alive."""
+    """Calls of low-latency mode, and the list of results in use."""
 
     _results: tuple[Received, ...] = ()
     enable_shrink: bool = False
@@ -132,25 +132,25 @@ class _LowLatencyMode(BufferBase):
         return RankMask(self._place)
 
     def _shrinkable(self, name: str) -> RankMask:
-        need(self.enable_shrink, name, "needs a Buffer that was made with enable_shrink=True")
+        need(self.enable_shrink, name, "needs Buffer(enable_shrink=True)")
         return self._mask
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Leave a rank out of low-latency calls from the next one on: no row goes to its experts, none comes from it.
+        """Mask a rank from the next low-latency call on: no row is sent to its experts or received from it.
 
-        To be called on all other ranks with the same rank_to_mask. mask=False takes back what no call has done yet.
+        Call it on all other ranks with the same rank_to_mask. mask=False cancels a request before that call.
         """
         self._shrinkable("low_latency_update_mask_buffer").update(rank_to_mask, mask)
 
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
-        """Write into mask_status ``(W,)`` int32 1 for ranks that are left out, lost or by request, else 0."""
+        """Write into mask_status ``(W,)`` int32 1 for masked ranks, lost or by request, else 0."""
         self._shrinkable("low_latency_query_mask_buffer").query(mask_status)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Take all ranks in again, with windows that the next call opens; to be called on all of them.
+        """Unmask all ranks; the next call opens new windows. Call it on all ranks.
 
         Raises:
-            ArgumentError: a rank that is left out had ended.
+            ArgumentError: a masked rank has ended.
         """
         self._shrinkable("low_latency_clean_mask_buffer").clean()
 
@@ -159,15 +159,14 @@ class _LowLatencyMode(BufferBase):
     ) -> Tensor:
         """Return a tensor ``(0,)``, for callers that zero the whole buffer after a fault.
 
-        Nothing is stale there: messages have numbers, and nobody reads what an earlier call has left. Of a Buffer with
-        enable_shrink alone.
+        Zeroing is not needed: messages are numbered, and values of earlier calls are never read. Needs enable_shrink.
 
         Args:
-            dtype: of the tensor. size, offset: must be None and 0. use_rdma_buffer: must be True.
+            dtype: dtype of the tensor. size, offset: must be None and 0. use_rdma_buffer: must be True.
 
         Raises:
             ArgumentError: it is not the whole buffer, or the Buffer has no enable_shrink; `ascend_moe.window_empty`
-                gives tensors in a window.
+                returns tensors in a window.
         """
         if not (self.enable_shrink and use_rdma_buffer and size is None and offset == 0):
             self._no_local_buffer()
@@ -195,34 +194,33 @@ class _LowLatencyMode(BufferBase):
 
         Args:
             x: ``(T, H)`` bf16, H a multiple of 16, with use_fp8 of 128.
-            topk_idx: ``(T, K)`` int64 (or int32), different ones; -1: not routed.
+            topk_idx: ``(T, K)`` int64 (or int32), different for a token; -1: not routed.
             num_max_dispatch_tokens_per_rank: max, at least T, equal on all ranks.
             num_experts: E, a multiple of W; L = E / W.
-            cumulative_local_expert_recv_stats: ``(L,)`` int32; rows received are added.
-            dispatch_wait_recv_cost_stats: ``(W,)`` int64 beside x; the microseconds that this call waited for each
-                source rank are added. ``(W, W)``: to this rank's row.
-            use_fp8: rows travel as e4m3 with a scale for 128 values; round_scale: powers of two; use_ue8m0, with
-                round_scale: their exponents, four to an int32, H a multiple of 512.
-            async_finish: the event has the stream's work.
-            return_recv_hook: only send. The results have no values until the hook is called. Another call of this
-                object receives as well.
+            cumulative_local_expert_recv_stats: ``(L,)`` int32; received rows are added.
+            dispatch_wait_recv_cost_stats: ``(W,)`` int64 on x's device; this call's µs of waiting for each source
+                rank are added. ``(W, W)``: to this rank's row.
+            use_fp8: send e4m3 with a scale per 128 values; round_scale: powers of two; use_ue8m0, with round_scale:
+                their exponents, four per int32, H a multiple of 512.
+            async_finish: return the event of the stream's work.
+            return_recv_hook: only send. The results are undefined until the hook, or another call of this object, has
+                received.
 
         Returns:
             rows ``(L, max * W, H)`` bf16, or fp8 and scales ``(L, max * W, H / 128)`` float32, or with use_ue8m0
             ``(L, max * W, H / 512)`` int32, whose columns are contiguous; by source rank, then in the source's order;
-            rows of each expert ``(L,)`` int32; the handle;
-            the event; the hook. At most two results may be alive: not combined, and not dropped.
+            rows per expert ``(L,)`` int32; the handle; the event; the hook. At most two results may be in use, that
+            is neither combined nor dropped.
 
         Collective. Raises:
-            ArgumentError: an argument breaks one of these rules, or two results are alive.
-            InvalidExpertId: on every rank; an id is none. Others: as the ops.
+            ArgumentError: an argument breaks one of these rules, or two results are in use.
+            InvalidExpertId: on every rank, for an invalid id. Other errors: the ops'.
         """
         format, tokens = Format(use_fp8, round_scale, use_ue8m0), num_max_dispatch_tokens_per_rank
-        self._place.need_one_server("low latency", "weighs rows before they come back, and these weights come last")
+        self._place.need_one_server("low latency", "weights rows before they return, but weights belong to combine")
         local = self._place.local_experts(num_experts)
         _check(x, topk_idx, tokens, cumulative_local_expert_recv_stats, local)
-        costs, own = dispatch_wait_recv_cost_stats, (self._place.world, self._place.rank)
-        waits = WaitStats("dispatch_wait_recv_cost_stats", costs, x, *own)
+        waits = WaitStats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, x, self._place)
         format.check(x.shape[1])
         self._need_room()
         self._pending.wait()
@@ -252,14 +250,14 @@ class _LowLatencyMode(BufferBase):
         return shown, result.count, handle, events.finished(async_finish, x, topk_idx), hook
 
     def _need_room(self) -> None:
-        """Raise where two results are alive."""
+        """Raise if two results are in use."""
         self._results = tuple(result for result in self._results if result.alive())
         if len(self._results) >= MOST_ALIVE:
             waiting = sum(result.finish is not None for result in self._results)
-            hooks = f", {waiting} of them with a hook that was never called" if waiting else ""
+            hooks = f", {waiting} of them with a hook that was not called" if waiting else ""
             first = "the hook, then " if waiting else ""
             raise ArgumentError(
-                f"low_latency_dispatch: {MOST_ALIVE} results are alive already{hooks}: call {first}low_latency_combine "
+                f"low_latency_dispatch: {MOST_ALIVE} results are in use{hooks}: call {first}low_latency_combine "
                 "with the handle, or drop the result",
                 argument="handle",
             )
@@ -278,17 +276,17 @@ class _LowLatencyMode(BufferBase):
         out: Tensor | None = None,
         combine_wait_recv_cost_stats: Tensor | None = None,
     ) -> tuple[Tensor, EventOverlap, Callable[[], None]]:
-        """Bring rows home, where those of a token are added with its weights.
+        """Combine: return each token's weighted sum of its rows.
 
         Args:
-            x: ``(L, max * W, H)`` bf16. With zero_copy not looked at: the rows are those that were written into
+            x: ``(L, max * W, H)`` bf16. Not read with zero_copy: the rows are those of
                 ``get_next_low_latency_combine_buffer(handle)``.
-            topk_idx: as given to dispatch. topk_weights: ``(T, K)`` float32.
+            topk_idx: that of dispatch. topk_weights: ``(T, K)`` float32.
             handle: of a dispatch whose rows have been received.
-            use_logfmt: must be False: combine's kernel adds up rows of bf16, so LogFMT's codes would not travel.
-            async_finish, combine_wait_recv_cost_stats: as dispatch's.
-            return_recv_hook: only send; the result has no values until the hook is called.
-            out: ``(T, H)`` bf16, is written and returned.
+            use_logfmt: must be False: combine's kernel sums bf16 rows, so LogFMT's codes would not be sent.
+            async_finish, combine_wait_recv_cost_stats: as for dispatch.
+            return_recv_hook: only send; the result is undefined until the hook is called.
+            out: ``(T, H)`` bf16, to write to and return.
 
         Returns:
             ``(T, H)`` bf16: fp32 sums, k ascending, one rounding; the event; the hook.
@@ -296,12 +294,10 @@ class _LowLatencyMode(BufferBase):
         Collective. Raises:
             ArgumentError: an argument breaks one of these rules. Others: as the ops.
         """
-        rule = "is True; combine's kernel adds up bf16 rows and decodes no LogFMT, so it would save nothing: pass False"
+        rule = "is True, but combine's kernel sums bf16 rows and does not decode LogFMT: pass False"
         need(not use_logfmt, "use_logfmt", rule)
         result, finished = call_of(handle, Received, "low_latency_dispatch"), (x, topk_idx, topk_weights)
-        need(
-            result.finish is None, "handle", "is of a dispatch whose hook was not called, or has raised: call it first"
-        )
+        need(result.finish is None, "handle", "is of a dispatch whose hook was not called, or raised: call it first")
         if zero_copy:
             need(result.next_rows is not None, "zero_copy", "needs get_next_low_latency_combine_buffer(handle) before")
             x = result.next_rows  # type: ignore[assignment]
@@ -309,8 +305,7 @@ class _LowLatencyMode(BufferBase):
         need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
         need_shape("topk_weights", topk_weights, tuple(topk_idx.shape), dtypes=(torch.float32,))
         wanted = (topk_idx.shape[0], result.hidden)
-        costs, own = combine_wait_recv_cost_stats, (self._place.world, self._place.rank)
-        waits = WaitStats("combine_wait_recv_cost_stats", costs, x, *own)
+        waits = WaitStats("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, x, self._place)
         if out is not None:
             need_shape("out", out, wanted, dtypes=(torch.bfloat16,))
         assert result.places is not None and result.sent is not None
@@ -335,7 +330,7 @@ class _LowLatencyMode(BufferBase):
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
         """Return ``(L, max * W, H)`` bf16, to be filled for a combine of ``handle`` with zero_copy.
 
-        One copy into the window is left.
+        Combine still copies it into the window.
         """
         result = call_of(handle, Received, "low_latency_dispatch")
         if result.next_rows is None:
@@ -352,13 +347,13 @@ def _check(x: Tensor, topk_idx: Tensor, tokens: int, stats: Tensor | None, local
     need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
     need(topk_idx.shape[0] == x.shape[0], "topk_idx", "has {} tokens; x has {}", topk_idx.shape[0], x.shape[0])
     need_whole("num_max_dispatch_tokens_per_rank", tokens, 1)
-    rule = "is {}; x has {} tokens, and it must be equal on all ranks"
+    rule = "is {}; x has {} tokens: pass the largest number of all ranks"
     need(tokens >= x.shape[0], "num_max_dispatch_tokens_per_rank", rule, tokens, x.shape[0])
     if stats is not None:
         need_shape("cumulative_local_expert_recv_stats", stats, (local,), dtypes=(torch.int32,))
 
 
 def _columns(scales: Tensor) -> Tensor:
-    """``(L, M, columns)`` of ``(L, columns, M)``. A single one has stride 1, so that its bytes can be viewed."""
+    """Return ``(L, M, columns)`` of ``(L, columns, M)``; a single column has stride 1, to allow byte views."""
     local, columns, width = scales.shape
     return scales.view(local, width, 1) if columns == 1 else scales.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""DeepEP's mask of ranks, ``enable_shrink``: the ranks that are left go on as a smaller group, with the old numbers."""
+"""DeepEP's mask of ranks, ``enable_shrink``: the other ranks continue as a subgroup, with their old numbers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ R = TypeVar("R")
 
 
 class RankMask:
-    """Which ranks of a Buffer's group are left out, and the group of the others.
+    """Masked ranks of a Buffer's group, and the subgroup of the others.
 
     Attributes:
-        place: this rank's place in the group that calls now.
-        alive: that group's ranks, by their numbers in the Buffer's group.
+        place: this rank's place in the current subgroup.
+        alive: ranks of the subgroup, by their numbers in the Buffer's group.
     """
 
     def __init__(self, first: BufferPlace) -> None:
@@ -31,43 +31,41 @@ class RankMask:
         self.alive = list(range(first.world))
         self._to_mask: set[int] = set()
         self._ended: set[int] = set()  # of those that are left out
-        self._failed = False  # here: the others have gone on without this rank
+        self._failed = False  # the others have continued without this rank
 
     def update(self, rank: int, mask: bool) -> None:
-        """Leaves a rank out from the next call on; to be called on all others."""
+        """Mask a rank from the next call on; call it on all others."""
         world = self.world
         need(isinstance(rank, int) and 0 <= rank < world, "rank_to_mask", "is {!r}; it must be 0..{}", rank, world - 1)
-        need(rank != self._first.rank or not mask, "rank_to_mask", "is {}, this rank itself", rank)
-        back = (
-            "is {}, which is left out already: low_latency_clean_mask_buffer, on all ranks, takes it in again if its "
-        )
-        back += "process lives; where it has ended, start the job anew"
+        need(rank != self._first.rank or not mask, "rank_to_mask", "is {}, this rank: pass another", rank)
+        back = "is {}, which is masked: low_latency_clean_mask_buffer, on all ranks, unmasks it if its "
+        back += "process is alive; otherwise restart the job"
         need(mask or rank in self.alive, "rank_to_mask", back, rank)
         (self._to_mask.add if mask else self._to_mask.discard)(rank)
 
     def clean(self) -> None:
-        """Takes all ranks in again: the next call opens windows of the whole group. To be called on all of them."""
+        """Unmask all ranks: the next call opens windows of the whole group. Call it on all ranks."""
         ended = sorted(self._ended)
-        rule = "finds that ranks {} have ended, and none of them can come back: start the job anew"
+        rule = "needs live ranks, but ranks {} have ended: restart the job"
         need(not ended, "low_latency_clean_mask_buffer", rule, ended)
         self._to_mask.clear()
         on_npus = membership.npu_group(self._first.group_ep) is not None
         anew = on_npus and len(self.alive) < self.world
-        rule = "is of a group on NPUs that has lost ranks: make its process group and the Buffer anew, on all ranks"
+        rule = "is on a group of NPUs that has lost ranks: create its process group and the Buffer again, on all ranks"
         need(not anew, "low_latency_clean_mask_buffer", rule)
         if self._failed or len(self.alive) < self.world or self._left_behind():
             ascend_moe.close(self.place.group_ep)
             self.place, self.alive, self._failed = self._first, list(range(self.world)), False
 
     def query(self, mask_status: Tensor) -> None:
-        """Writes 1 for ranks that are left out, or are to be; else 0."""
+        """Write 1 for ranks that are masked, or will be; else 0."""
         need_shape("mask_status", mask_status, (self.world,))
         need_dtype("mask_status", mask_status, torch.int32)
         masked = [int(rank not in self.alive or rank in self._to_mask) for rank in range(self.world)]
         mask_status.copy_(torch.tensor(masked, dtype=torch.int32, device="cpu"))
 
     def _left_behind(self) -> bool:
-        """Whether others have gone on without this rank, which has made no call since."""
+        """Return whether others have continued without this rank."""
         try:
             return bool(membership.closed(self._first.group_ep))
         except ArgumentError:
@@ -80,40 +78,40 @@ class RankMask:
             return []
 
     def apply(self) -> None:
-        """Makes the group of the ranks that are to be left, if it is another one. Collective among them."""
+        """Create the subgroup without the ranks to mask, if there are any. Collective among its ranks."""
         if any(rank in self._to_mask for rank in self.alive):
             self._shrink([place for place, rank in enumerate(self.alive) if rank not in self._to_mask])
 
     def watched(self, call: Callable[P, R]) -> Callable[P, R]:
-        """The same call; when it loses a rank, the others go on without it from the next call on.
+        """Return the call; if it loses a rank, the others continue without it from the next call on.
 
         Raises:
-            PeerLost: a rank was lost in this call, on every rank that is left: its results are incomplete.
+            PeerLost: on every remaining rank, if a rank was lost in this call, whose results are incomplete.
         """
 
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
                 result = call(*args, **kwargs)
-                ascend_moe.check(self.place.group_ep)  # waits, on NPUs alone
+                ascend_moe.check(self.place.group_ep)  # waits, on NPUs only
                 return result
             except CommError as error:
                 before = self.alive
                 self._failed = True
                 self._shrink(ascend_moe.agree(self.place.group_ep))
                 lost = [rank for rank in before if rank not in self.alive]
-                text = f"ranks {', '.join(map(str, lost)) or 'none'} are left out from now on: repeat the step"
+                text = f"ranks {', '.join(map(str, lost)) or 'none'} are masked from now on: repeat the step"
                 raise PeerLost(f"{text}; {error}", rank=lost[0] if lost else None, ranks=lost) from error
 
         return run
 
     def _shrink(self, left: list[int]) -> None:
-        """``left``: ranks of the group that calls now."""
+        """Create the subgroup of ``left``, ranks of the current one."""
         ended = set(self._seen_ended())
         while True:
             try:
                 place = ascend_moe.shrink(self.place.group_ep, left)
                 break
-            except PeerLost:  # one more, within it
+            except PeerLost:  # another one was lost meanwhile
                 left = ascend_moe.agree(self.place.group_ep)
                 ended |= set(self._seen_ended())
         self._ended |= {self.alive[rank] for rank in ended if rank not in left}
@@ -122,7 +120,7 @@ class RankMask:
         self._to_mask.clear()
 
     def table(self, local_experts: int) -> Tensor | None:
-        """``(E,)`` int32: the number that an expert has now, -1 where its rank is left out; None: as before."""
+        """Return ``(E,)`` int32: the current number of each expert, -1 for masked ranks; None: unchanged."""
         if len(self.alive) == self.world:
             return None
         made: dict[str, Any] = {"dtype": torch.int32, "device": "cpu"}
@@ -132,7 +130,7 @@ class RankMask:
 
 
 def mapped(ids: Tensor, table: Tensor | None) -> Tensor:
-    """Ids by a table; those below 0, and those that are none, stay what they are."""
+    """Return ids mapped by a table; negative ids are not changed, invalid ones stay invalid."""
     if table is None:
         return ids
     known = (ids >= 0) & (ids < table.numel())

@@ -1,6 +1,6 @@
-"""Packs what a row carries: bf16 values, or fp8 values with their scales, and a few columns beside them.
+"""Rows of several columns as the ops' bf16 rows: bf16 values, or fp8 values with their scales, ids and weights.
 
-The ops move rows without looking at them, so that the bytes of any columns travel as one bf16 row.
+The ops copy rows without interpreting them, so that a bf16 row can contain the bytes of any columns.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from ascend_moe.errors import RoutingOverflow, need, need_dims, need_dtype, need
 from ascend_moe.experts.fp8 import FP8, GROUP, cast_fp8, ue8m0
 from ascend_moe.permute import padded_places
 
-FLOATS = (torch.bfloat16, torch.float16, torch.float32)  # of normal mode; DeepEP has bf16 alone
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)  # dtypes of normal mode; DeepEP has bf16 only
 PACKED = 4  # ue8m0 scales in an int32
 QUANT_MODES = {"none": 0, "bf16": 0, "int8": 2}  # of the ops
-FP8_ROWS = "pertoken_fp8_e4m3"  # rows are cast before the op
+FP8_ROWS = "pertoken_fp8_e4m3"  # cast before the op
 
 
 def pack(*columns: Tensor) -> Tensor:
-    """Packs ``(n, *)`` tensors side by side as ``(n, m)`` bf16 rows of whole 32 bytes, as the ops take them."""
+    """Pack ``(n, *)`` tensors side by side into ``(n, m)`` bf16 rows of a multiple of 32 bytes."""
     return pack_rows(*columns, dtype=torch.bfloat16, unit=32)
 
 
 def places_of(ends: Tensor, rows: int, width: int, block: str, rule: str) -> Tensor:
-    """`padded_places`, which must be enough.
+    """Return `padded_places`; raise if a block is too small.
 
     Args:
-        block, rule: what a block and its width are, for the error.
+        block, rule: description of a block and of its width, for the error.
 
     Raises:
-        RoutingOverflow: on the CPU: a block has more rows than fit.
+        RoutingOverflow: on the CPU, a block has more rows than ``width``.
     """
     longest = int(ends.diff(prepend=ends.new_zeros(1)).max()) if ends.device.type == "cpu" and rows else 0
     if longest > width:
         raise RoutingOverflow(
-            f"low_latency_dispatch: {block} has {longest} rows, the result has {width}: {rule}. A token has "
+            f"low_latency_dispatch: {block} has {longest} rows, but the result {width}: {rule}. A token has "
             "the same expert more than once: make the ids of a token differ"
         )
     return padded_places(ends, rows, width)
 
 
 def check_x(x: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
-    """The columns of a caller's x: float rows, or fp8 rows and their scales."""
+    """Return the columns of a caller's x: float rows, or fp8 rows and their scales."""
     if isinstance(x, Tensor):
         need_dims("x", x, 2, dtypes=FLOATS)
         return [x]
@@ -61,9 +61,9 @@ def check_x(x: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Format:
-    """How rows travel: as they are, or as e4m3 codes with a scale for 128 values.
+    """Format of rows: unquantized, or e4m3 codes with a scale per 128 values.
 
-    round_scale: scales are powers of two; use_ue8m0: and their exponents travel, four in an int32 of the result.
+    round_scale: scales are powers of two; use_ue8m0: sent as exponents, four per int32 of the result.
     """
 
     fp8: bool
@@ -71,31 +71,31 @@ class Format:
     use_ue8m0: bool
 
     def check(self, hidden: int) -> None:
-        """Raises ArgumentError where one asks for another, or for rows of another width."""
+        """Raise ArgumentError unless the options fit each other and ``hidden``."""
         need(not self.round_scale or self.fp8, "round_scale", "is True without use_fp8: pass False, or use_fp8=True")
-        rule = "is True without round_scale: its scales are powers of two, pass round_scale=True"
+        rule = "is True without round_scale, but its scales are powers of two: pass round_scale=True"
         need(not self.use_ue8m0 or self.round_scale, "use_ue8m0", rule)
-        rule = "has rows of {}; with use_ue8m0 they must be a multiple of {}, for four scales fill an int32"
+        rule = "has rows of {}; with use_ue8m0 they must be a multiple of {}"
         need(not self.use_ue8m0 or hidden % (PACKED * GROUP) == 0, "x", rule, hidden, PACKED * GROUP)
 
     def pack(self, x: Tensor) -> Tensor:
-        """Rows of the op."""
+        """Return the op's rows."""
         if not self.fp8:
             return x.contiguous()
         codes, scales = cast_fp8(x, self.round_scale)
         return pack(codes, ue8m0(scales) if self.use_ue8m0 else scales)
 
     def unpack(self, rows: Tensor, hidden: int) -> tuple[Tensor, Tensor]:
-        """Codes as uint8, and scales as the result has them, of rows in fp8."""
-        travelling = torch.uint8 if self.use_ue8m0 else torch.float32
-        codes, scales = unpack(rows, (hidden, torch.uint8), (hidden // GROUP, travelling))
+        """Return codes as uint8, and scales in the result's dtype, of fp8 rows."""
+        sent = torch.uint8 if self.use_ue8m0 else torch.float32
+        codes, scales = unpack(rows, (hidden, torch.uint8), (hidden // GROUP, sent))
         return codes, scales.view(self.scales)
 
     @property
     def scales(self) -> torch.dtype:
-        """Returns the dtype of the result's scales: ``(.., H / 128)`` float32 or ``(.., H / 512)`` int32."""
+        """Dtype of the result's scales: ``(.., H / 128)`` float32 or ``(.., H / 512)`` int32."""
         return torch.int32 if self.use_ue8m0 else torch.float32
 
     def columns(self, hidden: int) -> int:
-        """Scales of a row in the result."""
+        """Return the number of scales of a row in the result."""
         return hidden // GROUP // (PACKED if self.use_ue8m0 else 1)

@@ -1,6 +1,6 @@
-"""sgl-kernel-npu's strategies: how an AscendBuffer sends, in normal and in low-latency mode.
+"""sgl-kernel-npu's strategies: transports of an AscendBuffer in normal and in low-latency mode.
 
-The defaults send by the window ops of `Runtime`; the others by torch.distributed's all-to-all.
+The default and ops strategies use the window ops of `Runtime`; the others torch.distributed's all-to-all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ R = TypeVar("R")
 S = TypeVar("S", bound="EPCommStrategy")
 C = TypeVar("C", bound="EPCommStrategy")
 
-# Those of sgl-kernel-npu; its MX formats are of the 950 series and refused here.
+# As in sgl-kernel-npu; its MX formats need the 950 series and are refused here.
 VALID_QUANT_MODES = frozenset(("bf16", "int8", "mx_fp8_e4m3", "mx_fp8_e5m2", FP8_ROWS, "mx_fp4_e2m1"))
 
 
@@ -76,13 +76,13 @@ class StrategyMap:
 
 
 class EPCommStrategy(ABC):
-    """Sends and brings home by one means.
+    """Base of a transport for dispatch and combine.
 
     Args:
         runtime: ``Runtime`` of the Buffer, or None.
-        group: as ``Buffer``'s. Looked at when it is needed: then the group's windows are opened, collectively.
+        group: as for ``Buffer``. Opened on first use, which is collective.
 
-    A class of your own takes these two by name, and is registered under a name of yours.
+    A custom class takes these two by name, and is registered under its own name.
     """
 
     name: ClassVar[str]
@@ -93,7 +93,7 @@ class EPCommStrategy(ABC):
 
     @cached_property
     def place(self) -> BufferPlace:
-        """This rank's place: the runtime's, or else by the group."""
+        """This rank's place: the runtime's, or else the group's."""
         return self.runtime.place if self.runtime is not None else BufferPlace.of_group(self.group)  # type: ignore[arg-type]
 
     group_name = property(lambda self: self.place.group_ep)
@@ -105,16 +105,16 @@ class EPCommStrategy(ABC):
         return self.name
 
     def get_supported_modes(self) -> list[str]:
-        """Return those of "normal" and "low_latency" that it serves."""
+        """Return the supported modes of "normal" and "low_latency"."""
         return list(self.modes)
 
     def alltoall(self, experts: int) -> AllToAllDispatcher:
-        """Return the dispatcher of all-to-all."""
+        """Return the all-to-all dispatcher."""
         return AllToAllDispatcher(self.place if self.group is None else self.group, experts)
 
 
 class NormalEPCommStrategy(EPCommStrategy):
-    """Serves normal mode."""
+    """Base of strategies for normal mode."""
 
     modes = ("normal",)
 
@@ -127,15 +127,7 @@ class NormalEPCommStrategy(EPCommStrategy):
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
-        """Count as ``Buffer`` does; whether a token goes to a rank is int32.
-
-        Args:
-            topk_idx, num_experts, previous_event, async_finish, allocate_on_comm_stream: as of
-                `Buffer.get_dispatch_layout`.
-
-        Raises:
-            ArgumentError: a rule there is broken.
-        """
+        """Return the layout of `Buffer.get_dispatch_layout`, with is_token_in_rank as int32."""
         events.begin(previous_event)
         per_rank, servers, per_expert, in_rank = dispatch_layout(self.place, topk_idx, num_experts)
         return per_rank, servers, per_expert, in_rank.int(), EventOverlap(EventHandle())
@@ -163,18 +155,18 @@ class NormalEPCommStrategy(EPCommStrategy):
         """Send each (token, expert) row to the expert's rank.
 
         Args:
-            x: ``(T, H)`` bf16, or a tuple of it and a tensor whose dtype int8 asks for int8 rows.
-            quant_mode: "bf16", "int8", "pertoken_fp8_e4m3", or None: by x, else by DEEP_NORMAL_MODE_USE_INT8_QUANT.
-            dispatch_wait_recv_cost_stats: ``(W,)`` int32 or int64 beside x; the microseconds that this call waited
-                for each source rank are added.
-            others: as ``Buffer``'s; handle must be None, num_worst_tokens 0.
+            x: ``(T, H)`` bf16, or a tuple of it and an int8 tensor, which selects int8 rows.
+            quant_mode: "bf16", "int8", "pertoken_fp8_e4m3", or None: from x, else from DEEP_NORMAL_MODE_USE_INT8_QUANT.
+            dispatch_wait_recv_cost_stats: ``(W,)`` int32 or int64 on x's device; this call's µs of waiting for each
+                source rank are added.
+            others: as for ``Buffer``; handle must be None, num_worst_tokens 0.
 
         Returns:
-            rows ``(n, H)``, quantized a tuple of them and their scales; ids and weights ``(n, K)``, -1 and 0 but at
-            the row's own k; rows of each local expert as a list; the handle; the event.
+            rows ``(n, H)``, quantized a tuple of them and their scales; ids and weights ``(n, K)``, -1 and 0 except at
+            the row's k; rows per local expert as a list; the handle; the event.
 
         Collective. Raises:
-            ArgumentError: invalid arguments. InvalidExpertId: invalid ids, on every rank. Others: as the ops.
+            ArgumentError: invalid arguments. InvalidExpertId: invalid ids, on every rank. Other errors: the ops'.
         """
 
     @abstractmethod
@@ -190,7 +182,7 @@ class NormalEPCommStrategy(EPCommStrategy):
         allocate_on_comm_stream: bool = False,
         combine_send_cost_stats: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """Bring rows home, where those of a token are added with dispatch's topk_weights; topk_weights has no effect.
+        """Combine: return each token's sum of rows, weighted by dispatch's topk_weights; topk_weights has no effect.
 
         Returns:
             ``(T, H)``: fp32 sums, k ascending, one rounding; dispatch's topk_weights; the event.
@@ -198,7 +190,7 @@ class NormalEPCommStrategy(EPCommStrategy):
 
 
 class LowLatencyEPCommStrategy(EPCommStrategy):
-    """Serves low-latency mode."""
+    """Base of strategies for low-latency mode."""
 
     modes = ("low_latency",)
 
@@ -222,15 +214,15 @@ class LowLatencyEPCommStrategy(EPCommStrategy):
         """Send each (token, expert) row to the expert's rank.
 
         Args:
-            use_fp8: in a Buffer without quant_mode: int8 rows. use_ue8m0, use_mxfp4: must be False there.
-            topk_weights: for strategy "ops" in its handle. Others: as ``Buffer``'s.
+            use_fp8: int8 rows, in a Buffer without quant_mode. use_ue8m0, use_mxfp4: must be False there.
+            topk_weights: stored in strategy "ops"'s handle. Others: as for ``Buffer``.
 
         Returns:
-            packed rows, quantized a tuple of them and their scales; rows of each local expert ``(L,)`` int64; the
-            handle; the event; a hook that does nothing.
+            rows in the compacted layout, quantized a tuple of them and their scales; rows per local expert ``(L,)``
+            int64; the handle; the event; a hook that does nothing.
 
         Collective. Raises:
-            ArgumentError: invalid arguments. InvalidExpertId: invalid ids, on every rank. Others: as the ops.
+            ArgumentError: invalid arguments. InvalidExpertId: invalid ids, on every rank. Other errors: the ops'.
         """
 
     @abstractmethod
@@ -245,7 +237,7 @@ class LowLatencyEPCommStrategy(EPCommStrategy):
         return_recv_hook: bool = False,
         out: Tensor | None = None,
     ) -> tuple[Tensor, EventOverlap, Callable[[], None]]:
-        """Bring packed rows home, where those of a token are added with its weights.
+        """Combine: return each token's weighted sum of its rows.
 
         Returns:
             ``(T, H)``: fp32 sums, k ascending, one rounding; the event; a hook that does nothing.
@@ -253,14 +245,14 @@ class LowLatencyEPCommStrategy(EPCommStrategy):
 
 
 class Registry(Generic[S]):
-    """The classes that an argument of a Buffer names."""
+    """Classes by the names of a Buffer's argument."""
 
     def __init__(self, argument: str) -> None:
         self.argument = argument
         self.classes: dict[str, type[S]] = {}
 
     def register(self, name: str) -> Callable[[type[C]], type[C]]:
-        """Decorator: the Buffer makes an object of this class for ``name``, no longer of an earlier one."""
+        """Return a decorator that registers a class as ``name``, replacing an earlier one."""
 
         def add(cls: type[C]) -> type[C]:
             self.classes[name] = cls  # type: ignore[assignment]
@@ -269,7 +261,7 @@ class Registry(Generic[S]):
         return add
 
     def find(self, name: str) -> type[S]:
-        """Return the class of this name. Raises ArgumentError where there is none."""
+        """Return the class of this name. Raises ArgumentError if there is none."""
         need_one_of(self.argument, name, self.classes)
         return self.classes[name]
 
@@ -284,44 +276,44 @@ register_low_latency_strategy, get_low_latency_strategy = LOW_LATENCY.register, 
 
 
 def _as(model: Callable[Concatenate[Any, P], object]) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
-    """Decorator of a method without gradients that takes what ``model`` takes, by name."""
+    """Return a decorator of a method without gradients that takes ``model``'s arguments, by name."""
     return lambda method: with_signature_of(model)(with_typed_errors(torch.no_grad()(method)))
 
 
 def _asked(given: dict[str, Any], *modes: str) -> tuple[Tensor, str]:
-    """Rows and quantization of a normal dispatch's arguments."""
+    """Return rows and quantization from a normal dispatch's arguments."""
     events.begin(given["previous_event"])
     x, handle = given["x"], given["handle"]
-    need(handle is None, "handle", "of an earlier dispatch is not taken by flavour 'ascend'; pass topk_idx")
+    need(handle is None, "handle", "of an earlier dispatch is not supported by flavour 'ascend'; pass topk_idx")
     quant = given["quant_mode"]
     if quant is None and isinstance(x, tuple):
-        rule = "is a tuple; only one with an int8 tensor asks for int8 rows"
+        rule = "is a tuple; its second tensor must be int8, which selects int8 rows"
         need(len(x) == 2 and x[1].dtype == torch.int8, "x", rule)
         quant = "int8"
     elif quant is None:
         quant = "int8" if os.environ.get("DEEP_NORMAL_MODE_USE_INT8_QUANT", "").strip() == "1" else "bf16"
     need_one_of("quant_mode", quant, modes)
     for name in ("num_tokens_per_expert", "topk_idx"):
-        need(given[name] is not None, name, "is missing; get_dispatch_layout returns the counts")
+        need(given[name] is not None, name, "is missing; pass get_dispatch_layout's counts and its topk_idx")
     return x if isinstance(x, Tensor) else x[0], quant
 
 
 def _begin_combine(bias: Any, previous_event: EventOverlap | None) -> None:
     events.begin(previous_event)
-    need(bias is None, "bias", "is given; flavour 'ascend' takes none, add it to the result")
+    need(bias is None, "bias", "is not supported by flavour 'ascend'; add it to the result")
 
 
 def _entries(handle: Any, *sizes: int) -> tuple[Any, ...]:
-    """The entries of a handle. Raises ArgumentError unless it is a tuple of one of these sizes."""
+    """Return the entries of a handle. Raises ArgumentError unless it has one of these sizes."""
     if isinstance(handle, tuple) and len(handle) in sizes:
         return handle
     listed = " or ".join(map(str, sizes))
-    raise ArgumentError(f"handle is no tuple of {listed} entries; pass what dispatch returned", argument="handle")
+    raise ArgumentError(f"handle is not a tuple of {listed} entries; pass dispatch's", argument="handle")
 
 
 @register_normal_strategy("default")
 class DefaultNormalCommStrategy(NormalEPCommStrategy):
-    """By the window ops. Source: sgl-kernel-npu ``DefaultNormalCommStrategy``."""
+    """Normal mode by the window ops. Source: sgl-kernel-npu ``DefaultNormalCommStrategy``."""
 
     name = "default"
 
@@ -347,7 +339,7 @@ class DefaultNormalCommStrategy(NormalEPCommStrategy):
 
 
 class AllToAllHandle(dict):  # type: ignore[type-arg]
-    """The handle of a normal dispatch by all-to-all: its topk_weights; all state of the call is in here."""
+    """Handle of a normal dispatch by all-to-all, with its state."""
 
     dispatched: Dispatched
     dispatcher: AllToAllDispatcher
@@ -355,9 +347,9 @@ class AllToAllHandle(dict):  # type: ignore[type-arg]
 
 @register_normal_strategy("alltoall")
 class AlltoAllNormalCommStrategy(NormalEPCommStrategy):
-    """By torch.distributed's all-to-all. Source: sgl-kernel-npu ``AlltoAllNormalCommStrategy``.
+    """Normal mode by torch.distributed's all-to-all. Source: sgl-kernel-npu ``AlltoAllNormalCommStrategy``.
 
-    dispatch returns no ids and weights of rows, and its counts are not aligned.
+    dispatch returns no ids and weights of rows, and does not align counts.
     """
 
     name = "alltoall"
@@ -377,7 +369,7 @@ class AlltoAllNormalCommStrategy(NormalEPCommStrategy):
     @_as(NormalEPCommStrategy.combine)
     def combine(self, x: Tensor, handle: Any, bias: Any, previous_event: Any) -> tuple[Tensor, None, EventOverlap]:
         _begin_combine(bias, previous_event)
-        rule = "is a {}; pass what dispatch by all-to-all returned"
+        rule = "is a {}; pass the handle of dispatch by all-to-all"
         need(isinstance(handle, AllToAllHandle), "handle", rule, type(handle).__name__)
         weights = handle["topk_weights"]
         if weights is None:
@@ -391,7 +383,7 @@ LowLatencyCombined = tuple[Tensor, EventOverlap, Callable[[], None]]
 
 @register_low_latency_strategy("default")
 class DefaultLowLatencyCommStrategy(LowLatencyEPCommStrategy):
-    """By the window ops; quant_mode None: bf16. Source: sgl-kernel-npu ``DefaultLowLatencyCommStrategy``."""
+    """Low latency by window ops; quant_mode None: bf16. Source: sgl-kernel-npu ``DefaultLowLatencyCommStrategy``."""
 
     name = "default"
     quant_modes: tuple[str, ...] = (*QUANT_MODES, FP8_ROWS)
@@ -421,12 +413,12 @@ class DefaultLowLatencyCommStrategy(LowLatencyEPCommStrategy):
 
 @register_low_latency_strategy("ops")
 class OpsLowLatencyCommStrategy(DefaultLowLatencyCommStrategy):
-    """The same, with handles of ten. Source: sgl-kernel-npu ``OpsLowLatencyCommStrategy``.
+    """Default strategy with handles of ten entries. Source: sgl-kernel-npu ``OpsLowLatencyCommStrategy``.
 
-    Behind the seven values: the mask of tokens, their ids as int32 and weights.
+    After the seven entries: the mask of tokens, their ids as int32 and weights.
 
     Args:
-        comm_alg: one of theirs. No effect: the ops take hierarchy where the ranks are on several servers.
+        comm_alg: one of sgl-kernel-npu's; no effect.
     """
 
     name = "ops"
@@ -447,7 +439,7 @@ class OpsLowLatencyCommStrategy(DefaultLowLatencyCommStrategy):
 
 
 class LowLatencyHandle(tuple):  # type: ignore[type-arg]
-    """The handle of a low-latency dispatch by all-to-all: the seven values, and what combine needs."""
+    """Handle of a low-latency dispatch by all-to-all: seven entries, and the state for combine."""
 
     dispatched: Dispatched
     dispatcher: AllToAllDispatcher
@@ -456,11 +448,10 @@ class LowLatencyHandle(tuple):  # type: ignore[type-arg]
 
 @register_low_latency_strategy("alltoall")
 class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
-    """By torch.distributed's all-to-all. Source: sgl-kernel-npu ``AllToAllLowLatencyCommStrategy``.
+    """Low latency by torch.distributed's all-to-all. Source: sgl-kernel-npu ``AllToAllLowLatencyCommStrategy``.
 
-    Every local expert has ``max`` rows of each source rank, those that arrived first and zeros behind them:
-    ``(L * W * max, H)``, by expert, then source rank. Counts are therefore ``W * max`` for each expert. Without
-    quant_mode use_fp8 asks for int8 rows.
+    Rows are ``(L * W * max, H)``: ``max`` rows for each local expert and source rank, padded with zeros, so that
+    counts are ``W * max`` for each expert. Without quant_mode use_fp8 selects int8 rows.
     """
 
     name = "alltoall"
@@ -492,7 +483,7 @@ class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
     def low_latency_combine(
         self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: tuple[Any, ...]
     ) -> LowLatencyCombined:
-        rule = "is a {}; pass what low_latency_dispatch by all-to-all returned"
+        rule = "is a {}; pass the handle of low_latency_dispatch by all-to-all"
         need(isinstance(handle, LowLatencyHandle), "handle", rule, type(handle).__name__)
         assert isinstance(handle, LowLatencyHandle)
         places, most, hidden, _, local, world, _ = handle
@@ -503,5 +494,5 @@ class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
 
 
 def _spread(rows: Tensor, places: Tensor, size: int) -> Tensor:
-    """``size`` rows with these at their places, and zeros; what has place ``size`` is left out."""
+    """Return ``size`` rows with these at ``places``, else zeros; rows with place ``size`` are dropped."""
     return rows.new_zeros(size + 1, *rows.shape[1:]).index_copy_(0, places.long(), rows)[:-1]

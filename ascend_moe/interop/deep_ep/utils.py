@@ -1,6 +1,6 @@
-"""Has what programs for DeepEP import beside its Buffer: ``deep_ep.utils.envs``, ``.math`` and ``.testing``.
+"""Helpers of DeepEP's programs: ``deep_ep.utils.envs``, ``.math`` and ``.testing``, for CPU and NPU tensors.
 
-They run on CPU tensors as they do on NPU tensors. Seconds are those of the clock of the host.
+Seconds are by the host's clock.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _local_rank = 0
 
 
 def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int, int, dist.ProcessGroup]:
-    """Start torch.distributed, and make bf16 and the device of this rank torch's defaults.
+    """Start torch.distributed, and set torch's default dtype to bf16 and its device to this rank's.
 
-    MASTER_ADDR and MASTER_PORT say where ranks meet; WORLD_SIZE and RANK count nodes. The backend is "hccl" where
-    torch.npu is there, else "gloo".
+    MASTER_ADDR and MASTER_PORT are the rendezvous address; WORLD_SIZE and RANK count nodes. The backend is "hccl" with
+    torch.npu, else "gloo".
 
     Returns:
         rank, number of ranks, group of all.
@@ -69,12 +69,12 @@ def get_local_seed() -> int:
 
 
 def get_global_seed() -> int:
-    """Return the seed that all ranks were given."""
+    """Return the seed common to all ranks."""
     return _seeds["global"]
 
 
 def dist_print(s: str = "", once_in_node: bool = False) -> None:
-    """Print on every rank, or on the first of each node; then wait for all ranks."""
+    """Print on every rank, or on the first of each node; then run a barrier."""
     if not once_in_node or _local_rank == 0:
         print(s, flush=True)
     dist.barrier()
@@ -84,13 +84,13 @@ def dist_print(s: str = "", once_in_node: bool = False) -> None:
 
 
 def calc_diff(x: Tensor, y: Tensor) -> float:
-    """Return how far two tensors differ: ``1 - 2 sum(xy) / sum(x^2 + y^2)`` of float64 values plus one; 0 if equal."""
+    """Return the difference ``1 - 2 sum(xy) / sum(x^2 + y^2)`` of float64 values plus one; 0 if equal."""
     one, other = x.double() + 1, y.double() + 1
     return float(1 - 2 * (one * other).sum() / (one * one + other * other).sum())
 
 
 def safe_div(a: float, b: float) -> float:
-    """Return ``a / b``, and 0 for 0 / 0. Raises ZeroDivisionError for another a."""
+    """Return ``a / b``, and 0 for 0 / 0."""
     return 0 if a == 0 and b == 0 else a / b
 
 
@@ -100,7 +100,7 @@ def ceil_div(x: int, y: int) -> int:
 
 
 def align(x: int, y: int) -> int:
-    """Return the next multiple of y from x up."""
+    """Return x rounded up to a multiple of y."""
     return ceil_div(x, y) * y
 
 
@@ -126,19 +126,19 @@ def per_token_cast_back(x_fp8: Tensor, x_scales: Tensor) -> Tensor:
 
 
 def inplace_unique(x: Tensor, num_slots: int) -> None:
-    """Leave of each row's values below ``num_slots`` one each, the largest first, and -1 behind them."""
+    """Replace each row by its unique values below ``num_slots``, descending, padded with -1."""
     need_dims("x", x, 2)
     there = x.new_zeros((x.shape[0], num_slots + 1), dtype=torch.bool)
     there.scatter_(1, x.masked_fill(x < 0, num_slots).long(), True)
     numbers = torch.arange(num_slots, dtype=x.dtype, device=x.device).expand(x.shape[0], num_slots)
     found = numbers.masked_fill(~there[:, :num_slots], -1).sort(1, descending=True).values
     x.fill_(-1)
-    kept = min(num_slots, x.shape[1])
-    x[:, :kept] = found[:, :kept]
+    width = min(num_slots, x.shape[1])
+    x[:, :width] = found[:, :width]
 
 
 def create_grouped_scores(scores: Tensor, group_idx: Tensor, num_groups: int) -> Tensor:
-    """Return ``(tokens, experts)`` scores with zeros in all groups of experts that ``group_idx`` does not name."""
+    """Return ``(tokens, experts)`` scores, zero for groups of experts that are not in ``group_idx``."""
     chosen = scores.new_zeros((scores.shape[0], num_groups), dtype=torch.bool).scatter_(1, group_idx, True)
     return scores * chosen.repeat_interleave(scores.shape[1] // num_groups, 1)
 
@@ -168,7 +168,7 @@ def _flat(tensors: Iterable[Any]) -> Iterator[Any]:
 
 
 def flush_l2_cache(enabled: bool = True) -> None:
-    """Write as many zeros as no cache holds."""
+    """Write more zeros than any cache can store."""
     if enabled:
         torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32).zero_()
 
@@ -180,7 +180,7 @@ def bench(
     post_fn: Callable[[], object] | None = None,
     flush_l2: bool = True,
 ) -> tuple[float, float, float]:
-    """Return the mean, the least and the largest seconds of a call, the first timed one left out."""
+    """Return the mean, least and largest seconds of a call, without the first timed one."""
     for _ in range(num_warmups):
         fn()
     times = []
@@ -208,26 +208,26 @@ def bench_kineto(
     num_kernels_per_period: int = 1,
     barrier: Callable[[], object] | None = None,
 ) -> Any:
-    """Return the mean seconds of the torch ops whose names hold a word, by torch's profiler; 0 where none has run.
+    """Return the mean seconds of torch ops whose names contain a word, by torch's profiler; 0 if none ran.
 
     Args:
-        fn: what is called ``num_tests`` times, after once for nothing.
-        kernel_names: a word, or several: the result has a number for each then.
-        trace_path: where the trace goes.
-        barrier_comm_profiling: the ranks meet before each call: in ``barrier``, or an all-reduce.
-        num_kernels_per_period: ops of a name in a call; with several the result of each name is a list of that length.
+        fn: called once for warm-up, then ``num_tests`` times.
+        kernel_names: a word, or several for a tuple of results.
+        trace_path: file of the trace; None: no trace.
+        barrier_comm_profiling: run ``barrier``, or an all-reduce, before each call.
+        num_kernels_per_period: ops of a name per call; if several, the result of each name is a list of that length.
         suppress_kineto_output, flush_l2: have no effect; the profiler prints nothing.
 
     Raises:
-        ArgumentError: a name has run in another number of ops than whole periods.
+        ArgumentError: the number of ops of a name is not a multiple of the period.
     """
     words = (kernel_names,) if isinstance(kernel_names, str) else kernel_names
-    meet = barrier or (lambda: dist.all_reduce(torch.ones(1, dtype=torch.float32, device="cpu")))
+    wait = barrier or (lambda: dist.all_reduce(torch.ones(1, dtype=torch.float32, device="cpu")))
     fn()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for _ in range(num_tests):
             if barrier_comm_profiling:
-                meet()
+                wait()
             fn()
     if trace_path is not None:
         profiler.export_chrome_trace(trace_path)
@@ -236,10 +236,10 @@ def bench_kineto(
 
 
 def _mean_seconds(events: Any, word: str, period: int) -> float | list[float]:
-    """Finds the outermost ops with this word, in the order of their begins."""
+    """Return the mean seconds of the outermost ops with this word, in start order."""
     ops = [event for event in events if word in event.name and not _within(event.cpu_parent, word)]
     seconds = [event.time_range.elapsed_us() / 1e6 for event in sorted(ops, key=lambda event: event.time_range.start)]
-    rule = "is {}, but {} ops with {!r} in their names have run: give a divisor of that"
+    rule = "is {}, but {} ops with {!r} in their names ran: pass a divisor of that"
     need(len(seconds) % period == 0, "num_kernels_per_period", rule, period, len(seconds), word)
     calls = max(1, len(seconds) // period)
     means = [sum(seconds[at::period]) / calls for at in range(period)]

@@ -1,7 +1,7 @@
-"""Megatron-LM's MoE layer with its own names: router, six-phase dispatcher, experts under ETP, shared expert.
+"""Megatron-LM's MoE layer by Megatron-LM's names: router, six-phase dispatcher, experts under ETP, shared expert.
 
-`MC2Manager` puts our ops into Megatron-LM's own flex dispatcher. The functions of its moe_utils are in
-`ascend_moe.routers` and `ascend_moe.permute`, process groups in `ascend_moe.placement`; all of them are here too.
+`MC2Manager` runs these ops in Megatron-LM's flex dispatcher. The functions of its moe_utils are in
+`ascend_moe.routers` and `ascend_moe.permute`, process groups in `ascend_moe.placement`; all are exported here too.
 """
 
 from ascend_moe.interop.megatron.dispatchers import Handle, Splits, TokenDispatcher

@@ -1,8 +1,8 @@
-"""Where the slots of a rank's tokens go in an ETP x EP group, and the dispatcher of that group.
+"""Assignments of a rank's tokens to experts of an ETP x EP group.
 
-Every rank of the group holds L experts of its own: with ETP an expert is cut into etp shards, which count as experts
-of their own. Shard t of expert e is number ``(e // L * etp + t) * L + e % L``, so that rank ``ep_rank * etp + t``
-holds it, and a token has k * etp slots.
+Every rank of the group has L local experts: with ETP an expert is cut into etp shards, each an expert of the
+group. Shard t of expert e is number ``(e // L * etp + t) * L + e % L``, so that rank ``ep_rank * etp + t``
+owns it, and a token has k * etp slots.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ if TYPE_CHECKING:
 
 
 def group_or_place(group: dist.ProcessGroup | str | None, world: int | None, rank: int | None) -> Group:
-    """A group as `comm.group_of`; a name (a LocalCluster's too) comes with size and rank."""
+    """Return a group as `comm.group_of` does; a name (a LocalCluster's too) needs size and rank."""
     if not isinstance(group, str):
         return group_of("group", group)
     if world is None or rank is None:
-        raise ArgumentError("group is a name: give world_size and rank too", argument="group")
+        raise ArgumentError("group is a name: pass world_size and rank too", argument="group")
     return Place(group, world, rank)
 
 
 @dataclass
 class Assignments:
-    """Where the slots of this rank's tokens go: ``ids`` (T, K) int32, -1 for none, and ``weights`` (T, K) fp32."""
+    """Experts of this rank's tokens: ``ids`` (T, K) int32, -1 for none, and ``weights`` (T, K) fp32."""
 
     ids: Tensor
     weights: Tensor
 
     def send(self, x: Tensor, dispatcher: Dispatcher, max_tokens: int) -> Dispatched:
-        """Rows of the tokens (T, H), with their weights."""
+        """Dispatch the tokens (T, H) with their weights."""
         return dispatcher.dispatch(x, self.ids, expert_scales=self.weights.contiguous(), max_tokens=max_tokens)
 
     def bring(self, rows: Tensor, dispatcher: Dispatcher, sent: Dispatched, weighted: bool) -> Tensor:
-        """(T, H): for every token the sum of its rows, weighted or not, fp32 in slot order, rounded once."""
+        """Combine: return (T, H), each token's sum of rows, weighted or not, fp32 in slot order, rounded once."""
         return dispatcher.combine(rows, sent, self.weights.contiguous() if weighted else None)
 
 
 def assignments_of(routing_map: Tensor, probs: Tensor, slots: int, without_zeros: bool) -> Assignments:
-    """The slots of a map, by expert. Nothing is read on the host.
+    """Return the assignments of a routing map, by expert; nothing is read on the host.
 
     Args:
         routing_map: (T, E) bool, at most ``slots`` True in a row.
         probs: (T, E) float.
         slots: K.
-        without_zeros: a slot with probability 0 goes nowhere. A map that is padded up to a capacity may have more
-            True than slots; those that are padding have probability 0.
+        without_zeros: a slot with probability 0 is not sent. A map padded up to a capacity may have more True
+            than slots; padding has probability 0.
     """
     chosen = routing_map.bool()
     if without_zeros:
@@ -66,20 +66,20 @@ def assignments_of(routing_map: Tensor, probs: Tensor, slots: int, without_zeros
     order = torch.sort((~chosen).to(torch.int8), dim=1, stable=True).indices[:, :slots]
     taken = chosen.gather(1, order)
     if chosen.device.type == "cpu":
-        rule = f"routing_map has a token with more than {slots} experts; build it with topk that fits"
+        rule = f"routing_map has a token with more than {slots} experts; build it with a topk of at most {slots}"
         torch._assert_async((chosen.sum(1) <= slots).all(), rule)
     ids = torch.where(taken, order, -1).to(torch.int32)
     return Assignments(ids, torch.where(taken, probs.gather(1, order).float(), 0.0))
 
 
 def sharded(assignments: Assignments, local: int, etp: int) -> Assignments:
-    """Assignments to the etp shards of every expert; ``local``: L."""
+    """Return the assignments to the etp shards of every expert; ``local``: L."""
     if etp == 1:
         return assignments
     ids, shard = assignments.ids.unsqueeze(-1), torch.arange(etp, dtype=torch.int32, device=assignments.ids.device)
     numbers = torch.where(ids >= 0, (ids // local * etp + shard) * local + ids % local, -1)
     weights = assignments.weights.unsqueeze(-1).expand(numbers.shape).flatten(1)
-    # By number, as a map of all shards gives them: then both have one order of the sum.
+    # By number, as from a map of all shards: both sum in one order.
     numbers = numbers.flatten(1)
     order = torch.sort(numbers.masked_fill(numbers < 0, torch.iinfo(numbers.dtype).max), dim=1, stable=True).indices
     return Assignments(numbers.gather(1, order), weights.gather(1, order))
@@ -93,7 +93,7 @@ class PaddedAssignments(Assignments):
     tokens: int
 
     def bring(self, rows: Tensor, dispatcher: Dispatcher, sent: Dispatched, weighted: bool) -> Tensor:
-        """(T, H): for every token the sum of its rows, weighted or not, fp32 by shard number, rounded once."""
+        """Combine: return (T, H), each token's sum of rows, weighted or not, fp32 by shard number, rounded once."""
         each = dispatcher.combine(rows, sent).float()
         each = each * self.weights if weighted else each
         total = torch.zeros(self.tokens, rows.shape[1], dtype=each.dtype, device=rows.device)
@@ -103,10 +103,10 @@ class PaddedAssignments(Assignments):
 def padded(
     x: Tensor, routing_map: Tensor, probs: Tensor, capacity: int, local: int, etp: int
 ) -> tuple[Tensor, Assignments]:
-    """C rows for each of the E * etp shards, by number: (E * etp * C, H), and their assignments.
+    """Return C rows for each of the E * etp shards, by number: (E * etp * C, H), and their assignments.
 
-    They are rows of the first C tokens that the map has for the expert; where it has fewer, rows that go nowhere.
-    Rows with probability 0 travel too: their probability has a gradient, the row's result times that of the sum.
+    They are the rows of the first C tokens of the expert in the map; where it has fewer, rows that are not sent.
+    Rows with probability 0 are sent: their probability has a gradient, the row's result times that of the sum.
 
     Args:
         x: (T, H). routing_map: (T, E) bool. probs: (T, E) float.

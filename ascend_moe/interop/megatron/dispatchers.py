@@ -28,16 +28,16 @@ from ascend_moe.routers import get_capacity
 
 
 class Splits(NamedTuple):
-    """Holds what Megatron-LM's all-to-all dispatcher calls its splits. int64, on the device of the rows.
+    """Splits of Megatron-LM's all-to-all dispatcher: int64, on the device of the rows.
 
     Attributes:
-        input_splits: ``(ep,)``, rows that this rank sends to each EP rank.
-        output_splits: ``(ep,)``, rows that come from each EP rank with this rank's place in ETP.
-        output_splits_tp: ``(etp,)``, rows that come by each place in ETP.
+        input_splits: ``(ep,)``, rows to each EP rank.
+        output_splits: ``(ep,)``, rows from each EP rank with this rank's ETP rank.
+        output_splits_tp: ``(etp,)``, rows from each ETP rank.
         tokens_per_expert: ``(L,)``, rows of each local expert.
-        num_global_tokens_per_local_expert: ``(etp * ep, L)``, rows for each local expert from each rank, the rank
-            with place t in ETP and e in EP at ``t * ep + e``.
-        num_out_tokens: ``()``, rows that this rank sends, its input_splits together.
+        num_global_tokens_per_local_expert: ``(etp * ep, L)``, rows for each local expert from each rank, that
+            of ETP rank t and EP rank e at ``t * ep + e``.
+        num_out_tokens: ``()``, rows sent, the sum of input_splits.
     """
 
     input_splits: Tensor
@@ -50,17 +50,17 @@ class Splits(NamedTuple):
 
 @dataclass
 class Handle:
-    """All state of one call. The caller holds it between the phases; any number may be open at once.
+    """State of one call, which the caller passes from phase to phase; any number may be open at once.
 
     Attributes:
         shape: of the hidden states.
         probs_dtype: of the probabilities.
-        assignments: where each pair goes.
+        assignments: expert of each pair.
         sent: ``(E,)`` int64, rows to each expert.
-        arrived: after token_dispatch, what it brought.
+        arrived: after token_dispatch, its result.
         splits: after token_dispatch, `Splits`.
-        shared: the forward of the shared experts, where there are any.
-        active: the mask of the hidden states, with a dimension of size 1 behind, where one was given.
+        shared: the forward of the shared experts, or None.
+        active: the mask of the hidden states, with a last dimension of size 1, or None.
     """
 
     shape: torch.Size
@@ -73,7 +73,7 @@ class Handle:
     active: Tensor | None = field(default=None, repr=False)
 
     def came(self, phase: str) -> Dispatched:
-        """Returns what token_dispatch brought. Raises ArgumentError, which names ``phase``, before it."""
+        """Return the result of token_dispatch. Raise ArgumentError, which names ``phase``, without one."""
         need(self.arrived is not None, "handle", "has no rows yet: call token_dispatch before {}", phase)
         assert self.arrived is not None
         return self.arrived
@@ -81,12 +81,12 @@ class Handle:
 
 @typed_methods
 class TokenDispatcher:
-    """Brings tokens to their experts and sums home, in Megatron-LM's six phases.
+    """Dispatch to experts and combine, in Megatron-LM's six phases.
 
-    dispatch_preprocess and token_dispatch and dispatch_postprocess come before the experts, combine_preprocess,
-    token_combine and combine_postprocess behind them. token_dispatch and token_combine communicate: all ranks of the
-    group call them in the same order. Everything is differentiable, for tokens and probabilities, and a backward
-    communicates too. The three kinds give the same bits.
+    dispatch_preprocess, token_dispatch and dispatch_postprocess run before the experts, combine_preprocess,
+    token_combine and combine_postprocess after them. token_dispatch and token_combine communicate: all ranks of the
+    group call them in the same order. Everything is differentiable, for tokens and probabilities, and the backward
+    pass communicates too. The three kinds return the same bits.
 
     Args:
         kind: "mc2": the V2 ops, rows in memory of fixed size, nothing read on the host. "alltoall", "allgather":
@@ -94,16 +94,16 @@ class TokenDispatcher:
         group: the ETP x EP ranks, rank ``ep_rank * etp_size + etp_rank`` (Megatron-LM's tp_ep group); None: the
             default group. Or a name, of `ascend_moe.comm_name` or a LocalCluster.
         num_experts: E, a multiple of the EP size; rank ep_rank has L = E / ep experts.
-        router_topk: k, experts per token at most.
+        router_topk: k, the most experts of a token.
         etp_size: ranks that share an expert. The ops then see E * etp experts and k * etp slots.
         world_size, rank: with a name.
         max_tokens: the largest T of any rank; 0: T is equal on all ranks.
-        capacity_factor, pad_to_capacity: as given to the router. With pad_to_capacity every expert has C rows from
+        capacity_factor, pad_to_capacity: of the router. With pad_to_capacity every expert has C rows from
             every rank: shapes depend on T, k, E and the factor only. All ranks then have the same T. C is at most T.
-            Padding is rows of tokens that the map has for the expert with probability 0, which has a gradient as in
-            Megatron-LM; where the map has fewer than C tokens, rows of zeros, which do not travel.
-        probs_on: "experts": the rows' probabilities are for `GroupedMLP`, and rows are only added on their way home.
-            "combine": combine multiplies, and dispatch_postprocess returns ones.
+            Padding is rows of tokens in the map with probability 0, which has a gradient as in Megatron-LM; where
+            the map has fewer than C tokens, rows of zeros, which are not sent.
+        probs_on: "experts": the rows' probabilities are for `GroupedMLP`, and combine only adds.
+            "combine": combine weights the rows, and dispatch_postprocess returns ones.
         comm_alg: of the V2 ops.
 
     Raises:
@@ -133,11 +133,11 @@ class TokenDispatcher:
         divides = etp_size >= 1 and world % etp_size == 0
         need(divides, "etp_size", "is {}; it must divide the {} ranks of the group", etp_size, world)
         need_one_of("probs_on", probs_on, ("experts", "combine"))
-        rule = "is True; it needs a capacity_factor"
+        rule = "is True; pass a capacity_factor"
         need(capacity_factor is not None or not pad_to_capacity, "pad_to_capacity", rule)
-        rule = "is {} with pad_to_capacity; all ranks must have the same T then: leave it out"
+        rule = "is {} with pad_to_capacity, which needs the same T on all ranks: leave it out"
         need(not (pad_to_capacity and max_tokens), "max_tokens", rule, max_tokens)
-        rule = "is {}; need the largest T of any rank, or 0 where all are equal"
+        rule = "is {}; need the largest T of all ranks, or 0 if all are equal"
         need(max_tokens >= 0, "max_tokens", rule, max_tokens)
         self.ep_size, self.etp_size = world // etp_size, etp_size
         divides = num_experts >= 1 and num_experts % self.ep_size == 0
@@ -153,25 +153,25 @@ class TokenDispatcher:
         self.ep_rank, self.etp_rank = divmod(dispatcher.rank, etp_size)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TokenDispatcher:
-        """Copies the shared expert, which the copied layer has too; the dispatcher stays the same."""
+        """Copy the shared expert, which the copied layer has too; share the dispatcher."""
         copied: TokenDispatcher = copied_beside(self, memo, self._dispatcher)
         return copied
 
     def set_shared_experts(self, shared_experts: SharedExpertMLP) -> None:
-        """Runs the shared expert of ``shared_experts`` between the phases; combine_postprocess adds its output."""
+        """Run the shared expert of ``shared_experts`` between the phases; combine_postprocess adds its output."""
         self.shared_experts = shared_experts
 
     def dispatch_preprocess(
         self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Handle]:
-        """Does what one rank does alone before the communication.
+        """Prepare the rows of this rank, without communication.
 
         Args:
             hidden_states: ``(S, B, H)`` or ``(T, H)`` bf16, fp16 or fp32.
             routing_map: ``(T, E)`` bool; T = S * B.
             probs: ``(T, E)`` float, of the router.
-            mask: bool, hidden_states' shape without H, True for active tokens; the others give zeros, the shared
-                expert's too, and what they hold is not looked at.
+            mask: bool, hidden_states' shape without H, True for active tokens; the others return zeros, from the
+                shared expert too, and their values are not read.
 
         Returns:
             tokens ``(T, H)``, probabilities by slot ``(T, K)`` float32, the handle. With pad_to_capacity rows by expert
@@ -199,7 +199,7 @@ class TokenDispatcher:
         handle = Handle(hidden_states.shape, probs.dtype, assignments, sent)
         if self.shared_experts is not None:
             handle.shared, handle.active = self.shared_experts.begin(), active
-            # 0 times what an inactive token holds, NaN perhaps, would be in the gradients of the weights.
+            # 0 times an inactive token's values, which may be NaN, would be in the gradients of the weights.
             handle.shared.pre_forward_comm(hidden_states if active is None else torch.where(active, hidden_states, 0))
         return rows, assignments.weights, handle
 
@@ -220,7 +220,7 @@ class TokenDispatcher:
         return arrived.expand_x, arrived.expand_scales
 
     def dispatch_postprocess(self, rows: Tensor, probs: Tensor, handle: Handle) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows as the experts take them; they came in the order of experts already.
+        """Return the rows for the experts; they arrive in the order of experts.
 
         Args:
             rows, probs: what token_dispatch returned. handle: of this call.
@@ -238,7 +238,7 @@ class TokenDispatcher:
         return rows, handle.splits.tokens_per_expert, probs.to(dtype)
 
     def combine_preprocess(self, hidden_states: Tensor, handle: Handle) -> Tensor:
-        """Rows of the experts' results as they came: they are in this order.
+        """Return the experts' results unchanged: they are in the order of combine.
 
         Args:
             hidden_states: ``(A, H)``, in the order and the dtype of dispatch_postprocess's rows.
@@ -248,7 +248,7 @@ class TokenDispatcher:
         return hidden_states
 
     def token_combine(self, hidden_states: Tensor, handle: Handle) -> Tensor:
-        """Sends rows home and adds them up: ``(T, H)``, float32 in slot order (experts ascend), rounded once.
+        """Combine the rows: return ``(T, H)``, summed in float32 in slot order (experts ascend), rounded once.
 
         ``hidden_states`` ``(n, H)`` are the experts' results in the order of the rows, ``handle`` is the call's.
         """
@@ -260,7 +260,7 @@ class TokenDispatcher:
         return out
 
     def combine_postprocess(self, hidden_states: Tensor, handle: Handle) -> Tensor:
-        """Returns ``hidden_states`` ``(T, H)`` in the shape of dispatch_preprocess's, with the shared expert's added.
+        """Return ``hidden_states`` ``(T, H)`` in the shape of dispatch_preprocess's, with the shared expert's added.
 
         ``handle`` is the call's.
         """
@@ -271,7 +271,7 @@ class TokenDispatcher:
         return out if handle.active is None else torch.where(handle.active, out, 0)
 
     def _splits(self, handle: Handle, arrived: Dispatched) -> Splits:
-        """From this rank's counts and from dispatch's table of what came from each rank."""
+        """Return the splits from this rank's counts and from dispatch's table of rows per source rank."""
         ep, etp, local = self.ep_size, self.etp_size, self.local_experts
         came = as_counts(arrived.ep_recv_counts.long(), CUMSUM).view(local, ep, etp)
         by_rank = came.sum(0)

@@ -15,9 +15,9 @@ from ascend_moe.experts.rank_experts import RankExperts
 class GroupedMLP(RankExperts, FittedModule):
     """``(silu(x @ gate) * (x @ up) * prob) @ down`` for every row, with the weights of the row's local expert.
 
-    The group list stays on its device: rows behind the last expert's are not looked at. With ETP a rank's result is
-    a part of the sum, which combine adds up. Weight gradients are sums over the tokens of all ranks that the expert
-    serves: add them up over the replicas of the experts (edp) only.
+    The group list stays on its device: rows after the last expert's are not read. With ETP a rank's result is a
+    partial sum, which combine completes. Weight gradients are sums over the tokens of all ranks of the expert:
+    reduce them over the replicas of the experts (edp) only.
 
     Parameters, without values until they are loaded (F' = F / etp):
         weight1 ``(H, L * 2F')``, whose memory is ``(L, H, 2F')``: gate columns, then up columns of the shard.
@@ -75,7 +75,7 @@ class GroupedMLP(RankExperts, FittedModule):
 
     @torch.no_grad()
     def load_experts(self, w1: Tensor, w2: Tensor) -> GroupedMLP:
-        """Takes this rank's shard of whole experts. Returns self.
+        """Take this rank's shard of whole experts. Returns self.
 
         Args:
             w1: ``(L, H, 2F)``, gate columns first; without a gate ``(L, H, F)``. w2: ``(L, F, H)``.
@@ -95,12 +95,12 @@ class GroupedMLP(RankExperts, FittedModule):
     def forward(
         self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor, permuted_probs: Tensor | None = None
     ) -> tuple[Tensor, None]:
-        """The experts' results, and None, which is Megatron-LM's bias.
+        """Return the experts' results, and None for Megatron-LM's bias.
 
         Args:
             permuted_local_hidden_states: ``(A, H)`` rows by local expert, in the weights' dtype.
             tokens_per_expert: ``(L,)`` int64 counts, together at most A.
-            permuted_probs: ``(A,)``, multiplies the activation; None: nothing does.
+            permuted_probs: ``(A,)``, factor of the activation; None: 1.
 
         Returns:
             ``(A, H)``.

@@ -15,14 +15,14 @@ from ascend_moe.interop.megatron.shared_experts import SharedExpertMLP
 
 @typed_methods
 class MoELayer(nn.Module):
-    """The layer of one rank, on its attention output ``(S / cp / tp, B, H)``.
+    """MoE layer of one rank, for its attention output ``(S / cp / tp, B, H)``.
 
     Args:
         router, dispatcher, experts: of the same E, k and shard.
         shared_experts: None: the layer has none. It runs between the dispatcher's phases.
         tensor_model_parallel_size: tp of attention.
-        sequence_parallel: every tp rank has its own share of the sequence. Training with tp above 1 needs it: else
-            the ranks would send the same tokens, and their gradients would count tp times.
+        sequence_parallel: every tp rank has its own share of the sequence. Required in training with tp above 1:
+            otherwise the ranks send the same tokens, and their gradients count tp times.
 
     Raises:
         ArgumentError: forward in training with tp above 1 and without sequence_parallel.
@@ -43,7 +43,7 @@ class MoELayer(nn.Module):
         super().__init__()
         given = dispatcher.num_experts, dispatcher.router_topk, dispatcher.local_experts, dispatcher.etp_size
         fits = (router.config.num_moe_experts, router.topk, experts.num_local_experts, experts.etp_size) == given
-        rule = "has E, k, L and etp_size {}; router and experts must have the same"
+        rule = "has E, k, L and etp_size {}; build router and experts with the same"
         need(fits, "dispatcher", rule, given)
         first, local = dispatcher.ep_rank * dispatcher.local_experts, dispatcher.local_experts
         experts.held = held_text(list(range(first, first + local)), dispatcher.num_experts)
@@ -55,12 +55,12 @@ class MoELayer(nn.Module):
             dispatcher.set_shared_experts(shared_experts)
 
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
-        """Returns the layer's output of hidden_states' shape, and None, which is Megatron-LM's bias.
+        """Return the layer's output of hidden_states' shape, and None for Megatron-LM's bias.
 
         Args:
             hidden_states: ``(S, B, H)`` or ``(T, H)``.
-            mask: bool, hidden_states' shape without H, True for active tokens. The others take no place of a capacity
-                and count in no loss; their output is zeros, and what they hold is not looked at.
+            mask: bool, hidden_states' shape without H, True for active tokens. The others count in no capacity and
+                no loss; their output is zeros, and their values are not read.
 
         Raises:
             ArgumentError: a tensor does not fit, or training over tp ranks without sequence_parallel.

@@ -17,11 +17,11 @@ from ascend_moe.ops.collectives import size_of
 
 @typed_methods
 class MC2Manager:
-    """The five methods that Megatron-LM's ``MoEFlexTokenDispatcher`` calls on its ``_comm_manager``, over the V2 ops.
+    """The ``_comm_manager`` of Megatron-LM's ``MoEFlexTokenDispatcher``, over the V2 ops.
 
-    It has ``_DeepepManager``'s arguments: ``token_dispatcher._DeepepManager = MC2Manager`` before the layer is built,
-    with the flex dispatcher and its "deepep" backend, is enough. Its state is ``handle``: a caller with two
-    micro-batches keeps the handle of each and puts it back.
+    It takes ``_DeepepManager``'s arguments: set ``token_dispatcher._DeepepManager = MC2Manager`` before building a
+    layer with the flex dispatcher and its "deepep" backend. Its state is ``handle``: a caller with two
+    micro-batches saves and restores the handle of each.
 
     Args:
         group: the ETP x EP process group, or its name. num_local_experts: L. router_topk: k * etp.
@@ -30,13 +30,13 @@ class MC2Manager:
             ``moe_router_padding_for_quantization`` is refused.
         world_size, rank: with a name.
         max_tokens: the largest T of any rank; 0: T is equal on all ranks.
-        static: rows are all A that can come, ``tokens_per_expert`` covers those that did, nothing is read on the
-            host. False: as many rows as came, which Megatron-LM's own experts need; their number is read.
+        static: return all A possible rows, of which ``tokens_per_expert`` are valid; nothing is read on the host.
+            False: only the valid rows, for Megatron-LM's own experts; their number is read on the host.
         comm_alg: of the V2 ops.
 
     Attributes:
         token_probs: ``(T, K)`` float32, after setup_metadata. dispatched_probs: ``(A,)`` float32, after dispatch. Both
-            may be replaced, by detached ones too: Megatron-LM's overlapped schedule cuts its graph there.
+            may be set, also to detached ones: Megatron-LM's overlapped schedule cuts its graph there.
         token_indices: ``(T, K)`` int32, after setup_metadata; -1: not sent.
 
     Raises:
@@ -64,7 +64,7 @@ class MC2Manager:
         fits = num_experts == num_local_experts * size_of(ranks)
         need(fits, "num_experts", rule, num_experts, num_local_experts, size_of(ranks))
         padded = bool(getattr(config, "moe_router_padding_for_quantization", False))
-        need(not padded, "moe_router_padding_for_quantization", "is set; rows of an expert are not padded here")
+        need(not padded, "moe_router_padding_for_quantization", "is set, but rows are not padded here: unset it")
         self.num_local_experts, self.num_experts, self.router_topk = num_local_experts, num_experts, router_topk
         self.without_zeros = getattr(config, "moe_expert_capacity_factor", None) is not None
         self.static, self.max_tokens = static, max_tokens
@@ -72,7 +72,7 @@ class MC2Manager:
         self._dispatcher = MC2Dispatcher.from_group(ranks, num_experts, comm_alg=comm_alg)
 
     def setup_metadata(self, routing_map: Tensor, probs: Tensor) -> None:
-        """Begin a call.
+        """Start a call.
 
         Args:
             routing_map: ``(T, W, L)`` or ``(T, W * L)`` bool. probs: float, of the same shape.
@@ -92,12 +92,12 @@ class MC2Manager:
 
     @property
     def token_indices(self) -> Tensor:
-        """Has the ids ``(T, K)`` of the call's tokens; -1: not routed."""
+        """Ids ``(T, K)`` of the call's tokens; -1: not sent."""
         return self._call().assignments.ids
 
     @property
     def token_probs(self) -> Tensor:
-        """Has the probabilities ``(T, K)`` of the call's tokens; may be set."""
+        """Probabilities ``(T, K)`` of the call's tokens; may be set."""
         return self._call().assignments.weights
 
     @token_probs.setter
@@ -106,7 +106,7 @@ class MC2Manager:
 
     @property
     def dispatched_probs(self) -> Tensor:
-        """Has the probabilities ``(A,)`` of the rows that have come; may be set."""
+        """Probabilities ``(A,)`` of the received rows; may be set."""
         return self._arrived().expand_scales
 
     @dispatched_probs.setter
@@ -116,7 +116,7 @@ class MC2Manager:
     def dispatch(
         self, hidden_states: Tensor, async_finish: bool = False, allocate_on_comm_stream: bool = False
     ) -> Tensor:
-        """Sends the tokens ``hidden_states`` ``(T, H)``; returns rows ``(A, H)``.
+        """Send the tokens ``hidden_states`` ``(T, H)``; returns rows ``(A, H)``.
 
         async_finish and allocate_on_comm_stream are ignored.
         """
@@ -128,23 +128,23 @@ class MC2Manager:
         return arrived.expand_x
 
     def get_permuted_hidden_states_by_experts(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns ``hidden_states`` ``(A, H)``, which came by expert, and their probabilities ``(A,)``."""
+        """Return ``hidden_states`` ``(A, H)``, which are in expert order, and their probabilities ``(A,)``."""
         probs = self._arrived().expand_scales
         return hidden_states, probs.double() if self._call().probs_dtype == torch.float64 else probs
 
     def get_number_of_tokens_per_expert(self) -> Tensor:
-        """``(L,)`` int64."""
+        """Return ``(L,)`` int64."""
         return self._arrived().expert_token_nums
 
     def get_restored_hidden_states_by_experts(self, hidden_states: Tensor) -> Tensor:
-        """Returns the experts' results ``hidden_states`` ``(A, H)``, which are in the order of dispatch's rows."""
+        """Return ``hidden_states`` ``(A, H)``, the experts' results, unchanged."""
         self._arrived()
         return hidden_states
 
     def combine(
         self, hidden_states: Tensor, async_finish: bool = False, allocate_on_comm_stream: bool = False
     ) -> Tensor:
-        """Sends the rows ``hidden_states`` ``(A, H)`` home; returns each token's sum, ``(T, H)``. Ends the call.
+        """Combine the rows ``hidden_states`` ``(A, H)`` to ``(T, H)`` and end the call.
 
         The rows are added as they are: the caller has multiplied them by their probabilities.
         async_finish and allocate_on_comm_stream are ignored.

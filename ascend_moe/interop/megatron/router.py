@@ -1,4 +1,4 @@
-"""Megatron-LM's TopKRouter: logits, choice, capacity, and losses that enter by the gradients."""
+"""Megatron-LM's TopKRouter: logits, choice, capacity, and losses attached to the gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ascend_moe.routers import (
 )
 
 LOSSES = ("aux_loss", "seq_aux_loss", "global_aux_loss")
-#: What sinkhorn has no place for.
+#: Options that sinkhorn does not support.
 _NOT_WITH_SINKHORN = (
     "moe_aux_loss_coeff",
     "moe_router_enable_expert_bias",
@@ -43,16 +43,16 @@ class RouterConfig:
     Attributes:
         num_moe_experts, hidden_size, moe_router_topk: E, H, K.
         moe_router_load_balancing_type, moe_aux_loss_coeff: the losses, and a coefficient for each.
-        moe_z_loss_coeff: of the z-loss; None: none.
-        moe_router_score_function, moe_router_pre_softmax: the scores, and whether they are taken before the choice.
-        moe_router_num_groups, moe_router_group_topk: groups of experts, and how many of them a token may choose from.
+        moe_z_loss_coeff: coefficient of the z-loss; None: no z-loss.
+        moe_router_score_function, moe_router_pre_softmax: score function, and whether it is applied before the choice.
+        moe_router_num_groups, moe_router_group_topk: groups of experts, and how many a token chooses from.
         moe_router_topk_scaling_factor: factor of the weights.
         moe_router_dtype: of the logits: None, "fp32" or "fp64".
-        moe_router_enable_expert_bias, moe_router_bias_update_rate: a bias that evens out the load, and its step.
-        moe_input_jitter_eps: rows are multiplied by random factors of 1 - eps..1 + eps; None: they are not.
-        moe_expert_capacity_factor, moe_token_drop_policy, moe_pad_expert_input_to_capacity: how many rows an expert
-            takes, which are dropped, and whether the others are filled up.
-        calculate_per_token_loss: losses are multiplied by the number of tokens.
+        moe_router_enable_expert_bias, moe_router_bias_update_rate: a bias that balances the load, and its step size.
+        moe_input_jitter_eps: eps of random factors 1 - eps..1 + eps of the rows; None: no jitter.
+        moe_expert_capacity_factor, moe_token_drop_policy, moe_pad_expert_input_to_capacity: rows of an
+            expert, which are dropped, and whether the rest is padded.
+        calculate_per_token_loss: multiply losses by the number of tokens.
         add_bias_linear: the linear layer has a bias.
         moe_enable_routing_replay: the router has a `RouterReplay`.
         params_dtype: of the weights.
@@ -83,24 +83,24 @@ class RouterConfig:
 
 
 class TopKRouter(FittedModule):
-    """Chooses the experts of tokens ``(S, B, H)`` and attaches its losses to the probabilities' gradients.
+    """Router of tokens ``(S, B, H)``, which attaches its losses to the probabilities' gradients.
 
     Losses count in training with gradients only: "aux_loss" over the tokens of tp x cp, "seq_aux_loss" for each
     sequence, "global_aux_loss" with the rows of each expert averaged over the steps since
     `reset_global_aux_loss_tracker` and summed over tp x dp x cp, z loss on the logits. Several at once: lists of
     moe_router_load_balancing_type and moe_aux_loss_coeff.
 
-    Balance by the aux losses is that of a micro-batch, whose tokens live on tp x cp: EP ranks are other replicas of
-    attention. It is no mistake that tokens travel over tp x ep while the loss is summed over tp x cp;
-    global_aux_loss spans the replicas too.
+    The aux losses balance a micro-batch, whose tokens are on tp x cp: EP ranks are other replicas of attention. So
+    tokens are dispatched over tp x ep while the loss is summed over tp x cp; global_aux_loss spans the replicas
+    too.
 
     Parameters: weight ``(E, H)`` and, with add_bias_linear, bias ``(E,)`` in params_dtype; without values until they
     are loaded. Buffers: expert_bias and local_tokens_per_expert ``(E,)`` fp32 with moe_router_enable_expert_bias.
 
     Args:
         config: `RouterConfig`, or Megatron-LM's TransformerConfig.
-        pg_collection: has the process groups ``tp_cp`` and ``tp_dp_cp``; None, or one that is None: one rank. But
-            `update_expert_bias` without ``tp_dp_cp`` sums over the default group, where there is one.
+        pg_collection: has the process groups ``tp_cp`` and ``tp_dp_cp``; None, or one that is None: one rank.
+            `update_expert_bias` without ``tp_dp_cp`` sums over the default group, if there is one.
         device: of the parameters.
 
     Attributes:
@@ -127,12 +127,12 @@ class TopKRouter(FittedModule):
         self.config, self.topk = config, config.moe_router_topk
         kinds = config.moe_router_load_balancing_type
         for kind in [kinds] if isinstance(kinds, str) else kinds:
-            rule = "is {!r}, which is not offered; use an aux loss or moe_router_enable_expert_bias"
+            rule = "is {!r}, which is not supported; use an aux loss or moe_router_enable_expert_bias"
             need(kind != "quantile_balancing", "moe_router_load_balancing_type", rule, kind)
             need_one_of("moe_router_load_balancing_type", kind, (*LOSSES, "none", *(["sinkhorn"] * (kinds == kind))))
         for name in _NOT_WITH_SINKHORN if kinds == "sinkhorn" else ():
             value = getattr(config, name, None)
-            need(not value, name, "is {!r} with sinkhorn, which has none: leave it out", value)
+            need(not value, name, "is {!r}, which sinkhorn does not support: leave it out", value)
         experts, hidden = config.num_moe_experts, config.hidden_size
         made: dict[str, Any] = {"dtype": config.params_dtype, "device": device}
         self.weight = nn.Parameter(torch.empty(experts, hidden, **made))
@@ -152,29 +152,29 @@ class TopKRouter(FittedModule):
             self.register_buffer(name, value.clone() if used else None, persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TopKRouter:
-        """A model that becomes bf16 keeps the bias and the counts in fp32: small steps would be lost."""
+        """Cast and move; bias and counts stay fp32, as small steps would be lost in bf16."""
         super()._apply(without_casts(fn, self._buffers.values()), recurse)
         return self
 
     def get_aux_loss_coeff(self, aux_loss_type: str) -> float:
-        """Returns the coefficient of aux_loss_type "aux_loss", "seq_aux_loss" or "global_aux_loss"; 0: not used."""
+        """Return the coefficient of "aux_loss", "seq_aux_loss" or "global_aux_loss"; 0: not used."""
         kinds, coeffs = self.config.moe_router_load_balancing_type, self.config.moe_aux_loss_coeff
         if isinstance(kinds, str):
             return float(coeffs) if kinds == aux_loss_type else 0.0
         return float(coeffs[kinds.index(aux_loss_type)]) if aux_loss_type in kinds else 0.0
 
     def reset_global_aux_loss_tracker(self) -> None:
-        """Begin a new global batch."""
+        """Start a new global batch."""
         for buffer in (self.global_tokens_per_expert, self.ga_steps):
             if buffer is not None:
                 buffer.zero_()
 
     def update_expert_bias(self) -> None:
-        """Changes the bias, at the end of a step, by the rows that were counted, summed over tp x dp x cp; counts anew.
+        """Update the bias at the end of a step by the counted rows, summed over tp x dp x cp, and reset the counts.
 
-        Raises ArgumentError where there is no bias.
+        Raises ArgumentError without a bias.
         """
-        need(self.expert_bias is not None, "moe_router_enable_expert_bias", "is False; there is no bias to change")
+        need(self.expert_bias is not None, "moe_router_enable_expert_bias", "is False: no bias to update")
         assert self.expert_bias is not None and self.local_tokens_per_expert is not None
         rate = self.config.moe_router_bias_update_rate
         new = get_updated_expert_bias(self.local_tokens_per_expert, self.expert_bias, rate, self.tp_dp_cp_group)
@@ -182,7 +182,7 @@ class TopKRouter(FittedModule):
         self.local_tokens_per_expert.zero_()
 
     def apply_input_jitter(self, input: Tensor) -> Tensor:
-        """Returns input ``(..., H)``, each value times a random number in 1 - eps .. 1 + eps, in input's dtype."""
+        """Return input ``(..., H)``, each value times a random number in 1 - eps .. 1 + eps, in input's dtype."""
         eps = self.config.moe_input_jitter_eps
         if eps is None:
             return input
@@ -190,9 +190,9 @@ class TopKRouter(FittedModule):
 
     @without_autocast
     def gating(self, input: Tensor) -> Tensor:
-        """Returns logits ``(..., E)`` of input ``(..., H)`` in moe_router_dtype, "fp32" or "fp64"; None: input's dtype.
+        """Return logits ``(..., E)`` of input ``(..., H)`` in moe_router_dtype, "fp32" or "fp64"; None: input's dtype.
 
-        Raises ArgumentError where it is another.
+        Raises ArgumentError for other values.
         """
         names = {None: input.dtype, "fp32": torch.float32, "fp64": torch.float64}
         need_one_of("moe_router_dtype", self.config.moe_router_dtype or "None", ("None", "fp32", "fp64"))
@@ -202,12 +202,12 @@ class TopKRouter(FittedModule):
 
     @with_typed_errors
     def forward(self, input: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Returns probabilities ``(T, E)`` and map ``(T, E)`` bool, T = S * B.
+        """Return probabilities ``(T, E)`` and map ``(T, E)`` bool, T = S * B.
 
         Args:
             input: ``(S, B, H)``, or ``(T, H)`` as one sequence.
-            mask: bool, input's shape without H, True for active tokens. The others are in no map: they take no place
-                of a capacity, and do not count in losses and in the bias's counts. Their values are not looked at.
+            mask: bool, input's shape without H, True for active tokens. The others are not in the map: they do not
+                count in capacity, losses and the bias's counts. Their values are not read.
 
         Raises:
             ArgumentError: input or mask has another shape, or mask is not bool.
@@ -222,7 +222,7 @@ class TopKRouter(FittedModule):
         return self.routing(self.gating(self.apply_input_jitter(input)), mask)
 
     def routing(self, logits: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Goes on as `forward` from logits ``(S, B, E)`` on; mask ``(S, B)`` as there."""
+        """Return `forward`'s result from logits ``(S, B, E)``; mask ``(S, B)`` as there."""
         config = self.config
         sequence, batch = logits.shape[:2]
         logits = logits.reshape(-1, config.num_moe_experts)

@@ -35,7 +35,7 @@ def _gathered(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class _Through(torch.autograd.Function):
-    """``there(x, group)``, whose gradient goes ``back``."""
+    """``there(x, group)``, with the gradient ``back(grad, group)``."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, there: Collective, back: Collective) -> Tensor:
@@ -49,7 +49,7 @@ class _Through(torch.autograd.Function):
 
 
 def _parallel(x: Tensor, module: SharedExpertMLP, shared: Pair, sequence: Pair) -> Tensor:
-    """x over the tensor-parallel ranks: a collective and its gradient's, without and with sequence parallelism."""
+    """Return x after a collective of the tensor-parallel ranks; pairs: it and its gradient's."""
     if module.tp_group is None:
         return x
     pair = sequence if module.sequence_parallel else shared
@@ -64,10 +64,10 @@ def _product(x: Tensor, by: nn.Linear | Tensor) -> Tensor:
 
 
 def _step_of_own_call(name: str) -> Callable[..., None]:
-    """The method of a `SharedExpertMLP` that runs a step of its own call."""
+    """Return the method of a `SharedExpertMLP` that runs a step of its own call."""
 
     def step(self: SharedExpertMLP, overlapped_comm_output: Tensor | None = None) -> None:
-        """Runs this step; overlapped_comm_output, a tensor of any shape, is ignored."""
+        """Run this step; overlapped_comm_output is ignored."""
         getattr(self._steps(), name)()
 
     step.__name__ = name
@@ -78,12 +78,12 @@ _STEPS = ("pre_forward_comm", "linear_fc1_forward_and_act", "linear_fc2_forward"
 
 
 class SharedExpertMLP(FittedModule):
-    """A dense MLP that every token takes: ``silu(x @ gate) * (x @ up) @ down``, times sigmoid(x . g) if gated.
+    """Dense MLP for every token: ``silu(x @ gate) * (x @ up) @ down``, times sigmoid(x . g) if gated.
 
-    ``forward`` runs it whole. For an overlap with the token dispatcher it runs in five steps, in this order:
+    ``forward`` runs it whole. To overlap with the token dispatcher, run its five steps, in this order:
     pre_forward_comm, linear_fc1_forward_and_act, linear_fc2_forward, post_forward_comm, get_output; another order
-    raises. `begin` gives the steps of one call with a state of its own; the module's own steps are one such call.
-    Steps run on the caller's stream.
+    raises. `begin` returns an independent call; the module's own steps are one such call. Steps run on the
+    caller's stream.
 
     Parameters (Megatron-LM's names): linear_fc1.weight ``(2S / tp, H)``, gate rows first; linear_fc2.weight
     ``(H, S / tp)``; gate_weight ``(1, H)``.
@@ -93,7 +93,7 @@ class SharedExpertMLP(FittedModule):
         intermediate_size: S, a multiple of the tp size.
         gate: multiply the output by sigmoid(x . gate_weight).
         tp_group: tensor-parallel group of attention; None: no tensor parallelism.
-        sequence_parallel: x is this rank's share of the sequence: rows are gathered before and scattered behind.
+        sequence_parallel: x is this rank's share of the sequence: rows are gathered before and scattered after.
             False: every rank of tp_group has the same x.
         dtype, device: of the weights.
 
@@ -131,7 +131,7 @@ class SharedExpertMLP(FittedModule):
         self._call: SharedExpertCall | None = None
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """``(..., H)`` of hidden_states' shape."""
+        """Return the MLP of hidden_states ``(..., H)``, in its shape."""
         call = self.begin()
         call.pre_forward_comm(hidden_states)
         for step in _STEPS[1:-1]:
@@ -139,7 +139,7 @@ class SharedExpertMLP(FittedModule):
         return call.get_output()
 
     def begin(self) -> SharedExpertCall:
-        """The five steps of one call."""
+        """Start a call in five steps."""
         return SharedExpertCall(self)
 
     def _steps(self) -> SharedExpertCall:
@@ -148,16 +148,16 @@ class SharedExpertMLP(FittedModule):
         return self._call
 
     def wait_current_stream(self) -> None:
-        """Nothing: the steps run on the caller's stream. Megatron-LM's dispatchers call it."""
+        """Do nothing: the steps run on the caller's stream. Megatron-LM's dispatchers call it."""
 
     def pre_forward_comm(self, input: Tensor, wait_current_stream: bool = True) -> None:
-        """Runs the first step of the module's own call on ``input`` ``(..., H)``; wait_current_stream is ignored."""
+        """Run the first step of the module's own call on ``input`` ``(..., H)``; wait_current_stream is ignored."""
         self._steps().pre_forward_comm(input)
 
     linear_fc1_forward_and_act, linear_fc2_forward, post_forward_comm = map(_step_of_own_call, _STEPS[1:-1])
 
     def get_output(self) -> Tensor:
-        """Runs the last step: returns the output, of input's shape, and ends the call."""
+        """Run the last step: returns the output, of input's shape, and ends the call."""
         output = self._steps().get_output()
         self._call = None
         return output
@@ -167,7 +167,7 @@ class SharedExpertCall:
     """One forward of a `SharedExpertMLP` in five steps.
 
     Args:
-        module: whose forward it is.
+        module: the MLP to run.
 
     Raises:
         AscendMoeError: a step is called out of order.
@@ -181,12 +181,12 @@ class SharedExpertCall:
     def _step(self, name: str) -> Tensor:
         expected = _STEPS[self._next] if self._next < len(_STEPS) else "nothing: this call has ended"
         if name != expected:
-            raise AscendMoeError(f"SharedExpertMLP: {name} was called, next is {expected}; keep the order of steps")
+            raise AscendMoeError(f"SharedExpertMLP: {name} was called, expected {expected}; call the steps in order")
         self._next += 1
         return self._value if self._value is not None else torch.empty(0, dtype=torch.float32, device="cpu")
 
     def pre_forward_comm(self, input: Tensor) -> None:
-        """Gathers the rows ``input`` ``(..., H)`` of the tensor-parallel ranks; computes the gate.
+        """Gather the rows ``input`` ``(..., H)`` of the tensor-parallel ranks and compute the gate.
 
         Raises:
             ArgumentError: a weight is on meta.
@@ -200,20 +200,20 @@ class SharedExpertCall:
         self._value = _parallel(input, module, (_same, _all_reduced), (_gathered, reduce_scatter))
 
     def linear_fc1_forward_and_act(self) -> None:
-        """The first product and SwiGLU."""
+        """Compute the first product and SwiGLU."""
         self._value = npu_swiglu(_product(self._step("linear_fc1_forward_and_act"), self._module.linear_fc1))
 
     def linear_fc2_forward(self) -> None:
-        """The second product."""
+        """Compute the second product."""
         self._value = _product(self._step("linear_fc2_forward"), self._module.linear_fc2)
 
     def post_forward_comm(self) -> None:
-        """Add up the parts of the tensor-parallel ranks."""
+        """Sum the parts of the tensor-parallel ranks."""
         value = self._step("post_forward_comm")
         self._value = _parallel(value, self._module, (_all_reduced, _same), (reduce_scatter, _gathered))
 
     def get_output(self) -> Tensor:
-        """The result."""
+        """Return the result."""
         value = self._step("get_output")
         self._value = None
         return value if self._gate is None else value * self._gate

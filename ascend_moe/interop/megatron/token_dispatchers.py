@@ -15,9 +15,9 @@ from ascend_moe.ops.collectives import size_of
 
 @typed_methods
 class MoETokenDispatcher:
-    """Base of Megatron-LM's three dispatchers: six phases whose state is on the object.
+    """Base of Megatron-LM's three dispatchers, whose state is on the object.
 
-    So one call is open at a time. A caller with two micro-batches stores ``handle`` of each and puts it back, or uses
+    One call is open at a time: a caller with two micro-batches saves and restores ``handle``, or uses
     `TokenDispatcher`, whose phases take the handle.
 
     Args:
@@ -55,7 +55,7 @@ class MoETokenDispatcher:
         rank: int | None = None,
     ) -> None:
         for name in ("moe_router_padding_for_quantization", "moe_router_padding_for_fp8"):
-            need(not getattr(config, name, False), name, "is set; rows of an expert are not padded here")
+            need(not getattr(config, name, False), name, "is set, but rows are not padded here: unset it")
         shards = _group(pg_collection, "expt_tp")
         self.phases = TokenDispatcher(
             self.kind,
@@ -70,11 +70,11 @@ class MoETokenDispatcher:
             pad_to_capacity=bool(getattr(config, "moe_pad_expert_input_to_capacity", False)),
         )
         first, local = self.phases.ep_rank * self.phases.local_experts, self.phases.local_experts
-        rule = "is {}; E {} on {} EP ranks makes it {}"
+        rule = "is {}; num_experts {} on {} EP ranks need {}"
         need(num_local_experts == local, "num_local_experts", rule, num_local_experts, config.num_moe_experts,
              self.phases.ep_size, local)  # fmt: skip
         own, given = list(range(first, first + local)), list(local_expert_indices)
-        need(given == own, "local_expert_indices", "is {}; EP rank {} has {}", given, self.phases.ep_rank, own)
+        need(given == own, "local_expert_indices", "is {}; EP rank {} owns {}", given, self.phases.ep_rank, own)
         self.config, self.num_local_experts, self.local_expert_indices = config, num_local_experts, own
         self.num_experts, self.router_topk = config.num_moe_experts, config.moe_router_topk
         self.ep_size, self.tp_size, self.tp_rank = self.phases.ep_size, self.phases.etp_size, self.phases.etp_rank
@@ -86,7 +86,7 @@ class MoETokenDispatcher:
         return self.phases.shared_experts
 
     def set_shared_experts(self, shared_experts: SharedExpertMLP) -> None:
-        """Runs the shared expert of ``shared_experts`` between the phases; combine_postprocess adds its output."""
+        """Run the shared expert of ``shared_experts`` between the phases; combine_postprocess adds its output."""
         self.phases.set_shared_experts(shared_experts)
 
     def _call(self) -> Handle:
@@ -95,7 +95,7 @@ class MoETokenDispatcher:
         return self.handle
 
     def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Begin a call. Returns tokens ``(T, H)`` and probabilities by slot, for token_dispatch.
+        """Start a call; return tokens ``(T, H)`` and probabilities by slot, for token_dispatch.
 
         Args:
             hidden_states, routing_map, probs: as of `TokenDispatcher.dispatch_preprocess`.
@@ -106,7 +106,7 @@ class MoETokenDispatcher:
     def token_dispatch(
         self, hidden_states: Tensor, probs: Tensor, async_finish: bool = True, allocate_on_comm_stream: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Send tokens and probabilities; returns rows ``(A, H)`` and their probabilities ``(A,)``.
+        """Send tokens and probabilities; return rows ``(A, H)`` and their probabilities ``(A,)``.
 
         Args:
             hidden_states, probs: what dispatch_preprocess returned.
@@ -115,9 +115,9 @@ class MoETokenDispatcher:
         return self.phases.token_dispatch(hidden_states, probs, self._call())
 
     def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns rows, tokens_per_expert ``(L,)`` int64 and probabilities: as many rows as came, by expert.
+        """Return the received rows by expert, tokens_per_expert ``(L,)`` int64 and probabilities.
 
-        Their number is read on the host, as Megatron-LM's experts need it.
+        The number of rows is read on the host.
 
         Args:
             hidden_states, probs: what token_dispatch returned.
@@ -127,13 +127,13 @@ class MoETokenDispatcher:
         return rows[:came], counts, probs[:came]
 
     def combine_preprocess(self, hidden_states: Tensor) -> Tensor:
-        """Returns the experts' results ``hidden_states`` ``(A, H)``, which are in the order that came."""
+        """Return ``hidden_states`` ``(A, H)``, the experts' results, unchanged."""
         return self.phases.combine_preprocess(hidden_states, self._call())
 
     def token_combine(
         self, hidden_states: Tensor, async_finish: bool = True, allocate_on_comm_stream: bool = True
     ) -> Tensor:
-        """Send rows home and add them up: ``(T, H)``.
+        """Combine the rows to ``(T, H)``.
 
         Args:
             hidden_states: the experts' results.
@@ -142,7 +142,7 @@ class MoETokenDispatcher:
         return self.phases.token_combine(hidden_states, self._call())
 
     def combine_postprocess(self, hidden_states: Tensor) -> Tensor:
-        """Returns ``hidden_states`` ``(T, H)`` in the shape of dispatch_preprocess's, with the shared expert's added.
+        """Return ``hidden_states`` ``(T, H)`` in the shape of dispatch_preprocess's, with the shared expert's added.
 
         Ends the call.
         """
@@ -151,23 +151,23 @@ class MoETokenDispatcher:
 
 
 class MoEAlltoAllTokenDispatcher(MoETokenDispatcher):
-    """Rows by all-to-alls. Source: Megatron-LM ``MoEAlltoAllTokenDispatcher``."""
+    """Dispatch by all-to-alls. Source: Megatron-LM ``MoEAlltoAllTokenDispatcher``."""
 
     kind = "alltoall"
 
 
 class MoEAllGatherTokenDispatcher(MoETokenDispatcher):
-    """All tokens on every rank. Source: Megatron-LM ``MoEAllGatherTokenDispatcher``."""
+    """Dispatch by all-gather. Source: Megatron-LM ``MoEAllGatherTokenDispatcher``."""
 
     kind = "allgather"
 
 
 class MoEFlexTokenDispatcher(MoETokenDispatcher):
-    """Rows by the V2 ops. Source: Megatron-LM ``MoEFlexTokenDispatcher``."""
+    """Dispatch by the V2 ops. Source: Megatron-LM ``MoEFlexTokenDispatcher``."""
 
     kind = "mc2"
 
 
 def _group(pg_collection: Any, name: str) -> Any:
-    """A group of the collection, by its name in the newest or in earlier releases."""
+    """Return a group of the collection, by its name in this or in earlier releases."""
     return getattr(pg_collection, name, None) or getattr(pg_collection, f"{name}_group", None)

@@ -1,4 +1,4 @@
-"""SGLang's EPMoE with its own names: whole experts on every rank, replicated tokens, partial sums.
+"""SGLang's EPMoE by SGLang's names: whole experts on every rank, replicated tokens, partial sums.
 
 The steps of its forward are functions of `steps`, the product of `grouped_gemm`. `EPMoE` is the layer: it returns its
 rank's part of the sum, or the sum itself, by an all-reduce or by dispatch and combine.

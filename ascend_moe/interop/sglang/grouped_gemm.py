@@ -1,4 +1,4 @@
-"""SGLang's grouped product: every segment of rows times its expert's weight."""
+"""SGLang's grouped matrix product."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ascend_moe.interop.sglang.steps import INDEX_DTYPES
 
 
 class GroupedGemmRunner(nn.Module):
-    """Every segment's rows times its expert's weight.
+    """Grouped matrix product: every segment of rows times its expert's weight.
 
     Args:
         device, use_flashinfer: have no effect.
@@ -37,12 +37,12 @@ class GroupedGemmRunner(nn.Module):
         scale_b: Tensor | None = None,
         block_shape: list[int] | None = None,
     ) -> Tensor:
-        """``c[seg] = a[seg] @ b[i].T``, summed in float32, for each segment; other rows of c stay as they are.
+        """Return ``c[seg] = a[seg] @ b[i].T``, summed in float32, for each segment; other rows of c are not changed.
 
         Args:
             a: ``(M, K)`` bf16, fp16 or fp32; with use_fp8_w8a8 float8_e4m3fn.
             b: ``(E, N, K)`` of a's type.
-            c: ``(M, N)`` float, is written; without use_fp8_w8a8 of a's type.
+            c: ``(M, N)`` float, to write to; without use_fp8_w8a8 of a's type.
             batch_size: S, segments.
             weight_column_major: must be True.
             seg_indptr: ``(S + 1,)`` int64: segment s has the rows ``seg_indptr[s]`` to ``seg_indptr[s + 1] - 1``
@@ -59,7 +59,7 @@ class GroupedGemmRunner(nn.Module):
             ArgumentError: an argument breaks one of these rules.
         """
         need(weight_column_major, "weight_column_major", "is False; weights are (E, N, K)")
-        need(block_shape is None, "block_shape", "is {}; weights have one scale an expert, pass None", block_shape)
+        need(block_shape is None, "block_shape", "is {}; weights have one scale per expert: pass None", block_shape)
         need(seg_indptr is not None, "seg_indptr", "is missing")
         assert seg_indptr is not None
         need_shape("seg_indptr", seg_indptr, (batch_size + 1,), dtypes=INDEX_DTYPES)
@@ -87,9 +87,9 @@ def _matmul(rows: Tensor, weights: list[Tensor], counts: Tensor) -> Tensor:
 
 
 def _gemm_scales(fp8: bool, scale_a: Tensor | None, scale_b: Tensor | None, experts: int) -> Tensor | None:
-    """The product of both scales of each expert."""
+    """Return the product of both scales of each expert."""
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
-        need((scale is not None) == fp8, name, "is {}; goes with fp8", "given" if scale is not None else "missing")
+        need((scale is not None) == fp8, name, "is {}; it belongs to fp8", "given" if scale is not None else "missing")
         if scale is not None:
             need_shape(name, scale, (experts,))
     return scale_a * scale_b if scale_a is not None and scale_b is not None else None

@@ -30,7 +30,7 @@ from ascend_moe.placement import ExpertPlacement
 
 
 class EPMoE(ExpertWeights):
-    """A mixture-of-experts layer whose ranks have all tokens and each its own experts.
+    """MoE layer whose ranks have all tokens and each its own experts.
 
     Parameters of a rank: w13_weight ``(L, 2F, H)`` (gate rows first), w2_weight ``(L, H, F)``; with fp8 also
     w13_weight_scale ``(L, 2)`` and w2_weight_scale ``(L,)``, and with static activations w13_input_scale and
@@ -45,10 +45,9 @@ class EPMoE(ExpertWeights):
         tp_size: W; None: the size of group.
         prefix: has no effect.
         activation: "silu", "gelu", or another gated one of `ascend_moe.experts.activations`.
-        reduce: "none": forward returns this rank's part of the sum, which the caller adds up. "all_reduce": it
-            returns the sum, added up in float32 and rounded once. "mc2": it returns the sum, but each rank
-            dispatches its share of the tokens to the experts, combines, and gathers the shares.
-        group: the W ranks; None: the default group where there is one, else this rank is alone.
+        reduce: "none": forward returns this rank's part of the sum. "all_reduce": the sum, in float32, rounded
+            once. "mc2": the sum, where each rank dispatches its share of the tokens, combines, and gathers the shares.
+        group: the W ranks; None: the default group if there is one, else this rank alone.
         group_ep: with "mc2": name of the windows; None: ``ascend_moe.comm_name(group)``.
         tp_rank: this rank; None: that of group.
 
@@ -85,11 +84,11 @@ class EPMoE(ExpertWeights):
     ) -> None:
         super().__init__()
         self.activation = Activation.of(activation)
-        need(self.activation.gated, "activation", "is {!r}, which has no gate; w13_weight has gate and up", activation)
+        need(self.activation.gated, "activation", "is {!r}, which has no gate, unlike w13_weight", activation)
         need_one_of("reduce", reduce, ("none", "all_reduce", "mc2"))
         alone = group is None and not (dist.is_available() and dist.is_initialized())
         self.group = None if alone else group_of("group", group)
-        rule = "is missing; reduce {!r} needs a process group"
+        rule = "is missing; reduce {!r} needs a process group: pass one"
         need(reduce == "none" or self.group is not None, "group", rule, reduce)
         size, rank = (1, 0) if self.group is None else (self.group.size(), self.group.rank())
         self.tp_size = size if tp_size is None else tp_size
@@ -119,7 +118,7 @@ class EPMoE(ExpertWeights):
     @with_typed_errors
     @torch.no_grad()
     def forward(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
-        """The layer's output, or this rank's part of it (reduce "none").
+        """Return the layer's output, or this rank's part of it (reduce "none").
 
         Args:
             hidden_states: ``(T, H)`` in params_dtype, the same on all ranks; T may be 0.
@@ -129,13 +128,13 @@ class EPMoE(ExpertWeights):
             ``(T, H)`` in params_dtype.
 
         Raises:
-            ArgumentError: invalid arguments, or fp8 weights are not processed. With "mc2" also what the ops
-                raise.
+            ArgumentError: invalid arguments, or fp8 weights are not processed.
+            Other errors: with "mc2" the ops'.
         """
         need_dims("hidden_states", hidden_states, 2, dtypes=(self.params_dtype,))
         need_shape("hidden_states", hidden_states, (hidden_states.shape[0], self.hidden_size))
         need_shape("router_logits", router_logits, (hidden_states.shape[0], self.num_experts))
-        need(self._ready, "quant_config", "is given: call process_weights_after_loading before forward")
+        need(self._ready, "quant_config", "is set: call process_weights_after_loading before forward")
         need_values(self, hidden_states)
         if self.use_fp8_w8a8:
             self._watch.check(self)
@@ -148,7 +147,7 @@ class EPMoE(ExpertWeights):
         weights, ids = steps.select_experts(hidden_states, router_logits, *choice, correction_bias=self.correction_bias)
         scale = None
         if self.use_fp8_w8a8:
-            # Of all tokens, so that every way of reducing quantizes by the same scale.
+            # Of all tokens, so that each reduce quantizes by the same scale.
             local = self.num_experts_per_partition
             scale = self.w13_input_scale if self._static else steps.dynamic_scale(hidden_states, local)
         if self._dispatcher is not None:
@@ -169,7 +168,7 @@ class EPMoE(ExpertWeights):
         return total.to(x.dtype)
 
     def _run_experts(self, rows: Tensor, row_experts: Tensor, segments: Tensor, scale: Tensor | None) -> Tensor:
-        """The MLP of this rank's rows, which are the segments' (L + 1 bounds); other rows are undefined."""
+        """Return the MLP of the segments' rows (L + 1 bounds); other rows are undefined."""
         fp8, local = self.use_fp8_w8a8, self.num_experts_per_partition
         options: dict[str, Any] = {"seg_indptr": segments, "use_fp8_w8a8": fp8}
         scales = {"scale_a": scale, "scale_b": self.w13_weight_scale} if fp8 else {}
@@ -189,7 +188,7 @@ class EPMoE(ExpertWeights):
         return out
 
     def _quantized_hidden(self, gate_up: Tensor, row_experts: Tensor) -> tuple[Tensor, Tensor]:
-        """Input of the down product: fp8 rows, and their scales by local expert."""
+        """Return the input of the down product: fp8 rows, and their scales by local expert."""
         of_rows = (self.start_expert_id, self.end_expert_id)
         if self._static:
             scale = self.w2_input_scale
@@ -210,7 +209,7 @@ class EPMoE(ExpertWeights):
         local = segment_of_rows(bounds[1:], len(sent.expand_x))
         rows = sent.expand_x
         if scale is not None:
-            # Rows behind the last expert's are undefined, and so are their codes.
+            # Rows after the last expert's are undefined, and so are their codes.
             rows = scaled(rows, scale[local.clamp(max=self.num_experts_per_partition - 1)], FP8)
         rows = self._run_experts(rows, local + self.start_expert_id, bounds, scale)
         out = x.new_zeros(share, self.hidden_size)

@@ -1,4 +1,4 @@
-"""The steps of EPMoE's forward, each a function: choose experts, sort rows, scale, activate, sum."""
+"""Steps of EPMoE's forward: choose experts, sort rows, scale, activate, sum."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def select_experts(
     custom_routing_function: Callable[..., tuple[Tensor, Tensor]] | None = None,
     correction_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Choose experts: softmax scores, or with a correction bias sigmoid scores; on request from the best groups only.
+    """Choose experts by softmax scores, or with a correction bias by sigmoid scores.
 
     Args:
         hidden_states, router_logits, top_k, use_grouped_topk, renormalize, topk_group, num_expert_group,
@@ -61,16 +61,16 @@ def select_experts(
 
 @with_typed_errors
 def run_moe_ep_preproess(topk_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the row of each (token, k) pair stands when rows are sorted by expert. Stable; nothing read on the host.
+    """Return the stable order of the (token, k) pairs by expert; nothing is read on the host.
 
     Args:
-        topk_ids: ``(T, K)`` int32 or int64. Rows of negative ids stand before all experts.
+        topk_ids: ``(T, K)`` int32 or int64. Rows of negative ids come first.
         num_experts: E.
 
     Returns:
         the ids in ascending order, ``(T*K,)``; src2dst ``(T*K,)`` int32, the row of pair ``t*K + k``;
         seg_indptr ``(E + 1,)`` int64: the rows of expert e are ``seg_indptr[e]`` to ``seg_indptr[e + 1] - 1``.
-        ``seg_indptr[0]`` is the number of negative ids (SGLang has 0 there, which gives their rows to expert 0).
+        ``seg_indptr[0]`` is the number of negative ids (SGLang has 0 there, so that expert 0 gets their rows).
 
     Raises:
         ArgumentError: an argument breaks one of these rules.
@@ -83,7 +83,7 @@ def run_moe_ep_preproess(topk_ids: Tensor, num_experts: int) -> tuple[Tensor, Te
 
 @with_typed_errors
 def dynamic_scale(x: Tensor, local_experts: int) -> Tensor:
-    """``max |x| / 448``, once for each local expert; 1 where x has no value but 0.
+    """Return ``max |x| / 448``, once for each local expert; 1 if x is all zeros.
 
     Args:
         x: float, any shape. local_experts: L.
@@ -91,7 +91,7 @@ def dynamic_scale(x: Tensor, local_experts: int) -> Tensor:
     Returns:
         ``(L,)`` float32.
 
-    Source: SGLang EPMoE, which takes the largest value, not the largest magnitude.
+    Source: SGLang EPMoE, which uses the largest value, not the largest magnitude.
     """
     top = x.detach().abs().amax().float() if x.numel() else torch.zeros((), dtype=torch.float32, device=x.device)
     return torch.where(top == 0, 1.0, top / FP8_MAX).expand(local_experts).contiguous()
@@ -109,11 +109,11 @@ def pre_reorder(
     topk: int,
     hidden_size: int,
 ) -> None:
-    """Copy each token's row to the places of its local experts, divided by their scale. Other rows stay as they are.
+    """Copy each token's row to the rows of its local experts, divided by their scale; other rows are not changed.
 
     Args:
         input: ``(T, H)`` float.
-        gateup_input: ``(T*K, H)`` float or float8_e4m3fn, is written.
+        gateup_input: ``(T*K, H)`` float or float8_e4m3fn, to write to.
         src2dst: ``(T*K,)`` int32, of `run_moe_ep_preproess`.
         topk_ids: ``(T, K)`` int32 or int64.
         a1_scales: ``(L,)`` float32; None: 1. Multiplied by 1 / scale in float32.
@@ -148,10 +148,10 @@ def silu_and_mul(
     end_expert_id: int,
     activation: str | Activation = "silu",
 ) -> None:
-    """``silu(first half) * second half`` of this rank's rows, divided by their scale. Other rows stay as they are.
+    """Write ``silu(gate) * up`` of this rank's rows, divided by their scale; other rows are not changed.
 
     Args:
-        gateup_output: ``(M, 2F)`` float. down_input: ``(M, F)`` float or float8_e4m3fn, is written.
+        gateup_output: ``(M, 2F)`` float, gate then up. down_input: ``(M, F)`` float or float8_e4m3fn, to write to.
         hidden_size: 2F.
         reorder_topk_ids: ``(M,)`` int32 or int64, the expert of each row.
         scales: ``(L,)`` float32; None: 1. Multiplied by 1 / scale in float32.
@@ -184,13 +184,13 @@ def post_reorder(
     topk: int,
     hidden_size: int,
 ) -> None:
-    """For each token the weighted sum of the rows of its local experts; zeros for a token without any.
+    """Write each token's weighted sum of the rows of its local experts; zeros for a token without any.
 
     float32 inside, k ascending, multiply then add, one rounding (SGLang adds in output's type).
 
     Args:
-        down_output: ``(T*K, H)`` float; rows of other ranks' experts are not looked at.
-        output: ``(T, H)`` float, is written.
+        down_output: ``(T*K, H)`` float; rows of other ranks' experts are not read.
+        output: ``(T, H)`` float, to write to.
         src2dst, topk_ids, start_expert_id, end_expert_id, topk, hidden_size: as `pre_reorder`.
         topk_weights: ``(T, K)`` float.
 
@@ -211,5 +211,5 @@ def post_reorder(
 
 
 def local_rows(ids: Tensor, start: int, end: int) -> Tensor:
-    """Where ids are of this rank. Read on the host."""
+    """Return the positions of this rank's ids; read on the host."""
     return ((ids >= start) & (ids <= end)).nonzero().squeeze(1)

@@ -1,4 +1,4 @@
-"""EPMoE's weights: parameters, fp8 configuration, SGLang's loader, and what follows loading."""
+"""EPMoE's weights: parameters, fp8 configuration, SGLang's loader and processing after loading."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _WEIGHTS = ("w13_weight", "w2_weight")
 
 @dataclass(frozen=True)
 class Fp8Config:
-    """fp8 (e4m3) weights and activations, as SGLang's class of this name; that is taken as well.
+    """Configuration of fp8 (e4m3) weights and activations; SGLang's class of this name works too.
 
     Attributes:
         is_checkpoint_fp8_serialized: weights and their scales are loaded as fp8; False: they are quantized after
-            loading. None: what is loaded tells, by its weight scales.
+            loading. None: fp8 if weight scales are loaded.
         activation_scheme: "dynamic", or "static": the checkpoint has input scales.
     """
 
@@ -37,7 +37,7 @@ class Fp8Config:
 
     @classmethod
     def of(cls, given: Any) -> Fp8Config:
-        """The configuration of an object, or of a mapping: SGLang's class, or a checkpoint's quantization_config.
+        """Return the configuration of SGLang's object, or of a checkpoint's quantization_config.
 
         Args:
             given: has activation_scheme. is_checkpoint_fp8_serialized may be absent, quant_method must be "fp8", fmt
@@ -57,13 +57,13 @@ class Fp8Config:
         need(scheme in ("dynamic", "static"), "quant_config", rule, scheme)
         need(method in (None, "fp8"), "quant_config", "has quant_method {!r}; need 'fp8'", method)
         blocks, fmt = read("weight_block_size"), read("fmt")
-        need(blocks is None, "quant_config", "has weight_block_size {}; a weight has one scale", blocks)
-        need(fmt in (None, "e4m3"), "quant_config", "has fmt {!r}; weights are e4m3", fmt)
+        need(blocks is None, "quant_config", "has weight_block_size {}; a weight must have one scale", blocks)
+        need(fmt in (None, "e4m3"), "quant_config", "has fmt {!r}; need 'e4m3'", fmt)
         return cls(None if serialized is None else bool(serialized), scheme)
 
 
 class UnquantizedEPMoEMethod:
-    """Makes an EPMoE's parameters, in params_dtype, and answers SGLang's loader when they are loaded.
+    """Factory of an EPMoE's parameters in params_dtype, for SGLang's loader.
 
     Source: SGLang ``UnquantizedEPMoEMethod``.
     """
@@ -79,10 +79,10 @@ class UnquantizedEPMoEMethod:
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Registers ``w13_weight`` ``(L, 2F, H)`` and ``w2_weight`` ``(L, H, F)``, without values.
+        """Register ``w13_weight`` ``(L, 2F, H)`` and ``w2_weight`` ``(L, H, F)``, without values.
 
         Args:
-            layer: gets the parameters.
+            layer: receives the parameters.
             num_experts_per_partition, hidden_size, intermediate_size: L, H and F.
             params_dtype: their type.
             extra_weight_attrs: attributes of each parameter, such as ``weight_loader``.
@@ -92,15 +92,15 @@ class UnquantizedEPMoEMethod:
         put(layer, "w2_weight", torch.empty(local, hidden, inner, dtype=params_dtype), **extra_weight_attrs)
 
     def process_weights_after_loading(self, layer: ExpertWeights) -> None:
-        """As the layer's own."""
+        """Call the layer's method of this name."""
         layer.process_weights_after_loading()
 
 
 class Fp8EPMoEMethod(UnquantizedEPMoEMethod):
-    """The same for fp8 (e4m3) weights with one scale each.
+    """Factory of fp8 (e4m3) weights with one scale each.
 
     Args:
-        quant_config: as `Fp8Config.of` takes it, which refuses weights with a scale a block.
+        quant_config: argument of `Fp8Config.of`, which refuses a scale per block.
 
     Source: SGLang ``Fp8EPMoEMethod``.
     """
@@ -119,7 +119,7 @@ class Fp8EPMoEMethod(UnquantizedEPMoEMethod):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Registers the weights, in fp8 where the checkpoint's are, and scales in float32, NaN until they are loaded.
+        """Register the weights, in fp8 where the checkpoint's are, and scales in float32, NaN until they are loaded.
 
         ``w13_weight_scale`` is ``(L, 2)``, ``w2_weight_scale`` ``(L,)``, and with static activations
         ``w13_input_scale`` and ``w2_input_scale`` are ``(L,)``.
@@ -140,7 +140,7 @@ class Fp8EPMoEMethod(UnquantizedEPMoEMethod):
 
 
 def put(layer: nn.Module, name: str, value: Tensor, **attributes: Any) -> None:
-    """Gives a layer a parameter with these attributes; fp8 are `Codes`."""
+    """Register a parameter with these attributes; fp8 ones are `Codes`."""
     made = Codes(value) if value.dtype == FP8 else nn.Parameter(value, requires_grad=False)
     for attribute, given in attributes.items():
         setattr(made, attribute, given)
@@ -150,7 +150,7 @@ def put(layer: nn.Module, name: str, value: Tensor, **attributes: Any) -> None:
 def make_expert_params_mapping(
     ckpt_gate_proj_name: str, ckpt_down_proj_name: str, ckpt_up_proj_name: str, num_experts: int
 ) -> list[tuple[str, str, int, str]]:
-    """(start of the parameter's name, part of the checkpoint's name, expert, shard), three for every expert.
+    """Return (start of the parameter's name, part of the checkpoint's name, expert, shard), three for every expert.
 
     Args:
         ckpt_gate_proj_name, ckpt_down_proj_name, ckpt_up_proj_name: the checkpoint's names of the three projections.
@@ -168,7 +168,7 @@ def make_expert_params_mapping(
 
 
 class ExpertWeights(RankExperts, FittedModule, WholeLayer):
-    """Holds an EPMoE's parameters; loads, copies, casts and quantizes them."""
+    """Parameters of an EPMoE: loads, copies, casts and quantizes them."""
 
     _shared = ("group",)
     _expert_parameters = (*_WEIGHTS, "w13_weight_scale", "w2_weight_scale", "w13_input_scale", "w2_input_scale")
@@ -192,12 +192,12 @@ class ExpertWeights(RankExperts, FittedModule, WholeLayer):
 
     @property
     def held(self) -> str:
-        """Which experts this rank has, as text."""
+        """This rank's experts, as text."""
         return held_text(list(range(self.start_expert_id, self.end_expert_id + 1)), self.num_experts)
 
     def _make_parameters(self, config: Fp8Config | None) -> None:
         self._serialized = None if config is None else config.is_checkpoint_fp8_serialized
-        self._codes_came = False  # weights that are fp8, whose scales have to come too
+        self._codes_came = False  # fp8 weights were loaded, so their scales must be
         self._static = config is not None and config.activation_scheme == "static"
         sizes = self.num_experts_per_partition, self.hidden_size, self.intermediate_size
         self.quant_method.create_weights(self, *sizes, self.params_dtype, weight_loader=self.weight_loader)
@@ -208,7 +208,7 @@ class ExpertWeights(RankExperts, FittedModule, WholeLayer):
         put(self, name, value, weight_loader=self.weight_loader)
 
     def _put_again(self) -> None:
-        """Where torch has put other parameters in the place of this layer's."""
+        """Register parameters again that torch has replaced."""
         keep_codes(self, *(name for name in _WEIGHTS if getattr(self, name).dtype == FP8))
         for parameter in self.parameters():
             parameter.weight_loader = self.weight_loader  # type: ignore[attr-defined]
@@ -216,21 +216,21 @@ class ExpertWeights(RankExperts, FittedModule, WholeLayer):
             self._watch.renew(self)
 
     def _forget_scales(self, names: Iterable[str]) -> None:
-        """Makes them what they are before they are loaded."""
+        """Reset scales to NaN, as before loading."""
         for name in names if not self._ready else ():
             self._put(name, torch.full_like(getattr(self, name), torch.nan, device=self.w2_weight.device))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """As the layer is: floats, or behind process_weights_after_loading fp8 codes together with their scales."""
+        """Load floats, or after process_weights_after_loading fp8 codes together with their scales."""
         for name in _WEIGHTS if self.use_fp8_w8a8 and self._ready else ():
             given = [prefix + each in state_dict for each in (name, f"{name}_scale")]
-            need(given[0] == given[1], prefix + name, "and its scale go together: give both or none")
+            need(given[0] == given[1], prefix + name, "and its scale belong together: pass both or none")
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._forget_scales([name for name in self._scales if getattr(self, name).is_meta])
         self._put_again()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ExpertWeights:
-        """Moves and casts. fp8 codes and scales keep their dtypes; ``params_dtype`` goes with the other weights."""
+        """Move and cast. fp8 codes and scales keep their dtypes; ``params_dtype`` follows the other weights."""
         dtype = fn(self.w2_weight.detach().new_empty(0, dtype=self.params_dtype)).dtype
         need(dtype in ROW_DTYPES, "params_dtype", "is {}; it must be bf16, fp16 or fp32", dtype)
         kept = (each for name, each in self.named_parameters() if name.endswith("scale") or each.dtype == FP8)
@@ -253,7 +253,7 @@ class ExpertWeights(RankExperts, FittedModule, WholeLayer):
     def weight_loader(
         self, param: nn.Parameter, loaded_weight: Tensor, weight_name: str, shard_id: str, expert_id: int
     ) -> None:
-        """Put one expert's weight, or scale, into its place; those of other ranks' experts are left out.
+        """Load one expert's weight or scale; those of other ranks' experts are skipped.
 
         Args:
             param: one of this layer's parameters.
@@ -277,12 +277,12 @@ class ExpertWeights(RankExperts, FittedModule, WholeLayer):
             return
         place = param.data[expert_id - self.start_expert_id]
         if "input_scale" in weight_name or "weight_scale" in weight_name:
-            rule = "is {} for {}; a scale has one value"
+            rule = "is {} for {}; a scale must have one value"
             need(loaded_weight.numel() == 1, "loaded_weight", rule, loaded_weight.shape, weight_name)
             value = loaded_weight.reshape(())
             if "input_scale" in weight_name:
                 before, after = float(place), float(value)
-                rule = "is {:g} for {}, but {:g} came before; w1 and w3 share one input scale"
+                rule = "is {:g} for {}, but {:g} was loaded before; w1 and w3 need the same input scale"
                 need(not abs(before - after) > 1e-5, "loaded_weight", rule, after, weight_name, before)
                 place.copy_(value)
             elif shard_id == "w2":
@@ -295,11 +295,11 @@ class ExpertWeights(RankExperts, FittedModule, WholeLayer):
             place = place[first : first + self.intermediate_size]
         need_shape("loaded_weight", loaded_weight, tuple(place.shape))
         self._codes_came |= loaded_weight.dtype == FP8
-        place.copy_(loaded_weight)  # other floats hold fp8's values exactly
+        place.copy_(loaded_weight)  # other floats represent fp8's values exactly
 
     @torch.no_grad()
     def process_weights_after_loading(self) -> None:
-        """With fp8: gives both halves of w13 one scale, or quantizes the loaded weights. Else nothing to do.
+        """With fp8, requantize w13's gate and up by one scale, or quantize the loaded weights; else do nothing.
 
         Raises:
             ArgumentError: a scale has not been loaded.

@@ -1,11 +1,11 @@
-"""vLLM's modular kernel over our operators: classes of that vLLM's own bases, or of ours where there is no vLLM.
+"""vLLM's modular kernel over this package's operators: subclasses of vLLM's bases, or of `bases` without vLLM.
 
     from vllm.model_executor.layers.fused_moe import modular_kernel as mk, topk_weight_and_reduce as war
     first = make_prepare_finalize(mk, ascend_moe, group_name, rank, world, num_experts)
     kernel = mk.FusedMoEModularKernel(first, make_experts(mk, war, ascend_moe, quant_config, num_experts // world))
 
-`make_prepare_finalize` brings rows to their experts and home, `make_experts` runs them, `FusedMoEModularKernel` joins
-them, `select`, in vLLM `init_prepare_finalize`, does all three. With mk, war and ops None they need no vLLM.
+`make_prepare_finalize` makes dispatch and combine, `make_experts` the experts, `FusedMoEModularKernel` joins them, and
+`select`, in vLLM `init_prepare_finalize`, does all three. With mk, war and ops None they need no vLLM.
 """
 
 from __future__ import annotations

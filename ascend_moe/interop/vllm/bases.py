@@ -1,4 +1,4 @@
-"""Defines the parts of vLLM's modular kernel for programs without vLLM: its names, our definitions.
+"""Base classes of vLLM's modular kernel, by vLLM's names, for programs without vLLM.
 
 vLLM 0.11 calls the two parts FusedMoEPrepareAndFinalize and FusedMoEPermuteExpertsUnpermute, later releases
 FusedMoEPrepareAndFinalizeModular and FusedMoEExpertsModular. Here the later ones are subclasses of the earlier ones.
@@ -17,9 +17,9 @@ from torch import Tensor
 
 
 class FusedMoEActivationFormat(Enum):
-    """How rows lie between the two parts.
+    """Layout of the rows between the two parts.
 
-    Standard: ``(M, H)``. BatchedExperts: ``(L, rows an expert has a place for, H)``.
+    Standard: ``(M, H)``. BatchedExperts: ``(L, places per expert, H)``.
     """
 
     Standard = "standard"
@@ -40,13 +40,13 @@ class ExpertTokensMetadata:
 
     @staticmethod
     def make_from_list(expert_num_tokens_list: list[int], device: torch.device | str) -> ExpertTokensMetadata:
-        """Makes both tensors from a list of counts, expert_num_tokens_list; the first on ``device``."""
+        """Return both tensors of the counts expert_num_tokens_list; the first on ``device``."""
         counts = torch.tensor(expert_num_tokens_list, dtype=torch.int32, device="cpu")
         return ExpertTokensMetadata(counts.to(device, non_blocking=True), counts)
 
 
 class TopKWeightAndReduce(ABC):
-    """How rows of experts become rows of tokens."""
+    """Reduction of experts' rows to tokens' rows."""
 
     @abstractmethod
     def apply(
@@ -57,23 +57,23 @@ class TopKWeightAndReduce(ABC):
         topk_ids: Tensor,
         apply_router_weight_on_input: bool,
     ) -> Tensor:
-        """Weights and sums ``fused_expert_output``, into ``output`` or a new tensor; returns it.
+        """Weight and sum ``fused_expert_output`` into ``output`` or a new tensor; return it.
 
         Args:
             output: ``(T, H)``, or None.
             fused_expert_output: ``(T, K, H)`` or ``(T * K, H)``; of batched experts ``(L, places, H)``.
             topk_weights, topk_ids: ``(T, K)``.
-            apply_router_weight_on_input: the rows have their weights already.
+            apply_router_weight_on_input: the rows are already weighted.
         """
 
 
-#: rows, their scales, counts of the local experts, ids and weights of the rows (None: as they were given)
+#: rows, their scales, counts of the local experts, ids and weights of the rows (None: the caller's)
 PrepareResultType = tuple[Tensor, Tensor | None, ExpertTokensMetadata | None, Tensor | None, Tensor | None]
 ReceiverType = Callable[[], PrepareResultType]
 
 
 class FusedMoEPrepareAndFinalize(ABC):
-    """The part that brings rows to their experts, and what these give back to the tokens."""
+    """Dispatch of rows to experts, and combine of their results."""
 
     @abstractmethod
     def prepare(
@@ -87,7 +87,7 @@ class FusedMoEPrepareAndFinalize(ABC):
         quant_config: Any,
         defer_input_quant: bool = False,
     ) -> PrepareResultType:
-        """Sends the rows of this rank's tokens, and receives those for its experts.
+        """Send the rows of this rank's tokens, and receive those for its experts.
 
         The arguments are those of `ascend_moe.interop.vllm.prepare_finalize.PrepareAndFinalize.prepare_async`.
         """
@@ -102,7 +102,7 @@ class FusedMoEPrepareAndFinalize(ABC):
         apply_router_weight_on_input: bool,
         weight_and_reduce_impl: Any,
     ) -> None:
-        """Sends the experts' rows back, and writes the sums of this rank's tokens into ``output`` ``(T, H)``.
+        """Send the experts' rows back, and write the sums of this rank's tokens into ``output`` ``(T, H)``.
 
         The arguments are those of `ascend_moe.interop.vllm.prepare_finalize.PrepareAndFinalize.finalize_async`.
         """
@@ -114,22 +114,22 @@ class FusedMoEPrepareAndFinalize(ABC):
 
     @abstractmethod
     def topk_indices_dtype(self) -> torch.dtype | None:
-        """The type that prepare wants of topk_ids; None: any."""
+        """Return the dtype of topk_ids for prepare; None: any."""
 
     @abstractmethod
     def max_num_tokens_per_rank(self) -> int | None:
-        """Most tokens of a call of prepare; None: any number."""
+        """Return the most tokens of a call of prepare; None: any number."""
 
     @abstractmethod
     def num_dispatchers(self) -> int:
-        """Ranks that rows come from."""
+        """Return the number of ranks that send rows."""
 
     def supports_async(self) -> bool:
-        """Whether there are prepare_async and finalize_async."""
+        """Return whether prepare_async and finalize_async exist."""
         return False
 
     def has_prepare_no_receive(self) -> bool:
-        """Whether there is prepare_no_receive, by which earlier releases send without waiting."""
+        """Return whether prepare_no_receive exists, by which earlier releases send without waiting."""
         return False
 
     def prepare_no_receive(
@@ -143,25 +143,25 @@ class FusedMoEPrepareAndFinalize(ABC):
         quant_config: Any,
         defer_input_quant: bool = False,
     ) -> ReceiverType:
-        """Sends the rows of this rank's tokens; the receiver that it returns waits for those of its experts.
+        """Send the rows of this rank's tokens; return a receiver, which waits for its experts' rows.
 
         The arguments are those of `ascend_moe.interop.vllm.prepare_finalize.PrepareAndFinalize.prepare_async`.
 
-        Raises NotImplementedError where has_prepare_no_receive is False.
+        Raises NotImplementedError if has_prepare_no_receive is False.
         """
         raise NotImplementedError(f"{type(self).__name__} has no prepare_no_receive; call prepare")
 
 
 class FusedMoEPrepareAndFinalizeModular(FusedMoEPrepareAndFinalize):
-    """`FusedMoEPrepareAndFinalize` as later releases name it."""
+    """`FusedMoEPrepareAndFinalize` by later releases' name."""
 
     @abstractmethod
     def output_is_reduced(self) -> bool:
-        """Whether finalize leaves whole sums: no all-reduce may follow then."""
+        """Return whether finalize writes complete sums, so that no all-reduce may follow."""
 
 
 class FusedMoEPermuteExpertsUnpermute(ABC):
-    """The part that runs this rank's experts."""
+    """Experts of this rank."""
 
     @property
     @abstractmethod
@@ -170,19 +170,19 @@ class FusedMoEPermuteExpertsUnpermute(ABC):
 
     @abstractmethod
     def supports_chunking(self) -> bool:
-        """Whether apply may be called for a part of the rows."""
+        """Return whether apply may be called for a part of the rows."""
 
     @abstractmethod
     def supports_expert_map(self) -> bool:
-        """Whether apply takes an expert_map."""
+        """Return whether apply takes an expert_map."""
 
     @abstractmethod
     def workspace_shapes(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Returns the shapes of both workspaces and of the output; args and kwargs are the sizes, by the release."""
+        """Return the shapes of both workspaces and of the output; args and kwargs are the sizes, by the release."""
 
     @abstractmethod
     def finalize_weight_and_reduce_impl(self) -> Any:
-        """The TopKWeightAndReduce that turns apply's output into rows of tokens."""
+        """Return the TopKWeightAndReduce that turns apply's output into rows of tokens."""
 
     @abstractmethod
     def apply(
@@ -203,20 +203,20 @@ class FusedMoEPermuteExpertsUnpermute(ABC):
         expert_tokens_meta: Any,
         apply_router_weight_on_input: bool,
     ) -> None:
-        """Runs the experts over prepare's rows, ``(M, H)`` or ``(L, places, H)``, into ``output``.
+        """Run the experts over prepare's rows, ``(M, H)`` or ``(L, places, H)``, into ``output``.
 
         The arguments are those of `ascend_moe.interop.vllm.experts.Experts.apply`.
         """
 
 
 class FusedMoEExpertsModular(FusedMoEPermuteExpertsUnpermute):
-    """`FusedMoEPermuteExpertsUnpermute` as later releases name it."""
+    """`FusedMoEPermuteExpertsUnpermute` by later releases' name."""
 
     @staticmethod
     @abstractmethod
     def activation_format() -> Any:
-        """FusedMoEActivationFormat of apply's rows."""
+        """Return FusedMoEActivationFormat of apply's rows."""
 
     def workspace_dtype(self, act_dtype: torch.dtype) -> torch.dtype:
-        """Type of workspaces and output for rows of act_dtype."""
+        """Return the dtype of workspaces and output for rows of act_dtype."""
         return act_dtype

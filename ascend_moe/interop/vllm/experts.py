@@ -1,4 +1,4 @@
-"""Experts: our grouped matmuls as the middle step of vLLM's modular kernel."""
+"""Experts of vLLM's modular kernel, over this package's grouped matmuls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPERATORS = ("npu_grouped_matmul", "npu_swiglu", "npu_dequant_swiglu_quant")
 
 
 class Experts:
-    """The methods of both formats, for the bases of 0.11 and of the newest releases alike."""
+    """Methods of both formats, for the bases of vLLM 0.11 and of the newest releases."""
 
     def __init__(self, mk: Any, war: Any, ops: Any, quant_config: Any, num_local_experts: int, moe_config: Any) -> None:
         self.mk, self.war = mk, war
@@ -28,7 +28,7 @@ class Experts:
         self.operators = ops if all(hasattr(ops, name) for name in _OPERATORS) else None
         self.quantized = is_w8a8(quant_config)
         self.activation = Activation()
-        # The newest kernel reads these of its experts.
+        # The newest kernel reads these attributes.
         self.moe_config = SimpleNamespace(moe_parallel_config=None) if moe_config is None else moe_config
         self.max_num_tokens = self.num_dispatchers = None
 
@@ -36,7 +36,7 @@ class Experts:
 
     @staticmethod
     def activation_format() -> Any:
-        raise NotImplementedError  # each class that make_experts makes has its own
+        raise NotImplementedError  # each class of make_experts overrides it
 
     @property
     def activation_formats(self) -> tuple[Any, Any]:
@@ -47,18 +47,18 @@ class Experts:
         return bool(self.activation_format() == self.mk.FusedMoEActivationFormat.BatchedExperts)
 
     def supports_chunking(self) -> bool:
-        """False: a part of the rows would need counts of its own."""
+        """Return False: a part of the rows would need its own counts."""
         return False
 
     def supports_expert_map(self) -> bool:
-        """True: rows that dispatch delivers are local whatever the map; others are looked up in it."""
+        """Return True: it maps rows that dispatch has not made local."""
         return True
 
     def finalize_weight_and_reduce_impl(self) -> Any:
-        """Delegate: combine weights and sums."""
+        """Return Delegate: combine weights and sums."""
         return self.war.TopKWeightAndReduceDelegate()
 
-    # The bases read these from the config's class; a config may also be any object with some of them.
+    # The bases read these from the config's class; here any object with some of them works.
     quant_dtype = property(lambda self: getattr(self.quant_config, "quant_dtype", None))
     per_act_token_quant = property(lambda self: self.quantized)
     a1_scale = property(lambda self: getattr(self.quant_config, "a1_scale", None))
@@ -66,7 +66,7 @@ class Experts:
     w1_scale = property(lambda self: getattr(self.quant_config, "w1_scale", None))
     w2_scale = property(lambda self: getattr(self.quant_config, "w2_scale", None))
 
-    # ---- what the newest releases ask of a class before they make an object
+    # ---- queries of the newest releases on the class
 
     @staticmethod
     def _supports_current_device() -> bool:
@@ -92,7 +92,7 @@ class Experts:
     # ---- memory
 
     def workspace_shapes(self, *args: Any, **kwargs: Any) -> Any:
-        """Shapes of workspace13, workspace2 and the output, in the form of the base's release.
+        """Return the shapes of workspace13, workspace2 and the output, in the form of the base's release.
 
         Args:
             0.11: a, aq, M, N, K, topk, global_num_experts, local_num_experts, expert_tokens_meta.
@@ -118,7 +118,7 @@ class Experts:
         return (*rows, max(N, K)), (*rows, N // 2), (*rows, K)
 
     def workspace_dtype(self, act_dtype: torch.dtype) -> torch.dtype:
-        """Type of workspaces and output: that of the tokens."""
+        """Return the dtype of workspaces and output: the tokens'."""
         return act_dtype
 
     # ---- the experts
@@ -129,19 +129,19 @@ class Experts:
         self, output: Tensor, hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_ids: Tensor, activation: Any,
         expert_map: Tensor | None, a1q_scale: Tensor | None, a2_scale: Tensor | None, expert_tokens_meta: Any,
     ) -> None:  # fmt: skip
-        """Product with w1, activation, product with w2, of every row; neither weighted nor summed.
+        """Run the experts on every row: product with w1, activation, product with w2, without weights and sums.
 
         Args:
-            output: ``(M*K, H)`` or, batched, ``(L, M, H)``; in the tokens' type; may lie in workspace13. Rows and
-                places that are not in use are not touched, on an NPU undefined.
+            output: ``(M*K, H)`` or, batched, ``(L, M, H)``; in the tokens' dtype; may lie in workspace13. Unused rows
+                and places are not changed, on an NPU undefined.
             hidden_states: prepare's rows; int8 in W8A8.
             w1: ``(L, 2F, H)``, gate rows first. w2: ``(L, H, F)``. In the rows' type.
-            topk_ids: ids of the rows. Those of our prepare are not read, its rows stand by expert; other standard
-                rows are sorted by them, which reads counts on the host; -1 and experts of other ranks give zeros.
+            topk_ids: ids of the rows. Not read for this package's prepare, whose rows are in expert order; other
+                standard rows are sorted by them, which reads counts on the host; -1 and other ranks' experts: zeros.
             activation: a name, or vLLM's MoEActivation, of ``quantization.ACTIVATIONS``; its limit, alpha and beta are
                 quant_config's or moe_config's.
-            expert_map: ``(E,)``, local numbers of global ids, -1 for experts of other ranks; of sorted rows only.
-            a1q_scale: of int8 rows, one each.
+            expert_map: ``(E,)``, local numbers of global ids, -1 for experts of other ranks; for sorted rows only.
+            a1q_scale: scales of int8 rows, one each.
             expert_tokens_meta: rows of each local expert; without it, or from another prepare, rows are sorted.
             topk_weights, global_num_experts, workspace13, workspace2, apply_router_weight_on_input: not used.
             a2_scale: None.
@@ -165,7 +165,7 @@ class Experts:
         self, rows: Tensor, w1: Tensor, w2: Tensor, counts: Tensor, scales: Tensor | None, dtype: torch.dtype,
         out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """The experts of rows by expert. The work follows counts."""
+        """Run the experts on rows in expert order; the work is proportional to counts."""
         given: dict[str, Any] = {"operators": self.operators, "activation": self.activation}
         if self.quantized:
             assert scales is not None
@@ -175,7 +175,7 @@ class Experts:
                 "w_gate_up_scale": self.w1_scale.reshape(local, double),
                 "w_down_scale": self.w2_scale.reshape(local, hidden),
             }
-            if on_npu(rows) and dtype == torch.bfloat16:  # the NPU wants the output's type there
+            if on_npu(rows) and dtype == torch.bfloat16:  # the NPU needs the output's dtype there
                 given["w_down_scale"] = given["w_down_scale"].to(dtype)
         weights = (w1.transpose(1, 2), w2.transpose(1, 2))
         return grouped_mlp(rows, *weights, counts, output_dtype=dtype, out=out, **given)
@@ -184,7 +184,7 @@ class Experts:
         self, output: Tensor, x: Tensor, w1: Tensor, w2: Tensor, topk_ids: Tensor, expert_map: Tensor | None,
         scales: Tensor | None,
     ) -> None:  # fmt: skip
-        """Rows of tokens with K experts each: they are sorted, and their products go to the places of the pairs."""
+        """Run the experts on rows of tokens with K experts each: sort, multiply, and write by (token, k)."""
         tokens, topk = topk_ids.shape
         need_shape("topk_ids", topk_ids, (len(x), topk), dtypes=(torch.int32, torch.int64))
         shapes = ((tokens * topk, x.shape[1]), (tokens, topk, x.shape[1]))
@@ -206,13 +206,13 @@ class Experts:
     def _places(
         self, output: Tensor, x: Tensor, w1: Tensor, w2: Tensor, scales: Tensor | None, expert_tokens_meta: Any
     ) -> None:
-        """Rows that lie by expert with free places between them: those in use are put together."""
+        """Run the experts on batched rows, compacted first."""
         local, most, hidden = x.shape
         need_shape("output", output, (local, most, hidden))
-        need(expert_tokens_meta is not None, "expert_tokens_meta", "is None; batched rows need the rows of each expert")
+        need(expert_tokens_meta is not None, "expert_tokens_meta", "is None; batched rows need counts of experts")
         counts = _counts(expert_tokens_meta)[:local]
         free = (torch.arange(most, device=x.device) >= counts[:, None]).reshape(-1)
-        # A sort keeps the NPU from waiting for the number of rows; on a CPU only those in use are looked at.
+        # Sorting avoids that the NPU waits for the number of rows; on a CPU only used rows are read.
         used = free.to(torch.uint8).argsort(stable=True) if on_npu(x) else (~free).nonzero().squeeze(1)
         own = None if scales is None else scales.reshape(-1)[used]
         made = self._mlp(x.reshape(local * most, hidden)[used], w1, w2, counts, own, output.dtype)
@@ -230,20 +230,20 @@ class Experts:
         need(fits, "w1", "is {}; it must be ({}, 2F, {})", w1.shape, local, hidden)
         need_shape("w1", w1, (local, w1.shape[1], hidden), dtypes=(x.dtype,))
         need_shape("w2", w2, (local, hidden, w1.shape[1] // 2), dtypes=(x.dtype,))
-        need((a1q_scale is not None) == self.quantized, "a1q_scale", "comes with int8 rows, and only with them")
-        need(a2_scale is None, "a2_scale", "is given; rows have scales of their own")
+        need((a1q_scale is not None) == self.quantized, "a1q_scale", "must be passed with, and only with, int8 rows")
+        need(a2_scale is None, "a2_scale", "is given, but rows have their own scales: leave it out")
         if self.quantized:
             for name, rows in (("w1_scale", w1.shape[1]), ("w2_scale", hidden)):
                 need_shape(name, getattr(self, name), (local, rows), (local, rows, 1), (local, 1, rows))
 
 
 def _counts(expert_tokens_meta: Any) -> Tensor:
-    """Rows of each local expert, int64."""
+    """Return the rows of each local expert, int64."""
     counts: Tensor = expert_tokens_meta.expert_num_tokens
     need_dims("expert_num_tokens", counts, 1, dtypes=(torch.int32, torch.int64))
     return counts.long()
 
 
 def name_of(activation: Any) -> str:
-    """ "silu" of "silu" and of an enumeration's member with this value."""
+    """Return the name of an activation, or the value of an enumeration's member."""
     return str(getattr(activation, "value", activation))

@@ -1,4 +1,4 @@
-"""The modular kernel for programs without vLLM: joins a PrepareAndFinalize and experts that fit."""
+"""Modular kernel for programs without vLLM: a PrepareAndFinalize and experts."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ascend_moe.ops.whole import WholeCall, WholeLayer
 
 
 def misfit(prepare_finalize: Any, fused_experts: Any) -> str:
-    """Why the two cannot be joined; "" if they can."""
+    """Return why the two cannot be joined; "" if they can."""
     given, taken = prepare_finalize.activation_format, fused_experts.activation_formats[0]
     if given.name == taken.name:
         return ""
     names = type(prepare_finalize).__name__, type(fused_experts).__name__
-    return f"{names[0]} gives {given.name} rows, {names[1]} takes {taken.name} rows"
+    return f"{names[0]} returns {given.name} rows, {names[1]} needs {taken.name} rows"
 
 
 class FusedMoEModularKernel(WholeLayer):
-    """A layer's experts over all ranks: prepare, experts, finalize.
+    """Experts of a layer over all ranks: prepare, experts, finalize.
 
     Args:
-        prepare_finalize, fused_experts: of ``make_prepare_finalize`` and ``make_experts``, or others with their
-            methods; their formats must be the same.
-        shared_experts: a module that all tokens pass; it runs while rows are on their way home.
+        prepare_finalize, fused_experts: of ``make_prepare_finalize`` and ``make_experts``, or others with the
+            same methods; their formats must be equal.
+        shared_experts: a module for all tokens; it runs while combine is in flight.
 
     Raises:
         ArgumentError: the formats differ.
@@ -45,7 +45,7 @@ class FusedMoEModularKernel(WholeLayer):
         self.shared_experts = shared_experts
 
     def output_is_reduced(self) -> bool:
-        """Whether the result is whole, so that no all-reduce may follow."""
+        """Return whether the result is complete, so that no all-reduce may follow."""
         return bool(self.prepare_finalize.output_is_reduced())
 
     def forward(
@@ -61,12 +61,12 @@ class FusedMoEModularKernel(WholeLayer):
         expert_map: Tensor | None = None,
         apply_router_weight_on_input: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The weighted sums of the tokens' experts. Collective; has no gradient.
+        """Return the weighted sums of the tokens' experts. Collective; has no gradient.
 
         Args:
             hidden_states: ``(T, H)``. w1: ``(L, 2F, H)``. w2: ``(L, H, F)``. topk_weights, topk_ids: ``(T, K)``.
-            inplace: the result is written into hidden_states; not with shared_experts, which still read them.
-            activation: "silu". global_num_experts: E; -1: as prepare_finalize was made.
+            inplace: write the result into hidden_states; not with shared_experts, which read them later.
+            activation: "silu". global_num_experts: E; -1: prepare_finalize's.
             expert_map: ``(E,)``. apply_router_weight_on_input: the weights multiply x; K is 1.
 
         Returns:
@@ -89,7 +89,7 @@ class FusedMoEModularKernel(WholeLayer):
         topk_weights: Tensor, topk_ids: Tensor, activation: str, global_num_experts: int, expert_map: Tensor | None,
         apply_router_weight_on_input: bool,
     ) -> Tensor | None:  # fmt: skip
-        """Writes the sums; the result is that of the shared experts."""
+        """Write the sums; return the shared experts' result."""
         steps, experts, local = self.prepare_finalize, self.fused_experts, w1.shape[0]
         experts_of_all = local if global_num_experts == -1 else global_num_experts
         given = (x, topk_weights, topk_ids, experts_of_all, expert_map, apply_router_weight_on_input)
@@ -113,7 +113,7 @@ class FusedMoEModularKernel(WholeLayer):
         return shared
 
     def _allocate(self, x: Tensor, rows: Tensor, w1: Tensor, ids: Tensor, experts: int, meta: Any) -> list[Tensor]:
-        """The output of the experts, in workspace13, and both workspaces. New ones a call: any may be open."""
+        """Return the experts' output, in workspace13, and both workspaces, new ones for each call."""
         sizes = (rows.shape[-2], w1.shape[1], rows.shape[-1], ids.shape[1], experts, w1.shape[0], meta)
         *shapes, dtype = self.fused_experts.workspace_shapes(x, rows, *sizes)
         first, second, out = (torch.Size(shape) for shape in shapes)
@@ -137,7 +137,7 @@ _in_one = WholeCall(
 
 
 def _received(started: Any) -> Any:
-    """Returns what a receiver gives, or a hook and a receiver."""
+    """Return the result of a receiver, or of a hook and a receiver."""
     hook, receiver = started if isinstance(started, tuple) else (None, started)
     if hook is not None:
         hook()

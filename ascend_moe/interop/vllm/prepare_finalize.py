@@ -1,4 +1,4 @@
-"""PrepareAndFinalize: our dispatch and combine as the first and the last step of vLLM's modular kernel."""
+"""PrepareAndFinalize of vLLM's modular kernel, over dispatch and combine."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class BatchedRows:
-    """Rows by expert with free places between them, as vLLM's BatchedExperts has them, and as dispatch brings them.
+    """Map from dispatch's rows to vLLM's BatchedExperts layout, which has ``most`` places for each expert.
 
-    Where each row that a dispatch brought lies among ``local * most`` places: ``places`` (A,), the last for none.
+    ``places`` (A,): place of each row among ``local * most``; ``local * most``: none.
     """
 
     local: int  # L
@@ -38,10 +38,10 @@ class BatchedRows:
 
     @classmethod
     def of(cls, counts: Tensor, rows: int, most: int, rank: int) -> BatchedRows:
-        """Gives every row a place.
+        """Assign a place to every row.
 
         Args:
-            counts: (L,) int64, rows of each local expert. rows: A, those behind the last count have no place.
+            counts: (L,) int64, rows of each local expert. rows: A, those after the last count have no place.
             most: places of an expert. rank: this one.
 
         Raises:
@@ -49,12 +49,12 @@ class BatchedRows:
         """
         longest = int(counts.max())
         if longest > most:
-            text = f"{longest} rows came for one expert, batched rows have places for {most} = max_num_tokens * "
-            raise RoutingOverflow(text + "ranks: name an expert once a token", rank=rank, rows=longest)
+            text = f"{longest} rows arrived for one expert, but batched rows have places for {most} = max_num_tokens * "
+            raise RoutingOverflow(text + "ranks: choose an expert once per token", rank=rank, rows=longest)
         return cls(len(counts), most, padded_places(counts.cumsum(0), rows, most))
 
     def spread(self, values: Tensor) -> Tensor:
-        """``(A, n)`` values as ``(L, most, n)``; zeros where no row is."""
+        """Return ``(A, n)`` values as ``(L, most, n)``; zeros in free places."""
         spread, places = values.new_zeros(self.local * self.most + 1, values.shape[1]), self.places
         if not on_npu(values):
             places = places[places < self.local * self.most]
@@ -62,30 +62,30 @@ class BatchedRows:
         spread[places] = values
         return spread[:-1].view(self.local, self.most, values.shape[1])
 
-    def packed(self, values: Tensor) -> Tensor:
-        """Undoes ``spread``: ``(A, n)``, undefined behind the last row."""
+    def compacted(self, values: Tensor) -> Tensor:
+        """Undo ``spread``: ``(A, n)``, undefined after the last row."""
         rows = values.reshape(self.local * self.most, values.shape[-1])
         if on_npu(values):
             return rows[self.places.clamp(max=len(rows) - 1)]
-        packed = values.new_empty(len(self.places), values.shape[-1])  # work follows the rows that arrived
+        compacted = values.new_empty(len(self.places), values.shape[-1])  # work is proportional to received rows
         used = self.places[self.places < len(rows)]
-        packed[: len(used)] = rows[used]
-        return packed
+        compacted[: len(used)] = rows[used]
+        return compacted
 
 
 @dataclass
 class _Call:
-    """One prepare: what finalize needs of it."""
+    """State of one prepare for finalize."""
 
     sent: Dispatched
     given_ids: Tensor  # the caller's own
     weights: Tensor  # (T, K) float32, of combine
     dtype: torch.dtype
-    batched: BatchedRows | None  # None: rows lie as they came
+    batched: BatchedRows | None  # None: rows are in dispatch's order
 
 
 def _at_once(send: Callable[P, Callable[[], R]]) -> Callable[P, R]:
-    """The call that sends and receives."""
+    """Return the function that sends and receives."""
 
     @functools.wraps(send)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -95,12 +95,12 @@ def _at_once(send: Callable[P, Callable[[], R]]) -> Callable[P, R]:
 
 
 class PrepareAndFinalize:
-    """The methods of both formats. Every call's state hangs on the ids that prepare returns: any may be open."""
+    """Methods of both formats. A call's state is found by the ids that prepare returned: any number may be open."""
 
     def __init__(self, mk: Any, handle: All2AllHandle, batched: bool) -> None:
         self.mk, self.handle, self.batched = mk, handle, batched
         self.dispatcher = handle.dispatcher
-        self._calls: Any = WeakIdKeyDictionary()  # ids that prepare has returned -> call
+        self._calls: Any = WeakIdKeyDictionary()  # ids returned by prepare -> call
         self._pending = PendingCall()
 
     # ---- what it is
@@ -120,7 +120,7 @@ class PrepareAndFinalize:
         return self.dispatcher.world_size
 
     def output_is_reduced(self) -> bool:
-        """True: combine has added up all experts of a token; no all-reduce may follow."""
+        """Return True: combine has summed all experts of a token; no all-reduce may follow."""
         return True
 
     def supports_async(self) -> bool:
@@ -129,7 +129,7 @@ class PrepareAndFinalize:
     def has_prepare_no_receive(self) -> bool:
         return self.dispatcher.sends_first
 
-    # ---- there
+    # ---- dispatch
 
     @with_typed_errors
     def prepare_async(
@@ -143,29 +143,29 @@ class PrepareAndFinalize:
         quant_config: Any,
         defer_input_quant: bool = False,
     ) -> Callable[[], Any]:
-        """Sends this rank's rows to their experts; the receiver that it returns waits for those of its own. Collective.
+        """Send this rank's rows to their experts; return a receiver, which waits for its experts' rows. Collective.
 
-        Where supports_async is False all happens in the receiver. The tensors must stay as they are until then.
+        If supports_async is False, the receiver does all. The tensors must not change until it is called.
         `prepare` calls the receiver at once.
 
         Args:
             a1: ``(T, H)`` bf16, fp16 or fp32; T may differ between ranks, up to max_num_tokens_per_rank.
             topk_weights: ``(T, K)`` float. topk_ids: ``(T, K)`` int32 or int64, experts 0..E-1, -1: not routed.
-            num_experts: E, or this rank's L, which vLLM gives where its caller leaves global_num_experts out.
+            num_experts: E, or this rank's L, which vLLM passes if its caller omits global_num_experts.
             expert_map: ``(E,)``, checked once: this rank must own experts rank*L to rank*L + L-1.
-            apply_router_weight_on_input: K is 1; x is multiplied instead, in float32, rounded to its type.
-            quant_config: int8 a token: rows travel and arrive as int8. defer_input_quant: they travel as they are.
+            apply_router_weight_on_input: K is 1; weight x instead, in float32, rounded to its dtype.
+            quant_config: int8 per token: rows are sent as int8. defer_input_quant: rows are sent unquantized.
 
         Returns:
-            The receiver, which gives, standard: rows ``(A, H)`` by local expert; their scales ``(A, 1)`` float32 or
+            The receiver, which returns, standard: rows ``(A, H)`` by local expert; their scales ``(A, 1)`` float32 or
             None; expert_num_tokens ``(L,)`` int32; ids ``(A, 1)`` int32 of the rows, local without expert_map and
-            global with one, -1 behind the last row; weights ``(A, 1)`` of 1. Batched: rows ``(L, max_tokens * W, H)``,
-            scales with a last dimension of 1, expert_num_tokens, and the caller's ids and weights. finalize takes
-            these ids and weights: they stand for this call.
+            global with one, -1 after the last row; weights ``(A, 1)`` of 1. Batched: rows ``(L, max_tokens * W, H)``,
+            scales with a last dimension of 1, expert_num_tokens, and the caller's ids and weights. Pass these
+            ids and weights to finalize: they identify the call.
 
         Raises:
-            ArgumentError: on this rank alone, before anything is sent. InvalidExpertId: on every rank, of an id that
-            is none, also where int32 does not hold it. Others: as dispatch.
+            ArgumentError: on this rank only, before anything is sent. InvalidExpertId: on every rank, an id is
+            out of range, also of int32. Other errors: dispatch's.
         """
         self.handle.check(a1, topk_weights, topk_ids, num_experts)
         self.handle.check_map(expert_map)
@@ -209,7 +209,7 @@ class PrepareAndFinalize:
             batched = BatchedRows.of(counts, len(rows), most, self.dispatcher.rank)
             rows = batched.spread(rows)
             scales = None if scales is None else batched.spread(scales)
-            # New tensors over the caller's memory: two calls with the same ids are told apart.
+            # New tensors over the caller's memory, to distinguish two calls with the same ids.
             ids, ones = topk_ids.detach(), topk_weights
         else:
             meta.rows_by_expert = True
@@ -220,7 +220,7 @@ class PrepareAndFinalize:
         self._calls[ids] = _Call(sent, topk_ids, weights, dtype, batched)
         return rows, scales, meta, ids, ones
 
-    # ---- back
+    # ---- combine
 
     @with_typed_errors
     def finalize_async(
@@ -232,16 +232,16 @@ class PrepareAndFinalize:
         apply_router_weight_on_input: bool,
         weight_and_reduce_impl: Any,
     ) -> Callable[[], None]:
-        """Sends the experts' rows back; the receiver writes the weighted sums of this rank's tokens. Collective.
+        """Send the experts' rows back; the receiver writes the weighted sums of this rank's tokens. Collective.
 
         `finalize` calls the receiver at once.
 
         Args:
-            output: ``(T, H)``, in a1's type; is written.
-            fused_expert_output: as prepare's rows, in a1's type; rows behind the last are not read.
-            topk_weights, topk_ids: those that prepare returned. The caller's own are taken too while one call has them.
-            apply_router_weight_on_input: as of prepare, which has settled it.
-            weight_and_reduce_impl: any of standard rows; Delegate of batched ones. combine weights and sums.
+            output: ``(T, H)``, in a1's dtype, to write to.
+            fused_expert_output: shape of prepare's rows, in a1's dtype; rows after the last are not read.
+            topk_weights, topk_ids: those that prepare returned; or the caller's, if one open call has them.
+            apply_router_weight_on_input: not read: prepare has applied it.
+            weight_and_reduce_impl: any for standard rows; Delegate for batched ones. combine weights and sums.
 
         Raises:
             ArgumentError: an argument breaks one of these rules, or no open call has these ids.
@@ -266,32 +266,32 @@ class PrepareAndFinalize:
     def _rows_of(
         self, call: _Call, fused: Tensor, topk_weights: Tensor, topk_ids: Tensor, weight_and_reduce_impl: Any
     ) -> Tensor:
-        """The experts' rows in the order of those that were sent."""
+        """Return the experts' rows in the order of dispatch."""
         length, hidden = call.sent.expand_x.shape
         if call.batched is None:
             if not is_delegate(weight_and_reduce_impl) and topk_ids.shape == (length, 1):
-                # Each row is a token of one expert with weight 1 here, whatever the class does.
+                # Here each row is a token of one expert with weight 1.
                 fused = weight_and_reduce_impl.apply(None, fused, topk_weights, topk_ids, False)
             need_shape("fused_expert_output", fused, (length, hidden), (length, 1, hidden), dtypes=(call.dtype,))
             return fused.reshape(length, hidden)
         name = type(weight_and_reduce_impl).__name__
-        rule = "is {}; batched rows take TopKWeightAndReduceDelegate: combine weights and sums"
+        rule = "is {}; batched rows need TopKWeightAndReduceDelegate, as combine weights and sums"
         need(is_delegate(weight_and_reduce_impl), "weight_and_reduce_impl", rule, name)
         shape = (call.batched.local, call.batched.most, hidden)
         need_shape("fused_expert_output", fused, shape, dtypes=(call.dtype,))
-        return call.batched.packed(fused)
+        return call.batched.compacted(fused)
 
     # ---- calls
 
     def _open_call(self, topk_ids: Tensor) -> tuple[Tensor, _Call]:
-        """The open call that the ids stand for, and the ids that prepare has returned for it."""
+        """Return the open call of the ids, and prepare's ids of it."""
         mine = [key for key, each in self._calls.items() if key is topk_ids or each.given_ids is topk_ids]
-        rule = "of finalize belong to {} open calls; give the ids that prepare returned, once"
+        rule = "of finalize belong to {} open calls; pass the ids that prepare returned, once"
         need(len(mine) == 1, "topk_ids", rule, len(mine))
         return mine[0], self._calls[mine[0]]
 
     def _sent(self, start: Callable[[], Callable[[], R]]) -> Callable[[], R]:
-        """Returns what receives a call, once: where nothing can be sent first, it starts the call too."""
+        """Return the receiver of a call, to be called once; without async support it starts the call too."""
         with torch.no_grad():
             if self.dispatcher.sends_first:
                 return self._pending.sent(start())

@@ -1,4 +1,4 @@
-"""vLLM's FusedMoEQuantConfig: the attributes that the two parts read, and what this package computes of it."""
+"""vLLM's FusedMoEQuantConfig: the attributes in use, and the supported quantizations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from ascend_moe.errors import need, need_one_of
 from ascend_moe.experts import Activation
 
-#: What the newest releases say of the activation: argument, attribute, `Activation`'s number, and what changes nothing.
+#: Parameters of the activation in the newest releases: argument, attribute, `Activation`'s field, neutral value.
 _ACTIVATION = (
     ("quant_config", "gemm1_clamp_limit", "limit", 0),
     ("quant_config", "gemm1_alpha", "alpha", 1),
@@ -20,7 +20,7 @@ _ACTIVATION = (
     ("moe_config", "swiglu_alpha", "alpha", 1),
     ("moe_config", "swiglu_beta", "bias", 0),
 )
-#: vLLM's names, and those of the table. "swigluoai" has gate and up in turn, as gpt-oss's files.
+#: vLLM's names -> `ascend_moe.experts.activations`' names. "swigluoai" interleaves gate and up, as gpt-oss's files.
 ACTIVATIONS = {
     "silu": "swiglu",
     "gelu": "geglu",
@@ -34,13 +34,13 @@ ACTIVATIONS = {
 
 @dataclass
 class FusedMoEQuantConfig:
-    """The attributes of vLLM's class of this name that the two parts read; the defaults mean: nothing is quantized.
+    """Attributes of vLLM's class of this name that are read; the defaults mean no quantization.
 
     Attributes:
-        quant_dtype: of rows: None, or int8.
-        per_act_token_quant: every row has a scale of its own.
+        quant_dtype: dtype of rows: None, or int8.
+        per_act_token_quant: every row has its own scale.
         w1_scale, w2_scale: ``(L, 2F)`` and ``(L, H)`` float32, a dimension of 1 may follow.
-        per_out_ch_quant: every output channel of the weights has a scale of its own.
+        per_out_ch_quant: every output channel of the weights has its own scale.
         block_shape, a1_scale, a2_scale, w1_bias, w2_bias, w1_zp, w2_zp: must stay None.
     """
 
@@ -59,7 +59,7 @@ class FusedMoEQuantConfig:
 
     @classmethod
     def make(cls, quant_dtype: torch.dtype | str | None = None, *args: Any, **kwargs: Any) -> FusedMoEQuantConfig:
-        """Makes an object of quant_dtype and, as args and kwargs, the other attributes, as vLLM makes its own."""
+        """Return an object of quant_dtype and, as args and kwargs, the other attributes."""
         return cls(quant_dtype, *args, **kwargs)
 
     @property
@@ -78,7 +78,7 @@ def int8_w8a8_moe_quant_config(
     w2_bias: Tensor | None = None,
     per_act_token_quant: bool = True,
 ) -> FusedMoEQuantConfig:
-    """int8 weights with a scale an output channel, int8 rows with a scale each.
+    """Return the configuration of int8 weights with a scale per output channel and int8 rows with a scale each.
 
     Args:
         w1_scale, w2_scale, a1_scale, a2_scale, w1_bias, w2_bias: as of `FusedMoEQuantConfig`.
@@ -89,46 +89,46 @@ def int8_w8a8_moe_quant_config(
 
 
 def is_w8a8(quant_config: Any) -> bool:
-    """Whether rows travel as int8 with a scale each; False: as they are.
+    """Return whether rows are sent as int8 with a scale each; False: unquantized.
 
     Args:
-        quant_config: vLLM's FusedMoEQuantConfig of any release, anything with its attributes, or None.
+        quant_config: vLLM's FusedMoEQuantConfig of any release, an object with its attributes, or None.
 
     Raises:
-        ArgumentError: it asks for another quantization.
+        ArgumentError: the configuration has another quantization.
     """
     dtype = getattr(quant_config, "quant_dtype", None)
     if dtype is None:
         return False
-    need(dtype == torch.int8, "quant_config", "has quant_dtype {}; need None, or int8 with a scale a token", dtype)
+    need(dtype == torch.int8, "quant_config", "has quant_dtype {}; need None, or int8 with a scale per token", dtype)
     by_token = getattr(quant_config, "per_act_token_quant", False) or getattr(quant_config, "is_per_act_token", False)
-    need(bool(by_token), "quant_config", "has int8 rows without per_act_token_quant; need a scale a token")
+    need(bool(by_token), "quant_config", "has int8 rows without per_act_token_quant; need a scale per token")
     given = getattr(quant_config, "a1_scale", None) is not None or getattr(quant_config, "a2_scale", None) is not None
-    need(not given, "quant_config", "has a1_scale or a2_scale; rows have scales of their own: leave them out")
+    need(not given, "quant_config", "has a1_scale or a2_scale, but rows have their own scales: leave them out")
     return True
 
 
 def check_experts(quant_config: Any) -> Any:
-    """The quant_config, or ours for None, where it asks for no more than the experts compute."""
+    """Return the quant_config, or the default for None; raise if the experts do not support it."""
     config = FusedMoEQuantConfig() if quant_config is None else quant_config
     for name in ("w1_bias", "w2_bias", "w1_zp", "w2_zp"):
-        rule = "has {}; experts have no biases and zero points"
+        rule = "has {}, but experts have no biases and zero points: leave it out"
         need(getattr(config, name, None) is None, "quant_config", rule, name)
-    need(getattr(config, "block_shape", None) is None, "quant_config", "has block_shape; weights have scales a channel")
+    need(getattr(config, "block_shape", None) is None, "quant_config", "has block_shape; need scales per channel")
     scales = [getattr(config, name, None) for name in ("w1_scale", "w2_scale")]
     if is_w8a8(config):
-        need(all(each is not None for each in scales), "quant_config", "needs w1_scale and w2_scale beside int8 rows")
+        need(all(each is not None for each in scales), "quant_config", "needs w1_scale and w2_scale with int8 rows")
     else:
-        rule = "has scales of weights but unquantized rows; give quant_dtype int8 and per_act_token_quant too"
+        rule = "has scales of weights but unquantized rows; pass quant_dtype int8 and per_act_token_quant too"
         need(all(each is None for each in scales), "quant_config", rule)
     return config
 
 
 def activation_of(name: str, quant_config: Any, moe_config: Any) -> Activation:
-    """The activation of vLLM's name, with the numbers that the configs give it.
+    """Return the activation of vLLM's name, with its parameters from the configs.
 
     Raises:
-        ArgumentError: no such activation, or a number that it does not have, at a value that would change it.
+        ArgumentError: no such activation, or a parameter that it does not have, with an effective value.
     """
     need_one_of("activation", name, ACTIVATIONS)
     activation = Activation(ACTIVATIONS[name], interleaved=name == "swigluoai")
@@ -138,6 +138,6 @@ def activation_of(name: str, quant_config: Any, moe_config: Any) -> Activation:
         value = getattr(given[argument], attribute, None)
         if value is not None and activation.has(number):
             numbers.setdefault(number, value)
-        rule = "has {} {}; activation {!r} has no such number: give {} or None"
+        rule = "has {} {}, but activation {!r} has no such parameter: pass {} or None"
         need(value in (None, plain) or activation.has(number), argument, rule, attribute, value, name, plain)
     return replace(activation, numbers=numbers)

@@ -1,4 +1,4 @@
-"""Makes the two parts of vLLM's modular kernel, classes of its own bases or of ours, and joins them."""
+"""Factories of the two parts of vLLM's modular kernel, and of the kernel."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def _prepare_class(base: type, batched: bool) -> type:
 
 
 def base_of(mk: Any, *names: str) -> Any:
-    """The first of the classes that the module has."""
+    """Return the first of the classes that the module contains."""
     for name in names:
         if hasattr(mk, name):
             return getattr(mk, name)
-    raise ArgumentError(f"mk has none of {', '.join(names)}; give vLLM's fused_moe.modular_kernel", argument="mk")
+    raise ArgumentError(f"mk has none of {', '.join(names)}; pass vLLM's fused_moe.modular_kernel", argument="mk")
 
 
 @with_typed_errors
@@ -47,19 +47,19 @@ def make_prepare_finalize(
     max_num_tokens: int = DEFAULT_MAX_TOKENS,
     manager: All2AllManager | None = None,
 ) -> Any:
-    """The PrepareAndFinalize of a group, an instance of a subclass of ``mk``'s own.
+    """Return the PrepareAndFinalize of a group, of a subclass of ``mk``'s base.
 
     Args:
         mk: vLLM's module fused_moe.modular_kernel, 0.11 or newer; None: ``ascend_moe.interop.vllm.bases``.
         ops: namespace with npu_moe_distribute_dispatch_v2 and _combine_v2: ascend_moe, ascend_moe.npu, a patched
-            torch_npu; None: ascend_moe. prepare and finalize are async where its operators are ours.
+            torch_npu; None: ascend_moe. prepare and finalize are async if its operators are ascend_moe's.
         group_name, rank, world: as of `All2AllManager`; W ranks.
         num_experts: E of all ranks, a multiple of W; rank r has experts r*L to r*L + L-1, L = E/W.
         kind: "mc2": windows, standard rows. "batched": windows, rows by expert, ``(L, max_num_tokens * W, H)``, where
             the largest count is read on the host. "alltoall", "allgather": standard rows by collectives, which read
             all counts on the host.
-        max_num_tokens: most tokens of a rank, the same on all ranks, up to 4096; of windows.
-        manager: whose handle it takes, so that layers share one; None: one of its own.
+        max_num_tokens: most tokens of a rank, the same on all ranks, up to 4096; for windows.
+        manager: its handle is used, so that layers share one; None: a new one.
 
     Raises:
         ArgumentError: an argument breaks one of these rules.
@@ -94,7 +94,7 @@ def make_experts(
     *,
     moe_config: Any = None,
 ) -> Any:
-    """The experts of a rank, an instance of a subclass of ``mk``'s own.
+    """Return the experts of a rank, of a subclass of ``mk``'s base.
 
     Args:
         mk: vLLM's module fused_moe.modular_kernel, 0.11 or newer; None: ``ascend_moe.interop.vllm.bases``.
@@ -104,9 +104,9 @@ def make_experts(
         quant_config: vLLM's FusedMoEQuantConfig, ours, or None. quant_dtype int8 with per_act_token_quant is W8A8,
             with w1_scale ``(L, 2F)`` and w2_scale ``(L, H)`` float32, a dimension of 1 may follow; None: unquantized.
         num_local_experts: L.
-        kind: "standard" or "batched", as the PrepareAndFinalize.
-        moe_config: of the newest releases, for those who ask the experts for it. It and quant_config give the numbers
-            (limit, alpha, beta) of the activation that a call names.
+        kind: "standard" or "batched", that of the PrepareAndFinalize.
+        moe_config: of the newest releases, an attribute of the experts. It and quant_config contain the parameters
+            (limit, alpha, beta) of the activation.
 
     Raises:
         ArgumentError: an argument breaks one of these rules.
@@ -124,12 +124,12 @@ def make_experts(
 
 @dataclass
 class MoEKernelConfig:
-    """Tells `select` what it needs to know.
+    """Configuration of `select`.
 
     Attributes:
         group_name, rank, world, num_experts: as of make_prepare_finalize.
         max_num_tokens: most tokens of a rank, the same on all.
-        kind: of the PrepareAndFinalize; "auto": "mc2" up to 512 tokens a rank, else "alltoall", which have no limit.
+        kind: of the PrepareAndFinalize; "auto": "mc2" up to 512 tokens per rank, else "alltoall", without a limit.
         experts_kind: "auto": the one that fits.
         quant_config, ops, mk, war: as of the two factories.
         shared_experts: of the kernel.
@@ -152,7 +152,7 @@ class MoEKernelConfig:
 
 
 def _config(config: Any) -> MoEKernelConfig:
-    """The configuration, of the same names in a mapping or an object."""
+    """Return the configuration from a mapping or an object with these names."""
     if isinstance(config, MoEKernelConfig):
         return config
     names = [each.name for each in fields(MoEKernelConfig)]
@@ -167,7 +167,7 @@ def _config(config: Any) -> MoEKernelConfig:
 
 
 def maybe_make_prepare_finalize(config: Any) -> Any:
-    """The PrepareAndFinalize of ``config``: a `MoEKernelConfig`, or a mapping or an object with its names."""
+    """Return the PrepareAndFinalize of ``config``: a `MoEKernelConfig`, or a mapping or an object with its names."""
     config = _config(config)
     kind = config.kind
     if kind == "auto":
@@ -178,7 +178,7 @@ def maybe_make_prepare_finalize(config: Any) -> Any:
 
 
 def select_gemm_impl(config: Any, prepare_finalize: Any) -> Any:
-    """The experts of ``config``, as `maybe_make_prepare_finalize` takes it, for its result ``prepare_finalize``."""
+    """Return the experts of ``config`` for the result ``prepare_finalize`` of `maybe_make_prepare_finalize`."""
     config = _config(config)
     kind, local = config.experts_kind, config.num_experts // config.world
     if kind == "auto":
@@ -188,7 +188,7 @@ def select_gemm_impl(config: Any, prepare_finalize: Any) -> Any:
 
 @with_typed_errors
 def select(config: Any) -> Any:
-    """The joined kernel of a configuration: of ``config.mk``'s own class where that is given.
+    """Return the kernel of a configuration, of ``config.mk``'s class if that is given.
 
     Args:
         config: a `MoEKernelConfig`, or a mapping or an object with its names.
@@ -205,7 +205,7 @@ def select(config: Any) -> Any:
         return FusedMoEModularKernel(prepare_finalize, chosen, config.shared_experts)
     if hasattr(config.mk, "FusedMoEModularKernel"):
         return config.mk.FusedMoEModularKernel(prepare_finalize, chosen, config.shared_experts)
-    rule = "are given to the newest kernel in its apply: leave them out here"
+    rule = "belong to the newest kernel's apply: leave them out here"
     need(config.shared_experts is None, "shared_experts", rule)
     return config.mk.FusedMoEKernel(prepare_finalize, chosen)
 

@@ -1,6 +1,6 @@
-"""vLLM's TopKWeightAndReduce: ways in which rows of experts become rows of tokens.
+"""vLLM's TopKWeightAndReduce: reductions of experts' rows to tokens' rows.
 
-Sums are float32 inside, k (or the expert) ascending, multiply then add, rounded once, as combine does it.
+Sums are in float32, k (or the expert) ascending, multiply then add, rounded once, as in combine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ascend_moe.permute import sum_rows
 
 
 class _Equal(TopKWeightAndReduce):
-    """Two objects of one class with the same attributes are equal."""
+    """Base of classes whose objects are equal if their attributes are."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
@@ -27,24 +27,24 @@ class _Equal(TopKWeightAndReduce):
 
 
 class TopKWeightAndReduceDelegate(_Equal):
-    """finalize decides: the experts neither weight nor sum."""
+    """Choice left to finalize: the experts neither weight nor sum."""
 
     @with_signature_of(TopKWeightAndReduce.apply)
     def apply(self) -> Tensor:
-        """Raises ArgumentError: a finalize that gets this class chooses another one."""
+        """Raise ArgumentError: finalize must choose another class."""
         text = "weight_and_reduce_impl is TopKWeightAndReduceDelegate, which leaves the choice to finalize; "
         raise ArgumentError(text + "apply another of the classes", argument="weight_and_reduce_impl")
 
 
 class TopKWeightAndReduceNoOP(_Equal):
-    """The experts have weighted and summed: their output is copied."""
+    """Copy of the experts' output, which is weighted and summed."""
 
     @with_signature_of(TopKWeightAndReduce.apply)
     @with_typed_errors
     def apply(self, output: Tensor | None, fused_expert_output: Tensor) -> Tensor:
-        """Returns fused_expert_output itself, ``(T, H)``, where output is None, else output with its values.
+        """Return fused_expert_output itself, ``(T, H)``, if output is None, else output with its values.
 
-        Raises ArgumentError where output has another shape.
+        Raises ArgumentError if output has another shape.
         """
         if output is None:
             return fused_expert_output
@@ -55,7 +55,7 @@ class TopKWeightAndReduceNoOP(_Equal):
 class _Summing(_Equal):
     @abstractmethod
     def _places(self, rows: Tensor, topk_ids: Tensor) -> Tensor:
-        """``(T, K)``: where each pair's row is among all rows; -1: nowhere."""
+        """Return ``(T, K)``: the row of each pair; -1: none."""
 
     @with_typed_errors
     def apply(
@@ -66,12 +66,12 @@ class _Summing(_Equal):
         topk_ids: Tensor,
         apply_router_weight_on_input: bool,
     ) -> Tensor:
-        """The weighted sum of each token's rows, ``(T, H)``; zeros for a token without any.
+        """Return the weighted sum of each token's rows, ``(T, H)``; zeros for a token without any.
 
         Args:
             output: ``(T, H)`` or None. topk_weights: ``(T, K)`` float. topk_ids: ``(T, K)``.
-            fused_expert_output: as of the class; keeps its values.
-            apply_router_weight_on_input: the rows are only added.
+            fused_expert_output: in the class's layout; not changed.
+            apply_router_weight_on_input: add the rows without weights.
         """
         places = self._places(fused_expert_output, topk_ids)
         rows = fused_expert_output.reshape(-1, fused_expert_output.shape[-1])
@@ -83,7 +83,7 @@ class _Summing(_Equal):
 
 
 class TopKWeightAndReduceContiguous(_Summing):
-    """Rows are those of (token, k) pairs, ``(T, K, H)`` or ``(T*K, H)``."""
+    """Reduction of rows by (token, k) pair, ``(T, K, H)`` or ``(T*K, H)``."""
 
     def _places(self, rows: Tensor, topk_ids: Tensor) -> Tensor:
         tokens, topk = topk_ids.shape
@@ -93,9 +93,9 @@ class TopKWeightAndReduceContiguous(_Summing):
 
 
 class TopKWeightAndReduceNaiveBatched(_Summing):
-    """Rows lie by local expert, ``(L, most, H)``, in the order of the tokens that chose it. One rank's tokens.
+    """Reduction of rows by local expert, ``(L, most, H)``, in the order of one rank's tokens.
 
-    The sums are this rank's part; the ids of a token differ.
+    The sums are this rank's part; the ids of a token must differ.
 
     Args:
         rank: r; the local experts are r*L to r*L + L-1.
@@ -117,7 +117,7 @@ class TopKWeightAndReduceNaiveBatched(_Summing):
 
 
 def is_delegate(weight_and_reduce_impl: Any) -> bool:
-    """Whether it is our TopKWeightAndReduceDelegate or a vLLM's, or None, which leaves the choice too."""
+    """Return whether it is a TopKWeightAndReduceDelegate, this package's or vLLM's, or None."""
     return weight_and_reduce_impl is None or any(
         each.__name__ == "TopKWeightAndReduceDelegate" for each in type(weight_and_reduce_impl).__mro__
     )

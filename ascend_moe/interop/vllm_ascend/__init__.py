@@ -1,11 +1,10 @@
-"""vllm-ascend's own operators, ``torch.ops._C_ascend.*``, where its compiled part is not installed.
+"""vllm-ascend's operators ``torch.ops._C_ascend.*`` without its compiled part.
 
     from ascend_moe.interop import vllm_ascend
     vllm_ascend.register()
 
-Schemas and defaults are those of the installed release of vllm-ascend (`schemas`); the work is that of the
-operators of `ascend_moe.npu`. On NPUs with a built vllm-ascend nothing is left to define: there
-`ascend_moe.patch_torch_npu` is the one line.
+Schemas and defaults are those of the installed release of vllm-ascend (`schemas`), implemented by the operators of
+`ascend_moe.npu`. With a built vllm-ascend on NPUs call `ascend_moe.patch_torch_npu` instead.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ NAMESPACE = "_C_ascend"
 
 
 class _Op(NamedTuple):
-    """An operator: its function for CPU and NPU tensors, and its shapes on Meta. Both take schema's names."""
+    """An operator: its function for CPU and NPU tensors, and its shapes on Meta, called by the schema's names."""
 
     run: Callable[..., Any]
     shapes: Callable[[Any], Any]
@@ -85,19 +84,19 @@ _libraries: dict[str, Any] = {}  # a definition lives as long as its library
 def register(release: str | None = None) -> tuple[str, ...]:
     """Define in ``torch.ops._C_ascend`` the operators of `OPS` that are not there yet, for CPU, NPU and Meta tensors.
 
-    Operators of a built vllm-ascend stay as they are: import its ``vllm_ascend_C`` first where it exists. A second call
-    changes nothing, and with another release adds the operators that only that one has.
+    Operators of a built vllm-ascend are not replaced: import its ``vllm_ascend_C`` first. A second call changes
+    nothing, and with another release adds the operators that only that one has.
 
     Args:
-        release: of vllm-ascend, whose schemas these will be, such as "0.23.0"; None: the installed one, and where there
-            is none the newest known. One between two known ones has the schemas of the older, one older than all has
-            those of the oldest, with a warning.
+        release: release of vllm-ascend, such as "0.23.0"; None: the installed one, or else the newest known. One
+            between two known ones has the schemas of the older; one older than all those of the oldest, with a
+            warning.
 
     Returns:
-        The names that this call has defined.
+        Names defined by this call.
 
     Raises:
-        ArgumentError: release is no number of a release.
+        ArgumentError: release is not a release number.
     """
     chosen = schemas.choose(release)
     space = getattr(torch.ops, NAMESPACE)
@@ -105,7 +104,7 @@ def register(release: str | None = None) -> tuple[str, ...]:
     missing = {name: known[name] for name in known if not hasattr(space, name.partition(".")[0])}
     for name, schema in missing.items():
         _define(name, schema)
-    text = "defined %d operators of torch.ops.%s as vllm-ascend %s has them"
+    text = "defined %d operators of torch.ops.%s by the schemas of vllm-ascend %s"
     log.say(logging.INFO, text, len(missing), NAMESPACE, chosen)
     return tuple(missing)
 
@@ -120,7 +119,7 @@ def _define(name: str, schema: str) -> None:
     defaults = {argument.name: argument.default_value for argument in arguments}
 
     def whole(args: Any, kwargs: Any) -> dict[str, Any]:
-        # torch leaves out what equals the schema's default, and the functions may have others.
+        # torch omits arguments equal to the schema's default, which may differ from the functions'.
         return {**defaults, **dict(zip(defaults, args, strict=False)), **kwargs}
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -134,20 +133,20 @@ def _define(name: str, schema: str) -> None:
 
 
 def use_fault_tolerance(communicator: Any, mc2_group: Any) -> FaultTolerance:
-    """Gives an ``NPUCommunicator`` an all2all manager that sees lost ranks, as its ``all2all_manager``.
+    """Set an ``NPUCommunicator``'s ``all2all_manager`` to one that detects lost ranks.
 
-    vLLM's runners ask this manager after each step: ``support_fault_tolerance``, ``query_fault()`` and
-    ``query_active_mask()``. Call it in every worker, once MC2's group is there.
+    vLLM's runners query this manager after each step: ``support_fault_tolerance``, ``query_fault()`` and
+    ``query_active_mask()``. Call it in every worker after MC2's group exists.
 
     Args:
         communicator: of the EP group: ``get_ep_group().device_communicator``.
-        mc2_group: whose ``device_group`` dispatch and combine run on: ``get_mc2_group()``; or a process group.
+        mc2_group: the group of dispatch and combine: ``get_mc2_group()``, or a process group.
 
     Returns:
         The manager.
 
     Raises:
-        ArgumentError: mc2_group is none.
+        ArgumentError: mc2_group is not a group.
 
     Source: vllm-ascend ``distributed/device_communicators/npu_communicator.py``.
     """

@@ -1,6 +1,6 @@
-"""The work of ``torch.ops._C_ascend``'s operators, by their own names and arguments, over those of `ascend_moe.npu`.
+"""Implementations of ``torch.ops._C_ascend``'s operators over those of `ascend_moe.npu`.
 
-An operator is called with every argument of its schema by name: functions name those that they look at.
+They are called with every argument of the schema by name, and declare those that they read.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def moe_gating_top_k(
     eps: float,
     bias_opt: torch.Tensor | None = None,
 ) -> Quantized:
-    """Runs `ascend_moe.npu.npu_moe_gating_top_k`, whose arguments these are.
+    """Run `ascend_moe.npu.npu_moe_gating_top_k`.
 
     Args:
         x, k, k_group, group_count, group_select_mode, norm_type, out_flag, routed_scaling_factor, eps: as there.
-        renorm: 1: softmax weights are divided by their sum; those of the other types always are.
-        bias_opt: ``(E,)``, its bias, of any float type.
+        renorm: 1: divide softmax weights by their sum; those of other types always are.
+        bias_opt: ``(E,)``, its bias, of any float dtype.
     """
     plain = bias_opt is None or bias_opt.dtype == x.dtype
     if on_npu(x) and plain and not (renorm and norm_type == SOFTMAX):  # torch_npu's documents renorm 0 only
@@ -72,7 +72,7 @@ def moe_gating_top_k_hash(
     norm_type: int = 0,
     out_flag: bool = False,
 ) -> Quantized:
-    """Does the same; with input_ids and tid2eid the experts are ``tid2eid[input_ids]``.
+    """Run `moe_gating_top_k`; with input_ids and tid2eid the experts are ``tid2eid[input_ids]``.
 
     Args:
         x, k, bias, k_group, group_count, routed_scaling_factor, eps, group_select_mode, norm_type, out_flag: as of
@@ -82,9 +82,9 @@ def moe_gating_top_k_hash(
         renorm: must be 0.
 
     Raises:
-        ArgumentError: renorm is not 0, or as there.
+        ArgumentError: renorm is not 0, or another argument is invalid.
     """
-    need(renorm == 0, "renorm", "is {}; moe_gating_top_k_hash takes 0, divide the weights afterwards", renorm)
+    need(renorm == 0, "renorm", "is {}; need 0: divide the weights afterwards", renorm)
     groups = Groups(group_count, k_group, group_select_mode)
     hashed = {"input_ids": input_ids, "tid2eid": tid2eid}
     return gating_top_k(x, k, bias, groups, norm_type, renorm, routed_scaling_factor, eps, out_flag, **hashed)
@@ -92,7 +92,7 @@ def moe_gating_top_k_hash(
 
 def _need_absent(name: str, value: Any) -> None:
     absent = value is None or (isinstance(value, (list, tuple)) and len(value) == 0)
-    need(absent, name, "is given; vllm-ascend passes None, and nothing else is supported")
+    need(absent, name, "is given; only None, as vllm-ascend passes it, is supported")
 
 
 _HALVES = 1  # swiglu_mode with limit, alpha and bias: torch_npu's 2; its 1, interleaved columns, is not among these
@@ -102,10 +102,10 @@ _NO_LIMIT = torch.finfo(torch.float32).max
 def dequant_swiglu_quant(
     *, swiglu_mode: int, clamp_limit: float, glu_alpha: float, glu_bias: float, **call: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``npu_dequant_swiglu_quant``: as `ascend_moe.npu.npu_dequant_swiglu_quant`, whose arguments these are.
+    """Run `ascend_moe.npu.npu_dequant_swiglu_quant` as ``npu_dequant_swiglu_quant``.
 
-    swiglu_mode 0 is SwiGLU. 1: ``g * sigmoid(glu_alpha * g) * (u + glu_bias)`` of the two halves of a row, g cut at
-    clamp_limit and u at both sides, where clamp_limit is above 0.
+    swiglu_mode 0 is SwiGLU. 1: ``g * sigmoid(glu_alpha * g) * (u + glu_bias)`` of g (left) and u (right); with
+    clamp_limit above 0, g is limited to at most it, u to plus or minus it.
     """
     need(swiglu_mode in (0, _HALVES), "swiglu_mode", "is {}; it must be 0 or {}", swiglu_mode, _HALVES)
     need(clamp_limit >= 0, "clamp_limit", "is {}; it must be at least 0 (0: no limit)", clamp_limit)
@@ -124,10 +124,10 @@ def swiglu_quant_of_one(
     swiglu_limit: float = 0.0,
     **rows: torch.Tensor,
 ) -> Quantized:
-    """``grouped_matmul_swiglu_quant`` and ``…_weight_nz``: weight ``(E, K, N)``, group_list running sums.
+    """Run ``grouped_matmul_swiglu_quant`` or ``…_weight_nz``: weight ``(E, K, N)``, group_list running sums.
 
-    As `ascend_moe.npu.npu_grouped_matmul_swiglu_quant`, int4 weights with their bias too. swiglu_limit above 0: the
-    gate (left half) is cut at it, up at both sides, before silu. offset is refused.
+    As `ascend_moe.npu.npu_grouped_matmul_swiglu_quant`, also int4 weights with their bias. swiglu_limit above 0: gate
+    (the left) is limited to at most it, up to plus or minus it, before silu. offset is refused.
     """
     _need_int8_or_words(weight)
     _need_absent("offset", offset)
@@ -145,7 +145,7 @@ def _need_int8_or_words(weight: torch.Tensor) -> None:
 def swiglu_quant_of_lists(
     *, bias: torch.Tensor | Sequence[torch.Tensor] | None, offset: torch.Tensor | None, **call: Any
 ) -> Quantized:
-    """``grouped_matmul_swiglu_quant_weight_nz_tensor_list``: the same with a weight ``(K, N)`` of each expert."""
+    """Run ``grouped_matmul_swiglu_quant_weight_nz_tensor_list``: one weight ``(K, N)`` per expert."""
     _need_absent("offset", offset)
     return _with_offset(assist=[bias] if isinstance(bias, torch.Tensor) else bias, **call)
 
@@ -169,14 +169,14 @@ def swiglu_quant_v2(
     tuning_config: Sequence[int],
     **call: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``grouped_matmul_swiglu_quant_v2``: weights, one or one an expert; group_list sums (0) or counts (1).
+    """Run ``grouped_matmul_swiglu_quant_v2``: one weight, or one per expert; group_list sums (0) or counts (1).
 
     Weights are int8, or int4 in int32 with weight_assist_matrix. transpose_weight: int8 weights are ``(…, N, K)``.
     dequant_dtype, quant_dtype: 0, or the numbers of float32 and int8. None means 0. tuning_config: a hint for the NPU.
     """
     for matrix in weight:
         _need_int8_or_words(matrix)
-        need(not transpose_weight or matrix.dtype == torch.int8, "transpose_weight", "is True; int4 lie along N")
+        need(not transpose_weight or matrix.dtype == torch.int8, "transpose_weight", "is True; int4 are packed along N")
     _need_absent("bias", bias)
     need_rows_in_int8(dequant_mode, quant_mode, dequant_dtype or None, quant_dtype or None)
     need(group_list_type in (0, 1), "group_list_type", "is {}; it must be 0 (sums) or 1 (counts)", group_list_type)
@@ -197,7 +197,7 @@ def ffn_of_any_release(
     swiglu_limit: float = 0.0,
     **call: Any,
 ) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
-    """`layer_ops.dispatch_ffn_combine`; 0.18 has no biases, mask and limit, 0.13 no expert_token_nums either."""
+    """Run `layer_ops.dispatch_ffn_combine`; 0.18 has no biases, mask and limit, 0.13 no expert_token_nums either."""
     counts = expert_token_nums
     if counts is None:
         counts = expert_idx.new_empty(whole_shape(weight1, "weight1")[0], dtype=torch.int32)
@@ -209,10 +209,10 @@ def ffn_of_any_release(
 
 
 def moe_grouped_matmul(*, x: torch.Tensor, weight: torch.Tensor, **groups: Any) -> list[torch.Tensor]:
-    """`ascend_moe.npu.npu_grouped_matmul` of one x ``(M, K)`` and one weight ``(E, K, N)``, bf16 or fp16.
+    """Run `ascend_moe.npu.npu_grouped_matmul` of one x ``(M, K)`` and one weight ``(E, K, N)``, bf16 or fp16.
 
-    group_list is ``(n, 2)``: pairs of an expert and its rows. vllm-ascend has no caller, and documents no other call
-    than split_item 2, group_type 0, group_list_type 2; split_item 3 means the same in torch_npu. Others are refused.
+    group_list is ``(n, 2)``: pairs of an expert and its rows. vllm-ascend documents only split_item 2,
+    group_type 0, group_list_type 2; split_item 3 means the same in torch_npu. Others are refused.
     """
     need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float16))
     need_dims("weight", weight, 3, dtypes=(x.dtype,))

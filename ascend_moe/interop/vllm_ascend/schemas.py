@@ -1,7 +1,7 @@
-"""The schemas of vllm-ascend's operators ``torch.ops._C_ascend.*`` that its MoE code calls, by release.
+"""Schemas of vllm-ascend's MoE operators ``torch.ops._C_ascend.*``, by release.
 
-They are those that the compiled part of each wheel registers (a test compares them), 0.24.0 to 0.26.0 from the release
-candidates.
+They equal those that the compiled part of each wheel registers (a test compares them); 0.24.0 to 0.26.0 are from the
+release candidates.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib import metadata
 from ascend_moe.errors import need
 from ascend_moe.native import log
 
-# By operator, the schema from a release on; "gone": from there on there is no such operator.
+# Operator, first release, schema; "gone": removed in this release.
 _SCHEMAS = """
 dequant_situ_quant 0.26.0
     (Tensor x, *, Tensor? weight_scale=None, Tensor? activation_scale=None, Tensor? bias=None, Tensor?
@@ -96,7 +96,7 @@ def _read(text: str) -> dict[str, dict[str, str | None]]:
 
 SCHEMAS = _read(_SCHEMAS)
 _FFN, _FFN_BIASES = (str(SCHEMAS["dispatch_ffn_combine"][release]) for release in ("0.18.0", "0.23.0"))
-# Calls of dispatch_ffn_combine that are taken beside those of the release: vllm-ascend's tests pass a tensor of biases.
+# Overloads of dispatch_ffn_combine besides the release's: vllm-ascend's tests pass a tensor of biases.
 OVERLOADS = {
     "dispatch_ffn_combine.bias_tensor": _FFN_BIASES.replace("[] bias", " bias"),
     "dispatch_ffn_combine.release_0_18": _FFN,
@@ -106,13 +106,13 @@ OVERLOADS = {
 }
 
 
-_FIRST = (0, 7)  # its first release; a checkout without git's tags calls itself 0.1.dev
+_FIRST = (0, 7)  # its first release; a checkout without git tags has version 0.1.dev
 
 
 def _number(release: str) -> tuple[int, ...]:
-    """The three numbers; a release candidate counts as its release."""
+    """Return the three numbers; a release candidate counts as its release."""
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", release)
-    need(found is not None, "release", "is {!r}; it must be a release of vllm-ascend, such as {}", release, "0.23.0")
+    need(found is not None, "release", "is {!r}; need a release of vllm-ascend, such as {}", release, "0.23.0")
     return tuple(int(part or 0) for part in found.groups()) if found else ()
 
 
@@ -120,7 +120,7 @@ RELEASES = sorted({release for changes in SCHEMAS.values() for release in change
 
 
 def installed() -> str | None:
-    """The release of vllm-ascend that is installed here; it is not imported."""
+    """Return the installed release of vllm-ascend, without importing it."""
     try:
         return metadata.version("vllm-ascend")
     except metadata.PackageNotFoundError:
@@ -128,22 +128,22 @@ def installed() -> str | None:
 
 
 def choose(release: str | None = None) -> str:
-    """The known release whose schemas ``release`` has; None: the installed one, or else the newest.
+    """Return the known release with the schemas of ``release``; None: the installed one, or else the newest.
 
-    The newest too for a checkout that does not know its release.
+    A checkout without a release number has the newest.
     """
     wanted = release or installed() or RELEASES[-1]
     if _number(wanted) < _FIRST:
         wanted = RELEASES[-1]
     known = [each for each in RELEASES if _number(each) <= _number(wanted)]
     if not known:
-        text = "vllm-ascend %s is older than the releases whose operators are known: those of %s are taken"
+        text = "vllm-ascend %s is older than all known releases: using the operators of %s"
         log.say(logging.WARNING, text, wanted, RELEASES[0])
     return known[-1] if known else RELEASES[0]
 
 
 def of_release(release: str) -> dict[str, str]:
-    """The schemas of a known release, by operator, then the overloads beside them."""
+    """Return the schemas of a known release, by operator, then the overloads."""
     made: dict[str, str] = {}
     for name, changes in SCHEMAS.items():
         schema = [text for since, text in changes.items() if _number(since) <= _number(release)]

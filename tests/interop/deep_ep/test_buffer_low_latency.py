@@ -104,11 +104,11 @@ def test_two_results_may_be_alive(clusters: Clusters) -> None:
 
     def body(rank: int, buffer: Buffer) -> None:
         held = [low(case, rank, buffer, return_recv_hook=True) for _ in range(2)]
-        with pytest.raises(ArgumentError, match="2 results are alive already, 1 of them with a hook") as caught:
+        with pytest.raises(ArgumentError, match="2 results are in use, 1 of them with a hook") as caught:
             low(case, rank, buffer)
         assert "\n" not in str(caught.value)
         held[1][4]()
-        with pytest.raises(ArgumentError, match="low_latency_dispatch: 2 results are alive"):
+        with pytest.raises(ArgumentError, match="low_latency_dispatch: 2 results are in use"):
             low(case, rank, buffer)
         assert torch.equal(finish(case, rank, buffer, held[0]), low_sum(case, rank))
         third = low(case, rank, buffer)  # one has been combined

@@ -69,7 +69,9 @@ def test_ranks_that_the_caller_leaves_out() -> None:
         for masked in (1, 3):
             buffer.low_latency_update_mask_buffer(masked, True)
         assert torch.equal(step(buffer, rank, False), expected(rank, [1, 3]))
-        with pytest.raises(ArgumentError, match="is 0, this rank itself" if rank == 0 else "is 2, this rank itself"):
+        with pytest.raises(
+            ArgumentError, match="is 0, this rank: pass another" if rank == 0 else "is 2, this rank: pass another"
+        ):
             buffer.low_latency_update_mask_buffer(rank, True)
 
     def without(rank: int, group_ep: str) -> None:

@@ -25,7 +25,7 @@ def test_what_is_not_there_is_refused_by_name() -> None:
         sent = low(case, rank, buffer)
         small = (case.x(0), case.ids(0), 3, case.experts)
         refused: list[tuple[str, Callable[[], Any]]] = [
-            ("use_logfmt is True; combine's kernel adds", lambda: finish(case, 0, buffer, sent, use_logfmt=True)),
+            ("use_logfmt is True, but combine's kernel sums", lambda: finish(case, 0, buffer, sent, use_logfmt=True)),
             ("low_latency_update_mask_buffer", lambda: buffer.low_latency_update_mask_buffer(0, True)),
             ("low_latency_query_mask_buffer", lambda: buffer.low_latency_query_mask_buffer(torch.zeros(1).int())),
             ("low_latency_clean_mask_buffer", buffer.low_latency_clean_mask_buffer),
@@ -38,7 +38,7 @@ def test_what_is_not_there_is_refused_by_name() -> None:
                 lambda: buffer.low_latency_dispatch(*small),
             ),
             ("num_experts is 7", lambda: Buffer((group_ep, 2, 0)).get_dispatch_layout(case.ids(0), 7)),
-            ("comm is given", lambda: Buffer((group_ep, 1, 0), comm=object())),
+            ("comm is not supported", lambda: Buffer((group_ep, 1, 0), comm=object())),
             ("flavour is 'other'", lambda: Buffer((group_ep, 1, 0), flavour="other")),
             ("explicitly_destroy is False", buffer.destroy),
             ("event is None", lambda: send(case, 0, buffer)[5].current_stream_wait()),
@@ -58,7 +58,7 @@ def test_the_same_expert_more_than_once_is_an_overflow(clusters: Clusters) -> No
         ids = torch.zeros(4, 3, dtype=torch.int64)
         x = torch.ones(4, H, dtype=BF16)
         if rank == 0:
-            with pytest.raises(RoutingOverflow, match="has 24 rows, the result has 8"):
+            with pytest.raises(RoutingOverflow, match="has 24 rows, but the result 8"):
                 buffer.low_latency_dispatch(x, ids, 4, 6, use_fp8=False)
         else:
             buffer.low_latency_dispatch(x, ids, 4, 6, use_fp8=False)
@@ -76,7 +76,7 @@ def test_what_is_not_there_between_servers_is_named(monkeypatch: pytest.MonkeyPa
             per_rank, servers, per_expert, in_rank, _ = buffer.get_dispatch_layout(case.ids(rank), case.experts)
             hits = [{to // 2 for to in case.hit(rank, token)} for token in range(case.tokens(rank))]
             assert servers is not None and servers.tolist() == [sum(server in hit for hit in hits) for server in (0, 1)]
-            refusal = r"group has 4 ranks, 2 a server; .* is not there between servers, because comm_alg 'hierarchy'"
+            refusal = r"group has 4 ranks, 2 per server; .* cannot run between servers, as comm_alg 'hierarchy'"
             if flavour == "ascend":
                 with pytest.raises(ArgumentError, match=refusal):
                     buffer.dispatch(case.x(rank), None, per_rank, servers, in_rank, per_expert, case.ids(rank))

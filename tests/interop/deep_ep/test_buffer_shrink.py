@@ -151,7 +151,7 @@ class Rank:
                     self.step(zero_copy, hook, *format)
                     break
                 except PeerLost as lost:
-                    assert lost.rank in self.failed and "are left out from now on: repeat the step" in str(lost)
+                    assert lost.rank in self.failed and "are masked from now on: repeat the step" in str(lost)
                     repeated += 1
             if self.rank == FAILS_IN["clean"]:
                 raise Fails
@@ -176,9 +176,9 @@ def test_deepeps_shrink_test() -> None:
     def work(rank: int, group_ep: str) -> int:
         made = Rank(rank, group_ep)
         repeated = made.run()
-        with pytest.raises(ArgumentError, match="left out already"):
+        with pytest.raises(ArgumentError, match="which is masked: low_latency_clean_mask_buffer"):
             made.buffer.low_latency_update_mask_buffer(FAILS_IN["clean"], False)
-        with pytest.raises(ArgumentError, match="none of them can come back: start the job anew"):
+        with pytest.raises(ArgumentError, match="have ended: restart the job"):
             made.buffer.low_latency_clean_mask_buffer()
         done.wait()
         return repeated

@@ -47,8 +47,8 @@ WORLDS = [(world, counts) for world, cases in BATCHES.items() for counts in case
 def test_multicast_refuses_counts_that_do_not_fit() -> None:
     group = threads(2).groups[0]
     for ends, rule in (
-        (torch.tensor([2, 3]), r"x has 4 tokens, cu_tokens_across_dp 2 for rank 0"),
-        (torch.tensor([4, 3]), r"it must not fall"),
+        (torch.tensor([2, 3]), r"x has 4 tokens, but cu_tokens_across_dp 2 for rank 0"),
+        (torch.tensor([4, 3]), r"which never decrease"),
         (torch.tensor([4]), r"cu_tokens_across_dp is \(1,\)"),
     ):
         with pytest.raises(ArgumentError, match=rule):
@@ -166,7 +166,7 @@ def test_weights_may_be_on_the_input_and_results_in_place() -> None:
         ({"topk_weights": torch.zeros(5, 1)}, r"topk_weights is \(5, 1\); it must be \(5, 3\)"),
         ({"w1": torch.zeros(E, 2 * F, H + 1)}, r"w1 is \(8, 32, 33\)"),
         ({"w2": torch.zeros(E, H, F, dtype=BF16)}, r"w2 is torch.bfloat16"),
-        ({"inplace": True, "out_dtype": BF16}, r"inplace goes with"),
+        ({"inplace": True, "out_dtype": BF16}, r"inplace needs out_dtype"),
         ({"block_size": 0}, r"block_size is 0"),
     ],
 )

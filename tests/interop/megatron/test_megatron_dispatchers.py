@@ -124,11 +124,15 @@ def test_wrong_calls_of_dispatchers_are_refused(clusters: Any) -> None:
         for kind, wrong, message in (
             ("mc2", alone | {"etp_size": 2}, "etp_size is 2; it must divide the 1 ranks"),
             ("mc2", alone | {"probs_on": "router"}, "probs_on is 'router'"),
-            ("mc2", alone | {"pad_to_capacity": True}, "needs a capacity_factor"),
-            ("mc2", alone | {"pad_to_capacity": True, "capacity_factor": 1.0, "max_tokens": 4}, "have the same T then"),
+            ("mc2", alone | {"pad_to_capacity": True}, "pass a capacity_factor"),
+            (
+                "mc2",
+                alone | {"pad_to_capacity": True, "capacity_factor": 1.0, "max_tokens": 4},
+                "needs the same T on all ranks",
+            ),
             ("flex", alone, "kind is 'flex'"),
             ("alltoall", alone | {"comm_alg": "direct"}, "comm_alg is 'direct', not supported by kind 'alltoall'"),
-            ("mc2", {}, "is a name: give world_size and rank too"),
+            ("mc2", {}, "is a name: pass world_size and rank too"),
         ):
             with pytest.raises(ValueError, match=message):
                 TokenDispatcher(kind, group, E, K, **wrong)
@@ -177,7 +181,7 @@ def test_dispatchers_by_megatrons_names_give_the_bits_of_the_six_phases(
         assert carrier.handle is None and (carrier.tp_size, carrier.ep_size) == (etp, world // etp)
         loss_of(y).backward()
         for wrong, message in (
-            ((local + 1, own, config), f"num_local_experts is {local + 1}; E 8 on {world // etp} EP ranks"),
+            ((local + 1, own, config), f"num_local_experts is {local + 1}; num_experts 8 on {world // etp} EP ranks"),
             ((local, own[::-1], config), "local_expert_indices is .*; EP rank"),
             ((local, own, SimpleNamespace(**vars(config), moe_router_padding_for_fp8=True)), "padding_for_fp8 is set"),
         ):

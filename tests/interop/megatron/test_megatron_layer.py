@@ -258,16 +258,16 @@ def test_overlapped_shared_expert_gives_the_bits_of_the_plain(world: int, gate: 
 def test_steps_of_the_shared_expert_in_another_order_raise() -> None:
     x, module = randn(3, H), shared_expert(None, 0, 1, True, False)
     plain = module(x)
-    with pytest.raises(AscendMoeError, match="linear_fc1_forward_and_act was called, next is pre_forward_comm"):
+    with pytest.raises(AscendMoeError, match="linear_fc1_forward_and_act was called, expected pre_forward_comm"):
         module.linear_fc1_forward_and_act()
     module.wait_current_stream()
     module.pre_forward_comm(x, wait_current_stream=False)
-    with pytest.raises(AscendMoeError, match="pre_forward_comm was called, next is linear_fc1_forward_and_act"):
+    with pytest.raises(AscendMoeError, match="pre_forward_comm was called, expected linear_fc1_forward_and_act"):
         module.pre_forward_comm(x)
     with pytest.raises(AscendMoeError, match="get_output was called"):
         module.get_output()
     module.linear_fc1_forward_and_act()
-    with pytest.raises(AscendMoeError, match="post_forward_comm was called, next is linear_fc2_forward"):
+    with pytest.raises(AscendMoeError, match="post_forward_comm was called, expected linear_fc2_forward"):
         module.post_forward_comm()
     module.linear_fc2_forward()
     module.post_forward_comm()

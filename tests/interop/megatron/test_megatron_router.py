@@ -29,7 +29,7 @@ from ascend_moe.interop.megatron import (
 
 
 def test_kinds_of_balancing_that_are_not_offered_are_refused() -> None:
-    with pytest.raises(ValueError, match="is 'quantile_balancing', which is not offered"):
+    with pytest.raises(ValueError, match="is 'quantile_balancing', which is not supported"):
         TopKRouter(RouterConfig(E, H, moe_router_load_balancing_type="quantile_balancing"))
     with pytest.raises(ValueError, match="moe_router_load_balancing_type is 'sinkhorn'; need one of"):
         TopKRouter(RouterConfig(E, H, moe_router_load_balancing_type=["sinkhorn"], moe_aux_loss_coeff=[0.0]))
@@ -37,7 +37,7 @@ def test_kinds_of_balancing_that_are_not_offered_are_refused() -> None:
         "moe_aux_loss_coeff": 0.1, "moe_router_enable_expert_bias": True, "moe_router_topk_scaling_factor": 2.0,
         "moe_router_group_topk": 2, "moe_enable_routing_replay": True,
     }.items():  # fmt: skip
-        with pytest.raises(ValueError, match=f"{name} is {value} with sinkhorn, which has none"):
+        with pytest.raises(ValueError, match=f"{name} is {value}, which sinkhorn does not support"):
             TopKRouter(RouterConfig(E, H, moe_router_load_balancing_type="sinkhorn", **{name: value}))
 
 

@@ -234,7 +234,7 @@ def test_fp8_scales_of_a_checkpoint_are_loaded() -> None:
 
     for expert in range(2):
         load("w1", 0.02, expert)
-        with pytest.raises(ValueError, match=r"is 0.03 for experts.\d.w3.input_scale, but 0.02 came before"):
+        with pytest.raises(ValueError, match=r"is 0.03 for experts.\d.w3.input_scale, but 0.02 was loaded before"):
             load("w3", 0.03, expert)
         load("w3", 0.02 + 5e-6, expert)
         load("w2", 0.05, expert)
@@ -299,7 +299,7 @@ def test_quant_methods_make_the_parameters_of_any_layer() -> None:
         for name, value in made.items():
             assert (value.shape, value.dtype) == (expected[name].shape, expected[name].dtype)
             assert (value.weight_loader, value.quant_method) == ("theirs", "tensor") and not value.requires_grad
-    with pytest.raises(ArgumentError, match=r"weight_block_size \[128, 128\]; a weight has one scale"):
+    with pytest.raises(ArgumentError, match=r"weight_block_size \[128, 128\]; a weight must have one scale"):
         Fp8EPMoEMethod({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]})
 
 
@@ -308,7 +308,7 @@ def test_quant_configs_that_are_not_computed_are_refused() -> None:
         ({"quant_method": "awq", "activation_scheme": "dynamic"}, "has quant_method 'awq'; need 'fp8'"),
         ({"quant_method": "fp8"}, "has activation_scheme None"),
         ({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}, "weight_block_size"),
-        ({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e5m2"}, "has fmt 'e5m2'; weights are e4m3"),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e5m2"}, "has fmt 'e5m2'; need 'e4m3'"),
         ("fp8", "has activation_scheme None"),
     ):
         with pytest.raises(ArgumentError, match=rule) as caught:

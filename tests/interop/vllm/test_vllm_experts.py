@@ -164,13 +164,13 @@ def test_experts_refuse() -> None:
         ({"w2": part.w2.float()}, "w2 is torch.float32"),
         ({"output": torch.empty(5, H)}, r"output is \(5, 64\)"),
         ({"hidden_states": part.x.to(torch.int8)}, "with this quant_config it must be bf16"),
-        ({"a1q_scale": torch.ones(5)}, "a1q_scale comes with int8 rows"),
+        ({"a1q_scale": torch.ones(5)}, "a1q_scale must be passed with, and only with, int8 rows"),
         ({"hidden_states": part.x.view(1, 5, H)}, r"hidden_states is \(1, 5, 64\); it must be \(M, H\)"),
     ):
         with pytest.raises(ArgumentError, match=rule):
             apply(**changed)
     batched = make_experts(None, None, None, None, E, "batched")
-    with pytest.raises(ArgumentError, match="batched rows need the rows of each expert"):
+    with pytest.raises(ArgumentError, match="batched rows need counts of experts"):
         apply(batched, hidden_states=part.x.new_zeros(E, 2, H), output=part.x.new_zeros(E, 2, H))
     for config, rule in (
         (quantization.FusedMoEQuantConfig(torch.int8, True), "needs w1_scale and w2_scale"),
@@ -186,10 +186,14 @@ def test_experts_refuse() -> None:
         with pytest.raises(ArgumentError, match=rule):
             make_experts(None, None, None, config, E)
     made = make_experts(None, None, None, SimpleNamespace(gemm1_alpha=1.702), E)
-    with pytest.raises(ArgumentError, match=r"has gemm1_alpha 1\.702; activation 'silu' has no such number: give 1 or"):
+    with pytest.raises(
+        ArgumentError, match=r"has gemm1_alpha 1\.702, but activation 'silu' has no such parameter: pass 1 or"
+    ):
         apply(made)
     made = make_experts(None, None, None, None, E, moe_config=SimpleNamespace(swiglu_limit=10.0, swiglu_alpha=None))
-    with pytest.raises(ArgumentError, match=r"moe_config has swiglu_limit 10\.0; activation 'gelu' has no such number"):
+    with pytest.raises(
+        ArgumentError, match=r"moe_config has swiglu_limit 10\.0, but activation 'gelu' has no such parameter"
+    ):
         apply(made, activation="gelu")
     neutral = SimpleNamespace(gemm1_clamp_limit=None, gemm1_alpha=1.0, gemm1_beta=0.0)
     make_experts(None, None, None, neutral, E, moe_config=SimpleNamespace(swiglu_limit=None))

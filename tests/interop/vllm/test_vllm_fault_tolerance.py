@@ -122,7 +122,7 @@ def lose_one() -> list[int]:
     try:
         moved_here(2)
     except PeerLost as lost:
-        assert "left out from now on" in str(lost)
+        assert "masked from now on" in str(lost)
         return _masks()
     raise AssertionError("no rank was lost")
 

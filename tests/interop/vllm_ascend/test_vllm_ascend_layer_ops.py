@@ -232,10 +232,10 @@ def test_release(
     monkeypatch.setattr(metadata, "version", found)
     with caplog.at_level("INFO", "ascend_moe"):
         assert vllm_ascend.register() == ()
-    assert caplog.messages[-1].endswith(f"as vllm-ascend {taken} has them")
+    assert caplog.messages[-1].endswith(f"by the schemas of vllm-ascend {taken}")
     assert ("is older than" in caplog.text) == (version == "0.13.0")
     assert schemas.choose("v0.23.0") == "0.23.0"
-    with pytest.raises(ArgumentError, match=r"release is 'main'; it must be a release of vllm-ascend, such as 0.23.0"):
+    with pytest.raises(ArgumentError, match=r"release is 'main'; need a release of vllm-ascend, such as 0.23.0"):
         vllm_ascend.register("main")
 
 
