@@ -4,14 +4,29 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <string>
 
 #include "communicator.h"
-#include "plan.h"
+#include "rules/plan.h"
 #include "twin/api/qualifiers.h"
 #include "twin/engine/engine.h"
 #include "twin/engine/launch.h"
 
 namespace ops {
+
+// A checked call with its tiling, which the C ABI hands out as a plan.
+struct Plan {
+    moe::CallSpec spec;
+    moe::CallPlan call;
+
+    bool dispatch() const { return call.op == moe::kOpDispatch; }
+    const moe::MoeDistributeInfo& info() const { return dispatch() ? call.dispatch.info : call.combine.info; }
+    const void* tiling() const { return dispatch() ? static_cast<const void*>(&call.dispatch) : &call.combine; }
+    uint64_t tiling_bytes() const { return dispatch() ? sizeof(call.dispatch) : sizeof(call.combine); }
+};
+
+// Copies a text, as much as fits. Returns the bytes that all of it takes.
+uint64_t GiveText(const std::string& from, char* to, uint64_t bytes);
 
 class OpLaunch {
 public:

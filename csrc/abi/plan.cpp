@@ -3,8 +3,7 @@
 #include <string>
 
 #include "ascend_moe.h"
-#include "communicator.h"
-#include "plan.h"
+#include "op_launch.h"
 #include "rules/message.h"
 #include "rules/op_tables.h"
 #include "rules/vendor_needs.h"
