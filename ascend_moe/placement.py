@@ -207,13 +207,13 @@ def contiguous_balance(experts: int, layers: int = 1) -> Balance:
 def shrunk(found: Balance, ranks: int, alive: Sequence[int]) -> Balance:
     """Return the placement for the remaining ranks of a group, with physical experts renumbered for the smaller group.
 
-    Each rank of ``alive`` keeps its L physical experts. An expert whose copies were all on lost ranks has none: its row
+    Each rank of ``alive`` keeps its physical experts. An expert whose copies were all on lost ranks has none: its row
     of logical_to_physical is -1, `remap` maps its ids to -1, and no row is sent for them.
 
     Args:
         found: the placement of the original group.
-        ranks: W of the original group.
-        alive: the result of ``ascend_moe.agree``: original ranks, ascending.
+        ranks: W of the original group, which divides its physical experts.
+        alive: the result of ``ascend_moe.agree``: at least one original rank, ascending.
 
     Raises:
         ArgumentError: an argument breaks one of these rules.

@@ -192,7 +192,7 @@ def process_group(group_ep: str) -> ProcessGroup | None:
 def size_and_rank(group_ep: str) -> tuple[int, int | None] | None:
     """Return world size and rank of a known group without opening anything, or None for an unknown name.
 
-    The rank is None if the calling thread could be any rank.
+    The rank is None for a `LocalCluster` if the calling thread runs none of its ranks.
     """
     if (made := subgroup(group_ep)) is not None:
         return made.world, made.rank

@@ -535,7 +535,10 @@ class World:
         return found
 
     def write_trace(self, path: str | Path, epoch: int = 0) -> None:
-        """Return the last schedule (run with ``trace=True``) as JSON lines; the first describes the world."""
+        """Write the last schedule to a file of JSON lines; the first describes the world.
+
+        That schedule must have been run with ``trace=True, vary_epoch=False`` and this ``epoch``.
+        """
         assert self.program is not None
         case = self.program.program
         header = {

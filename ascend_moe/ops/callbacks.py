@@ -52,7 +52,7 @@ def _store(error: BaseException) -> int:
 
 
 def stored_error(error: RuntimeError) -> BaseException:
-    """Return the error that this thread's call stored if ``error`` has its text, else ``error``."""
+    """Take the error that this thread's call stored; return it if ``error`` begins with its text, else ``error``."""
     found, _here.error = getattr(_here, "error", None), None
     return found if found is not None and str(error).startswith(_here.text.value.decode()) else error
 

@@ -129,7 +129,7 @@ class Comparison:
     """Result of `validate`.
 
     Attributes:
-        ok: whether all outputs are equal.
+        ok: whether the defined parts of all outputs equal the reference, bit for bit.
         text: text to print.
         differences: one sentence for each tensor that differs.
     """

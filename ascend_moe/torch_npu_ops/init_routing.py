@@ -48,7 +48,7 @@ def npu_moe_init_routing(
     need_dims("x", x, 2)
     need_dims("expert_idx", expert_idx, 2)
     tokens, pairs = x.shape[0], expert_idx.numel()
-    need(expert_idx.shape[0] == tokens, "expert_idx", "is {} for {} rows of x", expert_idx.shape, tokens)
+    need(expert_idx.shape[0] == tokens, "expert_idx", "is {}; this x needs ({}, K)", expert_idx.shape, tokens)
     need_shape("row_idx", row_idx, tuple(expert_idx.shape))
     for name, value in (("row_idx", row_idx), ("expert_idx", expert_idx)):
         need_dtype(name, value, torch.int32)
@@ -196,7 +196,7 @@ def _check(call: Any) -> None:
     x, ids = call.x, call.expert_idx
     need_dims("x", x, 2)
     need_dims("expert_idx", ids, 2)
-    need(ids.shape[0] == x.shape[0], "expert_idx", "is {} for {} rows of x", ids.shape, x.shape[0])
+    need(ids.shape[0] == x.shape[0], "expert_idx", "is {}; this x needs ({}, K)", ids.shape, x.shape[0])
     need_dtype("expert_idx", ids, torch.int32)
     dtypes = [torch.bfloat16, torch.float16, torch.float32]
     if call.quant_mode == UNQUANTIZED:
