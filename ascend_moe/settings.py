@@ -388,7 +388,7 @@ NAMES = frozenset(setting.name for group in TABLE.values() for setting in group)
 
 
 def setting_of(problem: BaseException) -> Setting[Any] | None:
-    """Return the variable that the error ``problem`` is about, or None."""
+    """Return the `Setting` of the variable that the error ``problem`` is about, or None."""
     argument = getattr(problem, "details", {}).get("argument")
     return next((setting for group in TABLE.values() for setting in group if setting.name == argument), None)
 

@@ -113,7 +113,10 @@ class CheckpointFiles:
             return _DTYPES.get(str(part.get_dtype()), part.get_dtype())
 
     def check(self, part: Part, *, of_others: bool = False) -> None:
-        """Raise ArgumentError unless the tensor exists and its header fits. ``of_others``: its file may be absent."""
+        """Raise ArgumentError unless the tensor exists and its header fits.
+
+        ``of_others``: do not check the header if the file is absent: only other ranks read it.
+        """
         if part.name not in self:
             raise self.missing(part.name, part.name.rsplit(".", 2)[0])
         if not of_others or self.is_here(part.name):

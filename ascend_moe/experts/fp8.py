@@ -20,7 +20,7 @@ def cast_fp8(x: Tensor, round_scale: bool = False) -> tuple[Tensor, Tensor]:
 
     Source: DeepEP ``per_token_cast_to_fp8``.
     """
-    need(x.shape[1] % GROUP == 0, "x", "has rows of {}; with use_fp8 they must be a multiple of {}", x.shape[1], GROUP)
+    need(x.shape[1] % GROUP == 0, "x", "has {} columns; with use_fp8 they must be a multiple of {}", x.shape[1], GROUP)
     groups = x.float().view(x.shape[0], x.shape[1] // GROUP, GROUP)
     top = groups.abs().amax(2).clamp(min=_LEAST)
     factor, scale = torch.full_like(top, FP8_MAX) / top, top / FP8_MAX

@@ -266,7 +266,7 @@ class CommHandle:
         self._library.am_torch_handle_release(self.handle)
 
     def shut(self) -> None:
-        """Mark it as closed or failed: no call uses it again."""
+        """Mark the communicator as closed or failed, for good: no op uses it again, and one in flight cannot finish."""
         self._library.am_torch_handle_shut(self.handle)
 
     def __enter__(self) -> CommHandle:

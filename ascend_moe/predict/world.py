@@ -185,7 +185,7 @@ class TimedWorld:
         options, result = _Options(skip, _LIMIT_NS, events), _Result()
         self._library.am_timed_run(self._handle, steps, len(steps), values, ctypes.byref(options), ctypes.byref(result))
         if result.failed:
-            raise AscendMoeError(f"timed {op}: {result.message.decode()}")
+            raise AscendMoeError(f"prediction of {op}: {result.message.decode()}")
         self._raise_what_ranks_report(op)
         use: dict[str, float] = {}
         moved: dict[str, float] = {}
@@ -264,8 +264,8 @@ class TimedWorld:
         check = calls.CheckResult()
         plan = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
         if not plan:
-            calls.Plan(f"timed {op}", spec)  # raises with the rule's text
-            raise AscendMoeError(f"timed {op}: {check.message.decode()}")
+            calls.Plan(f"prediction of {op}", spec)  # raises with the rule's text
+            raise AscendMoeError(f"prediction of {op}: {check.message.decode()}")
         self._plans.append(plan)
         outputs = []
         for at, (dtype, shape) in enumerate(calls.outputs_of(spec)):
@@ -300,7 +300,7 @@ class TimedWorld:
             if self._library.am_timed_outcome(self._handle, rank, times, record):
                 text = ctypes.create_string_buffer(1024)
                 self._library.am_error_message(record, text, 1024)
-                raise AscendMoeError(f"timed {op}: {text.value.decode()}")
+                raise AscendMoeError(f"prediction of {op}: {text.value.decode()}")
 
 
 class Routing:

@@ -60,8 +60,8 @@ class RouterReplayAction(Enum):
 class RouterReplay:
     """Records the choices of one router, or replaces them. The static methods apply to all objects.
 
-    REPLAY_FORWARD uses the ids that were set last. REPLAY_BACKWARD uses, in the order of `set_target_indices`, the ids
-    not yet used by it: for forwards that a backward recomputes, one for each call.
+    REPLAY_FORWARD uses the ids that were set last. REPLAY_BACKWARD, for forwards that a backward recomputes, takes the
+    ids of one `set_target_indices` per forward, oldest first.
 
     Args:
         register: include it in the static methods, in order of creation; keeps it alive until

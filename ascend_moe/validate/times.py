@@ -61,7 +61,7 @@ def configuration(ranks: int) -> Request:
 
 
 def about(request: Request) -> str:
-    """Describe the configuration."""
+    """Return the configuration as text: ranks, tokens, sizes and row types."""
     return (
         f"{request.ranks} ranks, {request.batch} tokens each, H {request.hidden}, K {request.topk}, "
         f"E {request.experts}, int8 rows in dispatch, bf16 rows in combine, contract {request.contract}"

@@ -54,7 +54,7 @@ def check_x(x: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
     codes, scales = x
     need_dims("x", codes, 2, dtypes=(FP8,))
     need_dtype("x", scales, torch.float32)
-    need(codes.shape[1] % GROUP == 0, "x", "has rows of {}; need a multiple of {}", codes.shape[1], GROUP)
+    need(codes.shape[1] % GROUP == 0, "x", "has {} columns; need a multiple of {}", codes.shape[1], GROUP)
     need_shape("x", scales, (codes.shape[0], codes.shape[1] // GROUP))
     return [codes, scales]
 
@@ -75,7 +75,7 @@ class Format:
         need(not self.round_scale or self.fp8, "round_scale", "is True without use_fp8: pass False, or use_fp8=True")
         rule = "is True without round_scale, but its scales are powers of two: pass round_scale=True"
         need(not self.use_ue8m0 or self.round_scale, "use_ue8m0", rule)
-        rule = "has rows of {}; with use_ue8m0 they must be a multiple of {}"
+        rule = "has {} columns; with use_ue8m0 they must be a multiple of {}"
         need(not self.use_ue8m0 or hidden % (PACKED * GROUP) == 0, "x", rule, hidden, PACKED * GROUP)
 
     def pack(self, x: Tensor) -> Tensor:

@@ -92,16 +92,16 @@ class Experts:
     # ---- memory
 
     def workspace_shapes(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the shapes of workspace13, workspace2 and the output, in the form of the base's release.
+        """Return the shapes of workspace13, workspace2 and the output, in the form of the calling vLLM release.
 
         Args:
             0.11: a, aq, M, N, K, topk, global_num_experts, local_num_experts, expert_tokens_meta.
             newest: M, N, K, topk, global_num_experts, local_num_experts, expert_tokens_meta, activation.
-            M rows (batched: places of an expert), N = 2F, K = H.
+            M: rows (batched: places of an expert). N: 2F. K: H.
 
         Returns:
-            ``(M*topk, max(N, K))``, ``(M*topk, N // 2)``, ``(M*topk, K)``; batched ``(L, M, ...)`` each; 0.11: and
-            their type, a's. The kernel may put the output into workspace13. The products need none of them.
+            ``(M*topk, max(N, K))``, ``(M*topk, N // 2)``, ``(M*topk, K)``; batched ``(L, M, ...)`` each. For 0.11
+            a's dtype follows. The modular kernel may put the output into workspace13; `apply` uses no workspace.
         """
         first = kwargs.pop("a", args[0] if args else None)
         if not isinstance(first, Tensor):

@@ -311,7 +311,7 @@ def test_formats_that_do_not_go_together(clusters: Clusters) -> None:
         for text, given in (
             ("use_ue8m0 is True without round_scale", {"use_fp8": True, "use_ue8m0": True}),
             ("round_scale is True without use_fp8", {"round_scale": True}),
-            ("x has rows of 256; with use_ue8m0", {"use_fp8": True, "round_scale": True, "use_ue8m0": True}),
+            ("x has 256 columns; with use_ue8m0", {"use_fp8": True, "round_scale": True, "use_ue8m0": True}),
         ):
             with pytest.raises(ArgumentError, match=text):
                 low(case, rank, buffer, **given)
