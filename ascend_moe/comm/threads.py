@@ -241,20 +241,31 @@ class LocalCluster:
     def _run_ranks(self, function_of: Callable[[int], Callable[[], T]], results: dict[int, T]) -> None:
         """Start a thread for each rank and wait until all have ended."""
         threads: list[threading.Thread] = []
-        for rank in range(self.world_size):
-            body = functools.partial(self._body, rank, function_of(rank), results)
-            thread = threading.Thread(target=body, name=f"{self.name}-rank{rank}", daemon=True)
-            try:
-                thread.start()
-                threads.append(thread)
-            except RuntimeError as error:  # no more threads
-                self._finished(rank, error)
+        waiting = set(range(self.world_size))  # ranks whose thread has not begun
+
+        def body(rank: int) -> None:
+            with self.changed:
+                if rank not in waiting:  # run() was interrupted before
+                    return
+                waiting.remove(rank)
+            self._body(rank, function_of(rank), results)
+
         try:
+            for rank in range(self.world_size):
+                thread = threading.Thread(target=body, args=(rank,), name=f"{self.name}-rank{rank}", daemon=True)
+                try:
+                    thread.start()
+                    threads.append(thread)
+                except RuntimeError as error:  # no more threads
+                    self._finished(rank, error)
             with self.changed:
                 self.changed.wait_for(lambda: not self._active)
             for thread in threads:  # their functions have returned
                 thread.join()
         except BaseException:
+            with self.changed:
+                self._active -= waiting
+                waiting.clear()
             self._interrupt()
             raise
 

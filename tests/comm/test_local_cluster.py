@@ -274,6 +274,22 @@ def test_keyboard_interrupt_wakes_ranks_that_wait_in_an_op() -> None:
         assert cluster.run(op) == [[10, 11, 12]] * 3
 
 
+def test_an_interrupt_while_threads_start_leaves_the_cluster_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name.endswith("-rank1"):
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        start(thread)
+
+    with LocalCluster(3) as cluster:
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cluster.run(op)
+        assert cluster.run(op) == [[10, 11, 12]] * 3
+
+
 @pytest.mark.usefixtures("ctrl_c")
 def test_keyboard_interrupt_does_not_wait_for_ever(library: WindowLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_cluster, "INTERRUPT_GRACE_S", 0.1)

@@ -260,7 +260,7 @@ def wrong_integers(op: str, world: int) -> Iterator[Bad]:
     zeros = ["zero_expert_num", "copy_expert_num", "const_expert_num"] if op.endswith("_v2") else []
     rules |= dict.fromkeys(zeros, ((-1, 1025), "0..1024"))
     if not is_dispatch(op):
-        rules["comm_quant_mode"] = ((-1, 1, 3), "only 0 and 2 are supported: CANN has no other for int8 rows")
+        rules["comm_quant_mode"] = ((-1, 1, 3), "only 0 and 2 are supported: CANN has no other mode for")
     if op == "combine":
         rules["out_dtype"] = ((-1, 1, 2), "only 0 is supported: it is for int32 rows")
     if is_dispatch(op):

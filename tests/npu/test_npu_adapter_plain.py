@@ -96,7 +96,7 @@ def test_adapter_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path
         raise OSError("libascendcl.so: cannot open shared object file: No such file or directory")
 
     monkeypatch.setattr(torch.ops, "load_library", load)
-    with pytest.raises(LibraryError, match=r"libascendcl\.so is CANN's .*set_env\.sh.*`ascend-moe vnpu -- `"):
+    with pytest.raises(LibraryError, match=r"libascendcl\.so is part of CANN .*set_env\.sh.*`ascend-moe vnpu -- `"):
         npu_adapter.load()
 
 
@@ -110,7 +110,7 @@ def no_cann(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
 def test_torch_npu_without_cann(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     text = "libhccl.so: cannot open shared object file: No such file or directory"
     no_cann(monkeypatch, tmp_path, text)
-    fix = r"\(libhccl\.so: .*\); libhccl\.so is CANN's .*: source CANN's set_env\.sh, or.*ascend-moe vnpu"
+    fix = r"\(libhccl\.so: .*\); libhccl\.so is part of CANN .*: source CANN's set_env\.sh, or.*ascend-moe vnpu"
     with pytest.raises(LibraryError, match=f"patch_torch_npu: torch_npu cannot be imported {fix}"):
         ascend_moe.patch_torch_npu()
     with pytest.raises(LibraryError, match=f"npu_swiglu: a tensor on an NPU needs torch_npu, .* {fix}"):

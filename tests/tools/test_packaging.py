@@ -157,7 +157,7 @@ def test_missing_library_names_places_and_the_command(no_library: pytest.MonkeyP
         (
             "",
             "am_not_there",
-            r"has no function am_not_there.* rebuild it with (make -C|cmake -S) ",
+            r"lacks the function am_not_there.* rebuild it with (make -C|cmake -S) ",
         ),  # a library of other sources
     ],
 )
@@ -257,7 +257,7 @@ def test_a_part_is_built_once_and_told(name: str, fast: Path, caplog: pytest.Log
     assert (made.parent / fast.name).resolve() == fast
     lines, told = list(caplog.messages), len(caplog.messages)
     assert {record.levelname for record in caplog.records} == {"WARNING"}  # seen without any setting
-    assert lines[0].startswith(f"ascend_moe: builds {build.PARTS[name].title} into ") and "about" in lines[0]
+    assert lines[0].startswith(f"ascend_moe: building {build.PARTS[name].title} into ") and "about" in lines[0]
     assert build.built_part(name, SOURCES, fast) == made
     assert build.build_folder(SOURCES, fast.with_name("other.so")) != made.parent
     configure, compiling = calls(fast)
@@ -339,7 +339,7 @@ def test_without_a_tool_the_fix_is_named(missing: str, fast: Path, monkeypatch: 
     real = build._tool
     absent = {"cmake": ("cmake",), "g++": ("g++", "c++", "clang++")}[missing]
     monkeypatch.setattr(build, "_tool", lambda name: None if name in absent else real(name))
-    with pytest.raises(LibraryError, match=rf"there is no {missing.replace('+', '[+]')}.*make wheel"):
+    with pytest.raises(LibraryError, match=rf"building it needs {missing.replace('+', '[+]')}.*make wheel"):
         build.built_part("checked", SOURCES, fast)
 
 

@@ -76,4 +76,4 @@ def test_who_does_not_differ_must_not_be_named(worlds: Worlds) -> None:
     for rank in range(4):
         error, words = right[rank][0]
         wrong = words[: words.rindex("rank")] + f"rank {rank}; it must be the same"
-        assert f"rank {rank} says" in planned.fault.judge([*right[:rank], [(error, wrong)], *right[rank + 1 :]])
+        assert f"rank {rank} raises" in planned.fault.judge([*right[:rank], [(error, wrong)], *right[rank + 1 :]])
