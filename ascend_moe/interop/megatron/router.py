@@ -157,7 +157,7 @@ class TopKRouter(FittedModule):
         return self
 
     def get_aux_loss_coeff(self, aux_loss_type: str) -> float:
-        """Return the coefficient of "aux_loss", "seq_aux_loss" or "global_aux_loss"; 0: not used."""
+        """Return the coefficient of ``aux_loss_type`` "aux_loss", "seq_aux_loss" or "global_aux_loss"; 0: not used."""
         kinds, coeffs = self.config.moe_router_load_balancing_type, self.config.moe_aux_loss_coeff
         if isinstance(kinds, str):
             return float(coeffs) if kinds == aux_loss_type else 0.0
