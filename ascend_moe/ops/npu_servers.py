@@ -43,9 +43,9 @@ DEVICES_OF_A_MODULE = 8
 
 
 def module_of(soc: str) -> int:
-    """The module of 8 devices that this process's current NPU is in, by the number that the driver gives it.
+    """Return the number of the current NPU's module of 8 devices on an A2, where HCCL treats modules as servers; else 0.
 
-    0 but on A2, where HCCL takes a server's modules for servers.
+    The number derives from the driver's physical device id.
     """
     if not soc.startswith("Ascend910B"):
         return 0

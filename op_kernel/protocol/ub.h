@@ -21,11 +21,12 @@ constexpr uint32_t kChunkBlockBytes = kChunkPairs * kBlock;
 
 // ---- common/contexts.h ----
 constexpr uint32_t kEpochWordBytes = kBlock;
-// WindowContext: all ranks' window addresses as in the context, on A3 two words per rank; a UB layout is the same for
-// every context. In larger groups a core has few rows per rank, and rings need the room.
+// WindowContext: all ranks' window addresses as in the context, on A3 two words per rank. In larger groups a core has
+// few rows per rank, and rings need the room. Between servers of A2 each rank has a record of its own instead.
 constexpr uint32_t kMostPeersInUb = 64;
 MOE_FN uint32_t PeersBytes(const MoeDistributeInfo& info) {
-    return info.world > kMostPeersInUb ? 0 : InBlocks(2 * info.world * kWordPairBytes);
+    return info.world > kMostPeersInUb || info.transport == kTransportRdma ? 0
+                                                                           : InBlocks(2 * info.world * kWordPairBytes);
 }
 
 // ---- common/core_barrier.h ----

@@ -91,7 +91,7 @@ def ranks_sharing(some: list[int]) -> int:
     group = dist.new_group(some)
     if not isinstance(group, dist.ProcessGroup):
         return 0
-    records = npu_servers.gather("g", group, 10, "Ascend910B3")
+    records = npu_servers.gather("g", group, 10, "Ascend910_9391")
     return npu_servers.agreed("g", group.rank(), records, sorted(some), dist.get_world_size())
 
 
