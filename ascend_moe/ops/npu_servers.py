@@ -43,7 +43,7 @@ DEVICES_OF_A_MODULE = 8
 
 
 def module_of(soc: str) -> int:
-    """Return the number of the current NPU's module of 8 devices on an A2, where HCCL treats modules as servers; else 0.
+    """Return the number of the current NPU's module of 8 devices on A2, where HCCL treats modules as servers; else 0.
 
     The number derives from the driver's physical device id.
     """
