@@ -96,7 +96,7 @@ def test_doctor_says_that_the_device_is_virtual() -> None:
     found = {each["topic"]: each for each in read(on_vnpu(A2, "doctor", "--json")[1])["diagnostics"]}
     assert found["NPUs"]["what"] == "2 x Ascend910B3 (virtual: host memory and CPU cores)"
     assert found["operator package"]["level"] == found["torch_npu"]["level"] == "ok"
-    assert "nothing here says anything about silicon" in found["virtual NPU"]["what"]
+    assert "results do not apply to real NPUs" in found["virtual NPU"]["what"]
 
 
 @pytest.mark.parametrize("soc", [A3, pytest.param(A2, marks=pytest.mark.nightly)])
