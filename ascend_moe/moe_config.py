@@ -105,7 +105,7 @@ class MoEConfig(WithSpecialExperts):
 
     @property
     def row_size(self) -> int:
-        """R, elements per dispatched row."""
+        """R, elements per dispatched row: latent_size, or H if that is 0."""
         return self.latent_size or self.hidden_size
 
     @property

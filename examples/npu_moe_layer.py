@@ -155,13 +155,13 @@ def main() -> None:
         dist.all_reduce(failures)
         if layer.rank == 0:
             tokens = [LARGEST if masked else BATCHES[r % len(BATCHES)] for r in range(layer.world)]
-            verdict = "equal to the reference" if int(failures.cpu()) == 0 else "WRONG"
-            print(f"{name:<28} tokens {tokens!s:<18} {verdict}", flush=True)
-    verdict = "PASS" if right else "FAIL"
+            outcome = "equal to the reference" if int(failures.cpu()) == 0 else "WRONG"
+            print(f"{name:<28} tokens {tokens!s:<18} {outcome}", flush=True)
+    outcome = "PASS" if right else "FAIL"
     for rank in range(layer.world):  # one after the other
         dist.barrier()
         if rank == layer.rank:
-            print(f"rank {rank} on {torch.npu.get_device_name()}: {verdict}", flush=True)
+            print(f"rank {rank} on {torch.npu.get_device_name()}: {outcome}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
     if not right:

@@ -166,8 +166,8 @@ def work(rank: int, port: int, options: argparse.Namespace) -> None:
     if rank == 0:
         Path(options.plot).write_text(picture(curves, entropy))
         last = max(losses[-1] for losses in curves.values())
-        verdict = "below" if last < entropy else "NOT below"
-        print(f"loss {last:.3f} is {verdict} the text's unigram entropy, {entropy:.3f}; curves in {options.plot}")
+        outcome = "below" if last < entropy else "NOT below"
+        print(f"loss {last:.3f} is {outcome} the text's unigram entropy, {entropy:.3f}; curves in {options.plot}")
         options.ok.value = last < entropy
     dist.barrier()
     dist.destroy_process_group()

@@ -237,8 +237,8 @@ def rank_main(rank: int, world: int, store: str) -> None:
         results: list[Any] = [None] * world
         dist.all_gather_object(results, run_case(group, *case))
         tokens = ", ".join(f"{real} of {given}" for real, given, _ in results)
-        verdict = "equals dense" if all(right for *_, right in results) else "WRONG"
-        lines.append(f"{name:<34} tokens {tokens:<38} {verdict}")
+        outcome = "equals dense" if all(right for *_, right in results) else "WRONG"
+        lines.append(f"{name:<34} tokens {tokens:<38} {outcome}")
     if rank == 0:
         print("\n".join(lines))
         print("FAIL" if any(line.endswith("WRONG") for line in lines) else "PASS")

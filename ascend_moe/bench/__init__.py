@@ -104,7 +104,7 @@ def run_ranks(job: Job, advance: Advance | None = None) -> list[list[CaseMarks]]
                 **os.environ,
                 **SETTINGS,
                 settings.HCCL_BUFFSIZE.name: str(max(window_mib(case) for case in job.cases)),
-                settings.REGISTERED_MIB.name: str(max(lent_mib(case) for case in job.cases)),
+                settings.REGISTERED_MIB.name: str(max(registered_mib(case) for case in job.cases)),
                 "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
                 "PYTHONFAULTHANDLER": "1",
             },
@@ -192,7 +192,7 @@ def window_mib(case: Case) -> int:
     return max(DEFAULT_WINDOW_MIB, *needs)
 
 
-def lent_mib(case: Case) -> int:
+def registered_mib(case: Case) -> int:
     """Return an ASCEND_MOE_REGISTERED_MIB for three tensors of the maximum number of rows."""
     return max(DEFAULT_WINDOW_MIB, 3 * case.most_rows * case.hidden * case.torch_dtype.itemsize // MIB + 1)
 

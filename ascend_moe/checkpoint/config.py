@@ -97,7 +97,7 @@ def moe_config(values: Json) -> MoEConfig:
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
         known = ", ".join((*MODEL_TYPES, *(f"{name} (its text_config)" for name in WRAPPERS)))
-        raise _unfit(f"has model_type {kind!r}; need one of {known}, or pass config={_hints(values)}")
+        raise _unfit(f"has model_type {kind!r}; need one of {known}, or pass a MoEConfig as config{_hints(values)}")
     config = _Values(values)
     try:
         numbers = MODEL_TYPES[kind].read(config)

@@ -115,7 +115,7 @@ class CheckpointFiles:
     def check(self, part: Part, *, of_others: bool = False) -> None:
         """Raise ArgumentError unless the tensor exists and its header fits.
 
-        ``of_others``: do not check the header if the file is absent: only other ranks read it.
+        ``of_others``: only other ranks read the tensor, so do not check its header if the file is absent here.
         """
         if part.name not in self:
             raise self.missing(part.name, part.name.rsplit(".", 2)[0])

@@ -16,7 +16,7 @@ from ascend_moe.comm.vote import WindowVote
 from ascend_moe.errors import AscendMoeError, CommBusy, CommClosed
 from ascend_moe.native import binding, library, log, timestamps
 from ascend_moe.native.plans import ALGORITHMS
-from ascend_moe.native.windows import MIB, context_kind, near_stores, ranks_per_server, rdma_flags, timeout_s
+from ascend_moe.native.windows import MIB, context_kind, intra_node_stores, ranks_per_server, rdma_flags, timeout_s
 
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR  # such frames may resume
 _numbers = itertools.count(1)
@@ -161,7 +161,7 @@ class Communicator(GroupCommunicator):
         self.number = take_number(self)
         self.vote = WindowVote(name, rank, list(bases), peers.gone)
         self.alive, lib = alive, library.lib()
-        servers, near = self.ranks_per_server, near_stores()
+        servers, near = self.ranks_per_server, intra_node_stores()
         if lib.am_comm_use_context(handle, self.context_kind) or lib.am_comm_use_servers(handle, servers, near):
             lib.am_comm_destroy(handle)
             raise AscendMoeError(f"rank {rank}: no memory for the context of group {name!r}")
@@ -171,10 +171,10 @@ class Communicator(GroupCommunicator):
             world=self.world,
             rank=rank,
             window_mib=data_bytes // MIB,
-            lent_mib=registered_bytes // MIB,
+            registered_mib=registered_bytes // MIB,
             context_kind=self.context_kind,
             ranks_per_server=self.ranks_per_server,
-            near_stores=near,
+            intra_node_stores=near,
             rdma_flags=rdma_flags(),
             of_process_group=alive is not None,
         )

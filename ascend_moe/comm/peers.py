@@ -19,7 +19,7 @@ from ascend_moe.comm.liveness import ProcessWatch, born_here, machine_id, pid_na
 from ascend_moe.comm.records import Records
 from ascend_moe.errors import ConfigMismatch, PeerLost
 from ascend_moe.native import library
-from ascend_moe.native.windows import context_kind, near_stores, ranks_per_server, rdma_flags
+from ascend_moe.native.windows import context_kind, intra_node_stores, ranks_per_server, rdma_flags
 from ascend_moe.settings import CONTEXTS
 
 OPEN, READY, DONE, LEFT = "open", "ready", "done", "left"  # LEFT is never written: it follows from the closed word
@@ -97,7 +97,7 @@ class Record:
     pid_space: str = field(default_factory=pid_namespace)
     machine: str = field(default_factory=lambda: machine_id())
     ranks_per_server: int = field(default_factory=ranks_per_server)
-    near_stores: int = field(default_factory=near_stores)
+    intra_node_stores: int = field(default_factory=intra_node_stores)
     rdma_flags: int = field(default_factory=rdma_flags)
     context: str = field(default_factory=lambda: CONTEXTS[context_kind()])
     left: int = 0

@@ -53,7 +53,7 @@ class RegisteredMemory:
             self._unmap()
 
     def retire(self, unmap: Callable[[], None]) -> None:
-        """Call ``unmap`` once no tensor is alive, now or later; the communicator is destroyed."""
+        """Call ``unmap`` once no tensor is alive, now or later. The communicator must be destroyed before."""
         self._unmap = unmap
         if library.lib().am_registered_close(self.handle):
             unmap()

@@ -52,7 +52,7 @@ _EXPORT = "export one value on every rank"
 _ALIKE = (
     (settings.RANKS_PER_SERVER.name, "ranks_per_server", "", _EXPORT),
     (settings.CONTEXT.name, "context", "", _EXPORT),
-    (settings.INTRA_NODE_STORES.name, "near_stores", "", _EXPORT),
+    (settings.INTRA_NODE_STORES.name, "intra_node_stores", "", _EXPORT),
     (settings.RDMA_FLAGS.name, "rdma_flags", "", _EXPORT),
     (settings.HCCL_BUFFSIZE.name, "data_bytes", "MiB", _EXPORT),
     (settings.REGISTERED_MIB.name, "registered_bytes", "MiB", _EXPORT),

@@ -61,7 +61,10 @@ class SpecialTensors(NamedTuple):
     const_expert_v: Tensor | None = None
 
     def check(self, experts: SpecialExperts, like: Tensor) -> None:
-        """Raise ArgumentError unless these tensors fit the experts and dispatch's x (``like``)."""
+        """Raise ArgumentError if a tensor that the experts need is None, or if a shape or dtype does not fit ``like``.
+
+        ``like``: dispatch's x. Devices are not compared.
+        """
         count, (bs, hidden) = experts.const_expert_num, like.shape
         rule = "is None, copy_expert_num {} and const_expert_num {} need it: pass dispatch's x"
         there = self.ori_x is not None or not experts.need_rows

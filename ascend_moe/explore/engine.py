@@ -164,13 +164,13 @@ class PlannedProgram:
         spec.part = part
         spec.comm_world, spec.comm_rank = self.program.world, call.rank
         spec.window_mib, spec.cores = self._window_bytes // MIB, self.program.cores
-        spec.lent_mib, spec.list_cores = spec.window_mib, self.program.list_cores
+        spec.registered_mib, spec.list_cores = spec.window_mib, self.program.list_cores
         spec.ub_bytes = self.program.ub_bytes
         patient = self.fault is None or self.fault.impatient != call.rank
         spec.deadline_micros = _DEADLINE_MICROS if patient else _DEADLINE_MICROS // 3
         spec.context_kind = CONTEXTS.index("a2" if self.program.servers else "table")
-        spec.ranks_per_server, spec.near_stores = self.program.servers, self.program.near
-        spec.meeting, spec.stamps = CORE_BARRIERS.index(CORE_BARRIER.get()), int(TIMESTAMPS.get())
+        spec.ranks_per_server, spec.intra_node_stores = self.program.servers, self.program.near
+        spec.core_barrier, spec.timestamps = CORE_BARRIERS.index(CORE_BARRIER.get()), int(TIMESTAMPS.get())
         spec.rdma_flags = self.program.flags
         if self.program.spare:
             row = int(call.inputs["x" if call.op == calls.OP_DISPATCH else "expand_x"][:1].nbytes) + 2 * _BLOCK

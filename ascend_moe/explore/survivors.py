@@ -184,10 +184,12 @@ class Votes:
 
 
 def agreed(world: int, lost: int, seed: int) -> Agreement:
-    """Return the agreement of the survivors when one of ``world`` ranks is lost, by ``seed``.
+    """Simulate the vote of the survivors of ``world`` ranks after ``lost``, a rank, has died, in ``seed``'s order.
+
+    Another rank may die or vote late. A fault, also a missing native library, is in the result's ``wrong``.
 
     Raises:
-        AscendMoeError: the native library is missing.
+        AscendMoeError: no more threads can be started.
     """
     try:
         return Votes(world, lost, seed).play()

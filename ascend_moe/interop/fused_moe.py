@@ -126,7 +126,7 @@ def fused_experts(
 
     Args:
         hidden_states: ``(T, H)`` bf16, fp16 or fp32.
-        w1: ``(L, 2F, H)`` of this type, gate rows first. w2: ``(L, H, F)``.
+        w1: ``(L, 2F, H)`` of hidden_states' type, gate rows first; L: experts of this rank. w2: ``(L, H, F)``.
         topk_weights: ``(T, K)`` float.
         topk_ids: ``(T, K)`` int32 or int64, experts 0..E-1; other ids (-1) add nothing.
         inplace: the result is written into hidden_states.

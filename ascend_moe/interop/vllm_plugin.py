@@ -43,10 +43,10 @@ def load() -> None:
 
 
 def replace_operators() -> list[str]:
-    """Replace torch_npu's dispatch and combine, if it is installed; return the replaced names.
+    """Replace torch_npu's dispatch, combine and barrier; return the replaced names, none without torch_npu.
 
     Raises:
-        LibraryError: as `load`.
+        LibraryError: on NPUs, where CANN does not find `build.sh`'s operator package.
     """
     if importlib.util.find_spec("torch_npu") is None:
         return []

@@ -124,7 +124,7 @@ def _check_weight_dtype(name: str, weights: list[Tensor], dtype: torch.dtype, bi
     need(biased or torch.int32 not in kinds, name, rule)
     if len(kinds) > 1 or not kinds <= {dtype, torch.int8, torch.int32}:
         shown = ", ".join(sorted(map(str, kinds)))
-        need(False, name, "is {}; it must be x's type {}, int8, or int32 of eight int4", shown, dtype)
+        need(False, name, "is {}; all must be of x's type {}, all int8, or all int32 of eight int4", shown, dtype)
 
 
 def is_int4(value: torch.dtype | int | None) -> bool:

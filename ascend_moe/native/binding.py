@@ -48,7 +48,7 @@ class Settings(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int64) for name in ("world", "rank", "most_window_mib", "cores")),
-        *((name, c_int64) for name in ("meeting", "stamps", "deadline_micros", "first_deadline_micros")),
+        *((name, c_int64) for name in ("core_barrier", "timestamps", "deadline_micros", "first_deadline_micros")),
         ("comm_alg", ctypes.c_char * 64),
     ]
 
@@ -59,10 +59,10 @@ class _EndFacts(ctypes.Structure):
     _fields_ = [
         ("number", c_uint64),
         ("communicator", c_void_p),
-        *((name, c_int64) for name in ("world", "rank", "window_mib", "lent_mib")),
-        *((name, c_int32) for name in ("context_kind", "ranks_per_server", "near_stores", "auto_is_window")),
+        *((name, c_int64) for name in ("world", "rank", "window_mib", "registered_mib")),
+        *((name, c_int32) for name in ("context_kind", "ranks_per_server", "intra_node_stores", "auto_is_window")),
         ("buffer_mib", c_int64),
-        ("meeting", c_int64),
+        ("core_barrier", c_int64),
         *((name, c_int32) for name in ("on_npu", "of_process_group", "rdma_flags")),
     ]
 

@@ -56,9 +56,9 @@ PARTS = {
 
 
 def build_folder(sources: Path, fast: Path) -> Path:
-    """Return the cache folder for the parts built from these sources.
+    """Return the path of the cache folder for the parts built from these sources; it may not exist yet.
 
-    It contains a link to the fast engine's library, which the virtual NPU looks for in parent folders.
+    `built_part` puts a link to the fast engine's library there: the virtual NPU looks for it in parent folders.
     """
     return cached("native", digest_of(source_hash(sources), str(fast)))
 
@@ -144,7 +144,7 @@ def _needed(part: Part, *names: str, fix: str) -> str:
     if path is not None:
         return path
     raise LibraryError(
-        f"{part.title} is not built, and building it needs {', '.join(names)}: {fix},"
+        f"{part.title} is not built, and building it needs {' or '.join(names)}: {fix},"
         f" or install a wheel made by `make wheel`, which contains everything"
     )
 

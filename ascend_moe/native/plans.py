@@ -60,11 +60,11 @@ def _spec_type() -> Any:
             *((name, ctypes.c_int32) for name in ("op", "contract", "group_ep_length")),
             *((name, ctypes.c_int32) for name in ("comm_alg", "context_kind", "ranks_per_server")),
             *((name, ctypes.c_int64) for name in ("comm_world", "comm_rank", "window_mib")),
-            *((name, ctypes.c_int64) for name in ("lent_mib", "cores", "deadline_micros")),
+            *((name, ctypes.c_int64) for name in ("registered_mib", "cores", "deadline_micros")),
             ("attributes", ctypes.c_int64 * len(attribute_names())),
             ("tensors", TensorDesc * len(tensor_names())),
-            *((name, ctypes.c_int32) for name in ("list_cores", "ub_bytes", "part", "near_stores")),
-            *((name, ctypes.c_int32) for name in ("meeting", "stamps", "rdma_flags")),
+            *((name, ctypes.c_int32) for name in ("list_cores", "ub_bytes", "part", "intra_node_stores")),
+            *((name, ctypes.c_int32) for name in ("core_barrier", "timestamps", "rdma_flags")),
             ("planned", ctypes.c_int64),
         ]
 

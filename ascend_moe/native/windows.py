@@ -21,7 +21,7 @@ def ranks_per_server() -> int:
     return settings.RANKS_PER_SERVER.get()
 
 
-def near_stores() -> int:
+def intra_node_stores() -> int:
     """Return 1 if ranks of one of several servers communicate by stores: ASCEND_MOE_INTRA_NODE_STORES, default 0."""
     return int(settings.INTRA_NODE_STORES.get())
 

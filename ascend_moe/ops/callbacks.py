@@ -104,8 +104,8 @@ def _settings(pointer: Any, out: Any) -> None:
     world, rank = comm.size_and_rank(_text(call.group_ep, call.group_ep_bytes)) or (-1, None)
     reply.world, reply.rank = world, -1 if rank is None else rank
     reply.most_window_mib, reply.cores = MAX_WINDOW_MIB, cores
-    reply.meeting = settings.CORE_BARRIERS.index(settings.CORE_BARRIER.get())
-    reply.stamps = int(settings.TIMESTAMPS.get())
+    reply.core_barrier = settings.CORE_BARRIERS.index(settings.CORE_BARRIER.get())
+    reply.timestamps = int(settings.TIMESTAMPS.get())
     reply.deadline_micros, reply.first_deadline_micros = int(deadline * 1e6), int(first_deadline * 1e6)
     reply.comm_alg = algorithm.encode()[:_NAME_BYTES]
 

@@ -149,7 +149,7 @@ def error_of(code: int, record: Any, fault: str, communicator: Any) -> errors.As
 
 def traffic(communicator: Communicator) -> dict[str, int]:
     """Return the bytes that the MTE pipes of this rank moved in its last op, by direction and kind of GM."""
-    kinds = ("tensor", "window_data", "window_state", "workspace", "window_lent")
+    kinds = ("tensor", "window_data", "window_state", "workspace", "window_registered")
     counts = (ctypes.c_uint64 * (2 * len(kinds)))()
     with communicator.use() as handle:
         _lib.lib().am_comm_traffic(handle, counts)

@@ -25,7 +25,7 @@ from ..comm.registered import RegisteredMemory, no_room
 from ..errors import ArgumentError, AscendMoeError, WindowTooSmall
 from ..native import binding, library, log, probe_results, timestamps
 from ..native.plans import ALGORITHMS
-from ..native.windows import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, near_stores, rdma_flags, timeout_s
+from ..native.windows import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, intra_node_stores, rdma_flags, timeout_s
 from . import calls, npu_adapter, npu_servers
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -35,7 +35,7 @@ _MARGIN_S = 10.0
 OWN_OPTION = 'pg_options.hccl_config["hccl_buffer_size"]'  # of a group; takes precedence over HCCL_BUFFSIZE
 _MAGIC, _CODE = 0, 1  # words of the record
 # As in op_kernel/probe/tiling.h.
-PROBE_CONTEXT, PROBE_CLEAR, PROBE_STAMPS, PROBE_PASSED, PROBE_REPORT = 1, 15, 16, 0x600D, (64, 8)
+PROBE_CONTEXT, PROBE_CLEAR, PROBE_TIMESTAMPS, PROBE_PASSED, PROBE_REPORT = 1, 15, 16, 0x600D, (64, 8)
 # How HCCL links the ranks of a group on several A2 servers, as the algConfig of its first launch requests: ranks store
 # to the others of their server, or all are reached by RDMA.
 LINKS = {
@@ -142,14 +142,14 @@ class NpuCommunicator(GroupCommunicator):
             world=self.world,
             rank=self.rank,
             window_mib=self.data_bytes // MIB,
-            lent_mib=registered_mib,
+            registered_mib=registered_mib,
             context_kind=self.context_kind,
             ranks_per_server=self.ranks_per_server,
-            near_stores=near_stores(),
+            intra_node_stores=intra_node_stores(),
             rdma_flags=rdma_flags(),
             auto_is_window=self.auto_is_window,
             buffer_mib=self.buffer_mib,
-            meeting=1 + settings.CORE_BARRIERS.index(barrier) if barrier else 0,
+            core_barrier=1 + settings.CORE_BARRIERS.index(barrier) if barrier else 0,
             on_npu=True,
             of_process_group=True,
         )
@@ -224,7 +224,7 @@ class NpuCommunicator(GroupCommunicator):
         """
         blocks = timestamps.words_of_core() // PROBE_REPORT[1]
         first = (timestamps.OPS[op] - 1) * blocks + 1
-        parts = [self._launch_probe(PROBE_STAMPS, first + block) for block in range(blocks)]
+        parts = [self._launch_probe(PROBE_TIMESTAMPS, first + block) for block in range(blocks)]
         return timestamps.of_words([word for core in zip(*parts, strict=True) for part in core for word in part])
 
     def _probed(self, mode: int) -> list[list[int]]:
@@ -337,7 +337,7 @@ def _stores_of(group_ep: str, group: Any, share: int, stores: bool | None, op_na
     known = _stores.get(group)
     if stores is None:
         stores = calls.is_two_level("") if known is None else known
-    wanted = share > 1 and (bool(near_stores()) or stores)
+    wanted = share > 1 and (bool(intra_node_stores()) or stores)
     if _stores.setdefault(group, wanted) != wanted:
         raise ArgumentError(
             f"{op_name}{': ' if op_name else ''}group {group_ep!r} was opened for {LINKS[not wanted]}, this call needs "

@@ -30,7 +30,7 @@ from ascend_moe.comm.records import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_TIMEOUT_S
 from ascend_moe.comm.vote import StoreVote
 from ascend_moe.errors import ArgumentError, CommTimeout, ConfigMismatch
 from ascend_moe.native import library, probe_results
-from ascend_moe.native.windows import near_stores, ranks_per_server, rdma_flags
+from ascend_moe.native.windows import intra_node_stores, ranks_per_server, rdma_flags
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -76,7 +76,7 @@ class ServerRecord:
         host, boot: the host name, and an id unique among running kernels.
         share: ASCEND_MOE_RANKS_PER_SERVER, 0: not set.
         local_world: LOCAL_WORLD_SIZE, 0: not set.
-        near_stores: ASCEND_MOE_INTRA_NODE_STORES.
+        intra_node_stores: ASCEND_MOE_INTRA_NODE_STORES.
         rdma_flags: ASCEND_MOE_RDMA_FLAGS.
         super_pod: HCCL_LOGIC_SUPERPOD_ID, "": not set.
         proven: passed bring-up probes, comma-separated, by topology (``TOPOLOGIES``).
@@ -91,7 +91,7 @@ class ServerRecord:
     boot: str = field(default_factory=lambda: machine_id())
     share: int = field(default_factory=ranks_per_server)
     local_world: int = field(default_factory=_local_world)
-    near_stores: int = field(default_factory=near_stores)
+    intra_node_stores: int = field(default_factory=intra_node_stores)
     rdma_flags: int = field(default_factory=rdma_flags)
     super_pod: str = field(default_factory=settings.LOGIC_SUPER_POD.text)
     proven: dict[str, str] = field(default_factory=dict)
@@ -287,7 +287,7 @@ def agreed(name: str, rank: int, records: Sequence[ServerRecord], ranks: Sequenc
     for other, record in enumerate(records):
         for setting, ours, theirs in (
             (settings.RANKS_PER_SERVER, mine.share, record.share),
-            (settings.INTRA_NODE_STORES, mine.near_stores, record.near_stores),
+            (settings.INTRA_NODE_STORES, mine.intra_node_stores, record.intra_node_stores),
             (settings.RDMA_FLAGS, mine.rdma_flags, record.rdma_flags),
         ):
             if ours != theirs:

@@ -254,8 +254,8 @@ class TimedWorld:
         spec = planning.call_spec(code, self.request, shapes, self.request.cores, self._window_mib, rank)
         spec.context_kind = CONTEXT_A2 if self._servers else CONTEXT_TABLE
         spec.ranks_per_server = self._servers
-        spec.deadline_micros, spec.lent_mib = 10_000_000, self._registered_mib
-        spec.stamps = int(settings.TIMESTAMPS.get())
+        spec.deadline_micros, spec.registered_mib = 10_000_000, self._registered_mib
+        spec.timestamps = int(settings.TIMESTAMPS.get())
         return spec
 
     def _fill(self, step: _Step, op: str, rank: int) -> None:

@@ -81,7 +81,7 @@ class RunSpec(CallOptions):
 
 
 def batches_of(text: str, ranks: int) -> tuple[int, ...]:
-    """Parse tokens per rank: "48" gives 48 decreasing to half of it, "48,0,7" the tokens of each rank."""
+    """Parse tokens per rank: "48" gives rank r of W 48 * (1 - r / (2 * W)) rounded up, "48,0,7" lists them."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise ArgumentError(f"{text!r} is neither a number of tokens nor a list like 48,0,7,16", argument="batch")

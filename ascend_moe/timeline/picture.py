@@ -20,9 +20,9 @@ _BAND, _LANE, _GAP = 24, 16, 26
 _MOST_RANKS = 4
 
 INK, MUTED, GRID, PAPER = "#1c2430", "#5b6675", "#e3e7ec", "#ffffff"
-WAITING, MEETING, IDLE = "#d64545", "#e3a008", "#eef1f4"
+WAITING, CORE_BARRIER, IDLE = "#d64545", "#e3a008", "#eef1f4"
 _PALETTE = ("#7f8fa3", "#3b6fb6", "#2a9d8f", "#8a5bb5", "#c77b30", "#4f9d4a", "#b5527f", "#5fa8c9", "#9c8a3d")
-_LANES = (("MTE2", "#2f7fc1"), ("V", "#8a5bb5"), ("MTE3", "#2a9d8f"), ("wait", WAITING), ("SyncAll", MEETING))
+_LANES = (("MTE2", "#2f7fc1"), ("V", "#8a5bb5"), ("MTE3", "#2a9d8f"), ("wait", WAITING), ("SyncAll", CORE_BARRIER))
 _HOW_MEASURED = (
     "Band: the step that the rank works in, its cores one after the other on one thread; hatched: it waits. "
     "Below: the share of its time in copies from and to GM, and in waits for others."

@@ -93,7 +93,8 @@ def npu_moe_token_unpermute(
     if probs is not None:
         need_dims("probs", probs, 2)
         fits = probs.numel() == sorted_indices.numel()
-        need(fits, "probs", "is {} for {} sorted_indices", probs.shape, sorted_indices.numel())
+        rule = "is {}; need (T, K) with the {} elements of sorted_indices"
+        need(fits, "probs", rule, probs.shape, sorted_indices.numel())
         shape = (probs.shape[0], probs.shape[1])
     return sum_rows(permuted_tokens, sorted_indices.to(torch.int64).reshape(shape), probs)
 

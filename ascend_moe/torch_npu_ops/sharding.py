@@ -42,7 +42,7 @@ def over_shards(call: Callable[..., Any], bind: Bind) -> Callable[..., Any]:
 
 
 def takes_shards(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: `over_shards` with the function's signature."""
+    """Decorator: `over_shards`, with ``bind`` from the function's signature."""
     signature = inspect.signature(function)
 
     def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

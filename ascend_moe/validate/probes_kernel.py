@@ -61,7 +61,7 @@ class ProbeTiling(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_uint32) for name in ("mode", "world", "rank", "cores")),
-        *((name, ctypes.c_uint32) for name in ("context_kind", "nonce", "rounds", "near_ranks")),
+        *((name, ctypes.c_uint32) for name in ("context_kind", "nonce", "rounds", "intra_node_ranks")),
         ("data_bytes", ctypes.c_uint64),
         ("deadline_cycles", ctypes.c_uint64),
     ]
@@ -162,7 +162,7 @@ class Twin:
     def _tiling(self, mode: str, rank: int, rounds: int, cycles: int, nonce: int) -> ProbeTiling:
         tiling = ProbeTiling(mode=MODES[mode], world=self.world, rank=rank, cores=self.cores)
         tiling.context_kind, tiling.nonce, tiling.rounds = CONTEXTS[self.layout], nonce, rounds
-        tiling.near_ranks = self.near
+        tiling.intra_node_ranks = self.near
         state = STATE_MIB if self.layout == "a2" else 0
         tiling.data_bytes = (self.window_mib - state) * MIB
         tiling.deadline_cycles = cycles or int(WAIT_S * 1e6 * CYCLES_PER_MICRO)

@@ -1,4 +1,4 @@
-"""The life of a window tensor: who may publish it, what spends it, when its memory is lent again."""
+"""The life of a window tensor: who may publish it, what spends it, when its memory is registered again."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_no_rows_spend_nothing(end: Rank) -> None:
         assert end.combine(rows, sent, ids=nobody).shape == (0, HIDDEN)
 
 
-# ---- when its memory is lent again
+# ---- when its memory is registered again
 
 
 @on_every_rank

@@ -77,7 +77,7 @@ def test_results_of_several_servers_count_for_one_where_it_has_none() -> None:
 @pytest.mark.parametrize("word", ["FAIL", "SKIPPED"])
 def test_what_did_not_pass_is_not_proven(word: str) -> None:
     kept()
-    kept(pull=word)  # in the place of the verdict before
+    kept(pull=word)  # in the place of the outcome before
     passed = probe_results.proven(SOC, ONE_SERVER, 8)
     assert passed == EVERY - {"pull"} and not probe_results.allows("direct", passed)
     assert "comm_alg auto is window (pull not passed)" in probe_results.about(

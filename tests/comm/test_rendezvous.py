@@ -186,7 +186,7 @@ def test_store_that_fails(
     [
         ("ASCEND_MOE_RANKS_PER_SERVER", {"ranks_per_server": 2, "context": "a2", "data_bytes": 1 << 19}, 0, 2),
         ("ASCEND_MOE_CONTEXT", {"context": "a3"}, "table", "a3"),
-        ("ASCEND_MOE_INTRA_NODE_STORES", {"near_stores": 1}, 0, 1),
+        ("ASCEND_MOE_INTRA_NODE_STORES", {"intra_node_stores": 1}, 0, 1),
         ("ASCEND_MOE_RDMA_FLAGS", {"rdma_flags": 1}, 0, 1),
         ("HCCL_BUFFSIZE", {"data_bytes": 2 << 20}, 1, 2),
         ("ASCEND_MOE_REGISTERED_MIB", {"registered_bytes": 5 << 20}, 1, 5),

@@ -23,7 +23,7 @@ SETTING = "ASCEND_MOE_RANKS_PER_SERVER"
 def posts(hosts: Sequence[str], **facts: Any) -> list[ServerRecord]:
     """Returns the posts of ranks on these hosts; a fact is a value, or a list with one for each rank."""
     each = {name: value if isinstance(value, list) else [value] * len(hosts) for name, value in facts.items()}
-    plain = {"boot": "", "share": 0, "local_world": 0, "near_stores": 0, "rdma_flags": 0, "proven": {}}
+    plain = {"boot": "", "share": 0, "local_world": 0, "intra_node_stores": 0, "rdma_flags": 0, "proven": {}}
     return [
         ServerRecord(host=host, **plain | {name: values[rank] for name, values in each.items()})
         for rank, host in enumerate(hosts)
@@ -152,7 +152,11 @@ def test_fewer_ranks_of_a_name_than_were_started_there() -> None:
 
 @pytest.mark.parametrize(
     ("name", "field"),
-    [(SETTING, "share"), ("ASCEND_MOE_INTRA_NODE_STORES", "near_stores"), ("ASCEND_MOE_RDMA_FLAGS", "rdma_flags")],
+    [
+        (SETTING, "share"),
+        ("ASCEND_MOE_INTRA_NODE_STORES", "intra_node_stores"),
+        ("ASCEND_MOE_RDMA_FLAGS", "rdma_flags"),
+    ],
 )
 def test_settings_that_differ_are_named_on_every_rank(name: str, field: str) -> None:
     made = posts(on(4, 4), **{field: [4 if field == "share" else 1] * 5 + [0] * 3})

@@ -360,7 +360,7 @@ def wrong_special_tensors(op: str, world: int) -> Iterator[Bad]:
     yield local(op, "const_expert_alpha_2", "another shape", other, "they must be equal")
 
 
-# ---- bad values in good tensors: ids, counts, positions and triples, which the kernels find
+# ---- bad values in good tensors: ids, counts, positions and source indices, which the kernels find
 
 
 def _changed(name: str, at: Any, value: int) -> Callable[[Mapping[str, Any]], torch.Tensor]:
@@ -414,7 +414,7 @@ def wrong_values(op: str, world: int) -> Iterator[Bad]:
                     {index: _changed(index, 3 * row + word, value)},
                 )
                 said = (label, f"W {world}, maxBS {BS}, K {K}")
-                yield collective(f"triple {label}", changes, {"argument": index}, *said)
+                yield collective(f"source_index {label}", changes, {"argument": index}, *said)
         return
     # Seen by the rank that reads its window: it alone raises.
     kind = {"error": RoutingMismatch, "raised_by": "last"}

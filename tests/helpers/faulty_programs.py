@@ -17,7 +17,7 @@ WAYS: tuple[Callable[[Program, int], Program], ...] = (
     lambda case, seed: replace(case, algorithm="direct", list_cores=1 + seed % case.cores, cores=case.cores + 1),
     lambda case, seed: replace(case, algorithm="window", rows="own", servers=1 + seed % 2, near=seed // 2 % 2 == 1),
 )
-# Shares beyond a chunk of pairs or triples, in one core and in several; and all pairs of a rank in a core's lists.
+# Shares beyond a chunk of pairs or source indices, in one core and several; all pairs of a rank in a core's lists.
 LONG = (
     "w2,c1,l8,k8,b140,u1,v2,equal,ids:distinct,DC",
     "w2,c1,l8,k8,b140,u1,v2,equal,ids:distinct,DC,direct",

@@ -22,7 +22,7 @@ class Trip:
     case: Case
     comm_alg: str = ""
     inside: bool = False
-    shuffled: bool = False  # combine gets its rows in another order than dispatch's, with their triples
+    shuffled: bool = False  # combine gets its rows in another order than dispatch's, with their source indices
 
     def leaves(self, rank: int) -> list[Tensor]:
         """The tensors of a rank that have a gradient."""

@@ -2,7 +2,7 @@
 
 LARGE_SHARES = (
     "w2,c1,l8,k16,b33,u1,v1,equal,ids:distinct,D,direct",  # more than 512 list entries
-    "w2,c1,l8,k16,b66,u1,v2,equal,ids:distinct,DC,direct,weights",  # two whole chunks of 512 pairs, and of triples
+    "w2,c1,l8,k16,b66,u1,v2,equal,ids:distinct,DC,direct,weights",  # two whole chunks of 512 pairs, of source indices
     "w2,c1,l8,k16,b66,u1,v2,equal,ids:distinct,DC",  # rows whose tails leave by themselves
     "w3,c9,l8,k4,b33,u1,v2,DC,weights,fp32",  # rows that leave with their tails
     "w2,c8,l8,k4,b33,u1,v2,equal,D,int8",

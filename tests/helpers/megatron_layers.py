@@ -90,32 +90,37 @@ def dispatcher(kind: str, case: Case, etp: int, rank: int, group: Any, **options
     return TokenDispatcher(kind, group, E, case.topk, etp_size=etp, **place, **options)
 
 
-def experts_of(case: Case, carrier: TokenDispatcher) -> GroupedMLP:
-    first, local = carrier.ep_rank * carrier.local_experts, carrier.local_experts
-    shard = {"etp_size": carrier.etp_size, "etp_rank": carrier.etp_rank, "dtype": case.w1.dtype}
+def experts_of(case: Case, transport: TokenDispatcher) -> GroupedMLP:
+    first, local = transport.ep_rank * transport.local_experts, transport.local_experts
+    shard = {"etp_size": transport.etp_size, "etp_rank": transport.etp_rank, "dtype": case.w1.dtype}
     experts = GroupedMLP(local, H, F, **shard)
     return experts.load_experts(case.w1[first : first + local], case.w2[first : first + local])
 
 
 def six_phases(
-    carrier: TokenDispatcher, experts: GroupedMLP, x: Tensor, chosen: Tensor, probs: Tensor, mask: Tensor | None = None
+    transport: TokenDispatcher,
+    experts: GroupedMLP,
+    x: Tensor,
+    chosen: Tensor,
+    probs: Tensor,
+    mask: Tensor | None = None,
 ) -> Iterator[Any]:
     """Yields the handle behind the dispatch, then the result."""
-    tokens, slots, handle = carrier.dispatch_preprocess(x, chosen, probs, mask)
-    rows, counts, row_probs = carrier.dispatch_postprocess(*carrier.token_dispatch(tokens, slots, handle), handle)
+    tokens, slots, handle = transport.dispatch_preprocess(x, chosen, probs, mask)
+    rows, counts, row_probs = transport.dispatch_postprocess(*transport.token_dispatch(tokens, slots, handle), handle)
     yield handle
     out, _ = experts(rows, counts, row_probs)
-    home = carrier.token_combine(carrier.combine_preprocess(out, handle), handle)
-    yield carrier.combine_postprocess(home, handle)
+    home = transport.token_combine(transport.combine_preprocess(out, handle), handle)
+    yield transport.combine_postprocess(home, handle)
 
 
 def trained(kind: str, case: Case, etp: int, rank: int, group: Any, **options: Any) -> list[Tensor]:
     """Result and gradients of x, logits, w1 and w2 on a rank."""
-    carrier = dispatcher(kind, case, etp, rank, group, **options)
-    experts = experts_of(case, carrier)
+    transport = dispatcher(kind, case, etp, rank, group, **options)
+    experts = experts_of(case, transport)
     x, logits = (every[rank].clone().requires_grad_() for every in (case.x, case.logits))
     probs, chosen = topk_routing_with_score_function(logits, case.topk)
-    y = list(six_phases(carrier, experts, x, chosen, probs))[1]
+    y = list(six_phases(transport, experts, x, chosen, probs))[1]
     loss_of(y.float()).backward()
     return [y.detach(), x.grad, logits.grad, *grads_of(experts)]  # type: ignore[list-item]
 

@@ -149,7 +149,7 @@ def check_drawn(seeds: Iterable[int], world: int, window_mib: int, **choices: Se
 def check_dispatch(
     contract: int, rank: int, got: Sequence[torch.Tensor], want: ref.DispatchResult, share: int = 0, **options: bool
 ) -> None:
-    """A rank's outputs of dispatch equal the reference. ``share``: of the case: hierarchy has triples everywhere."""
+    """A rank's outputs of dispatch equal the reference. ``share``: of the case: hierarchy has source indices."""
     form = {"contract": f"v{contract}", "ranks_per_server": 0 if share else ranks_per_server()}
     report = ref.validate("dispatch", got, want, rank=rank, **form, **options)
     assert report.ok, report.text

@@ -102,9 +102,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     scale = "full" if FULL else "quick"
     terminalreporter.section(f"rows of cases, {scale} counts")
     for name, sums in _rows.table.items():
-        verdict = "FAILED" if sums["failed"] else "ok    "
+        outcome = "FAILED" if sums["failed"] else "ok    "
         kinds = ", ".join(f"{kind} {count}" for kind, count in sums["kinds"].most_common())
-        terminalreporter.line(f"{verdict} {name:<33}{sums['cases']:>9} cases  {kinds}")
+        terminalreporter.line(f"{outcome} {name:<33}{sums['cases']:>9} cases  {kinds}")
     path = os.environ.get("ASCEND_MOE_SOAK_REPORT", "")
     if path:
         Path(path).write_text(json.dumps({"counts": scale, "rows": _rows.table}, indent=1) + "\n")

@@ -32,7 +32,7 @@ def routed(given: ref.RankInput) -> torch.Tensor:
     return live if mask is None else live & (mask if mask.dim() == 2 else mask[:, None])
 
 
-def lent_copy(case: Case, rank: int, group_ep: str, rows: torch.Tensor, most: int, how: int) -> torch.Tensor:
+def registered_copy(case: Case, rank: int, group_ep: str, rows: torch.Tensor, most: int, how: int) -> torch.Tensor:
     """The rows in a window tensor: of their size, of the most that may arrive, or in the midst of one."""
     count, hidden = rows.shape
     size = (count, max(most, count), count + 9)[how]
@@ -50,7 +50,7 @@ def lending(lends: Sequence[bool]) -> Lend:
     def lend(case: Case, rank: int, group_ep: str, rows: torch.Tensor, most: int) -> torch.Tensor:
         if not lends[rank]:
             return rows
-        return lent_copy(case, rank, group_ep, rows, most, (case.cores + rank) % 3)
+        return registered_copy(case, rank, group_ep, rows, most, (case.cores + rank) % 3)
 
     return lend
 
@@ -63,7 +63,7 @@ def check_traffic(lends: Sequence[bool], case: Case, runs: list[RankRun]) -> Non
         owners = given.expert_ids[routed(given)] // case.local
         own = int((owners == rank).sum())
         moved = one.traffic[1]
-        assert moved["written_window_lent"] == 0
+        assert moved["written_window_registered"] == 0
         assert moved["written_window_data"] == (0 if lends[rank] else (rows - own) * row), rank
-        lent_pairs = sum(int((owners == owner).sum()) for owner in range(case.world) if lends[owner])
-        assert moved["read_window_lent"] == lent_pairs * row, rank
+        registered_pairs = sum(int((owners == owner).sum()) for owner in range(case.world) if lends[owner])
+        assert moved["read_window_registered"] == registered_pairs * row, rank

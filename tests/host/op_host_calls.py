@@ -187,7 +187,7 @@ class OpCall:
         renamed = {"expand_idx": "assist_info_for_combine"} if self.contract == 2 else {}
         shapes = tuple((renamed.get(name, name), *given) for name, given in self.tensors.items())
         comm_alg = str(self.attributes.get("comm_alg", ""))
-        if comm_alg in ("", "auto"):  # CANN's tiling knows no verdict of a bring-up
+        if comm_alg in ("", "auto"):  # CANN's tiling knows no outcome of a bring-up
             comm_alg = "window"
         spec = native.describe(self.op, self.contract, self.group, comm_alg, shapes, names)
         a2 = self.soc == A2

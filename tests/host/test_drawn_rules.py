@@ -50,10 +50,10 @@ class Needs:
         return -(-rows // 480) * 512 if self.of.rdma_flags else rows
 
     def window(self) -> tuple[Need, Need]:
-        triples = self.of.contract == "v2" and not self.far
-        run, tails = self.run * self.far, BLOCK * (triples + self.of.weights)
+        source_indices = self.of.contract == "v2" and not self.far
+        run, tails = self.run * self.far, BLOCK * (source_indices + self.of.weights)
         sent = Need(self.wired(self.capacity * up(self.row + tails, self.unit)) + run, 0)
-        if triples:  # each routed token has a place of its own, with a mark
+        if source_indices:  # each routed token has a place of its own, with a mark
             return sent, Need(0, self.of.batch * self.of.topk * up(self.back + BLOCK, self.unit))
         return sent, Need(self.wired(self.capacity * up(self.back, self.unit)) + run, 0)
 
@@ -204,7 +204,7 @@ def borders(one: Request, op: str, spec: Any) -> Iterator[Border]:
     needed = 3 * exact["expand_x"].dims[0]
     if far:
         needed = max(needed, pairs)
-    if one.comm_alg == "hierarchy":  # records lie behind the triples
+    if one.comm_alg == "hierarchy":  # records lie behind the source indices
         kept = up(12 * one.ranks * one.batch * min(one.topk, local), BLOCK)
         records = BLOCK + one.batch * (BLOCK + 3 * up(4 * one.topk, BLOCK))
         needed = max(needed, (kept + one.ranks // one.ranks_per_server * records) // 4)

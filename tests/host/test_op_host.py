@@ -236,12 +236,12 @@ def test_hccls_server_posts_with_more_threads_above_8_ranks_of_an_a2() -> None:
         ({"ASCEND_MOE_TIMEOUT_S": "0.5"}, {}, {"deadline_micros": 500_000}),
         ({"ASCEND_MOE_TIMEOUT_S": "0.5"}, {"timeout_us": 1234}, {"deadline_micros": 1234}),
         ({"ASCEND_MOE_TIMEOUT_S": ""}, {}, {"deadline_micros": 300_000_000}),
-        ({"ASCEND_MOE_TIMESTAMPS": "1"}, {}, {"stamps": 1}),
-        ({"ASCEND_MOE_CORE_BARRIER": "syncall"}, {}, {"meeting": 1}),
-        ({"ASCEND_MOE_CORE_BARRIER": "syncall"}, {"core_barrier": 1}, {"meeting": 1}),
-        ({"ASCEND_MOE_CORE_BARRIER": "blocks"}, {"core_barrier": 2}, {"meeting": 0}),
-        ({"ASCEND_MOE_CORE_BARRIER": ""}, {"core_barrier": 2}, {"meeting": 1}),  # as bring-up has timed
-        ({}, {"core_barrier": 1}, {"meeting": 0}),
+        ({"ASCEND_MOE_TIMESTAMPS": "1"}, {}, {"timestamps": 1}),
+        ({"ASCEND_MOE_CORE_BARRIER": "syncall"}, {}, {"core_barrier": 1}),
+        ({"ASCEND_MOE_CORE_BARRIER": "syncall"}, {"core_barrier": 1}, {"core_barrier": 1}),
+        ({"ASCEND_MOE_CORE_BARRIER": "blocks"}, {"core_barrier": 2}, {"core_barrier": 0}),
+        ({"ASCEND_MOE_CORE_BARRIER": ""}, {"core_barrier": 2}, {"core_barrier": 1}),  # as bring-up has timed
+        ({}, {"core_barrier": 1}, {"core_barrier": 0}),
         # Without ASCEND_MOE_TIMEOUT_S 10 s less than the op-execute timeout in ms, but something.
         (100_000, {}, {"deadline_micros": 90_000_000}),
         (5_000, {}, {"deadline_micros": 1_000_000}),
@@ -413,7 +413,7 @@ def test_the_probes_tiling_is_that_of_the_twin(soc: str, kind: int, cores: int) 
     head = probe().probe_head_bytes()
     wanted = ProbeTiling(mode=MODES["store"], world=4, rank=1, cores=cores, context_kind=kind, nonce=77, rounds=9)
     wanted.data_bytes = (30 - (kind == 2)) << 20
-    wanted.near_ranks = 4 * (kind == 2)
+    wanted.intra_node_ranks = 4 * (kind == 2)
     wanted.deadline_cycles = 10 * CYCLES_PER_MICRO
     assert (tiled.error, tiled.data[head:]) == ("", bytes(wanted))
     assert (tiled.key, tiled.cores, tiled.schedule_mode, tiled.workspaces) == (TILING_KEY, cores, 1, 1)
@@ -421,7 +421,7 @@ def test_the_probes_tiling_is_that_of_the_twin(soc: str, kind: int, cores: int) 
     assert tiled.data[:head] == tile(dispatch(soc=soc)).data[:head]
     for stores, reached in ((0, 1), (1, 2)):
         half = tile(probe_call(soc, cores, ranks_per_server=2, intra_node_stores=stores))
-        assert ProbeTiling.from_buffer_copy(half.data[head:]).near_ranks == reached * (kind == 2)
+        assert ProbeTiling.from_buffer_copy(half.data[head:]).intra_node_ranks == reached * (kind == 2)
     by_settings = ProbeTiling.from_buffer_copy(tile(probe_call(soc, cycles=1234)).data[head:])
     assert (by_settings.deadline_cycles, by_settings.data_bytes) == (1234, (200 - (kind == 2)) << 20)
 

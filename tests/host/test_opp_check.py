@@ -50,7 +50,7 @@ def test_without_canns_sources_it_says_what_it_needs(tmp_path: Path) -> None:
 @pytest.mark.skipif("ASC_DEVKIT" not in os.environ, reason="needs ASC_DEVKIT, a checkout of CANN's asc-devkit")
 @pytest.mark.parametrize("socs", [opp_check.SOCS, *((soc,) for soc in opp_check.SOCS)], ids="-".join)
 def test_the_package_is_one_of_the_standard_template(socs: tuple[str, ...], tmp_path: Path) -> None:
-    """HOST_HEADERS is taken too. In the end a package is spoilt, which must be seen."""
+    """HOST_HEADERS is taken too. In the end a package is corrupted, which must be seen."""
     headers = os.environ.get("HOST_HEADERS")
     toolkit = opp_check.make_toolkit(tmp_path / "cann", Path(os.environ["ASC_DEVKIT"]), headers and Path(headers))
     assert opp_check.check(toolkit, tmp_path, socs) == []

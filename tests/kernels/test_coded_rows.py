@@ -93,7 +93,7 @@ def test_codes_and_scales_on_the_wire(algorithm: str, dtype: str, monkeypatch: p
     """Where an op has left them: in direct in the owner's half in the order of expand_x, in window in the slots."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     case = replace(BASE, contract=2, dtype=dtype, units=6, odd=True, ids="distinct")
-    written, _ = ref.coded_row_bytes(case.hidden)
+    written, _ = ref.comm_quant_row_bytes(case.hidden)
 
     def step(size: int) -> int:
         return -(-size // 512) * 512  # the window has the room

@@ -14,7 +14,7 @@ from ascend_moe.errors import ArgumentError
 from ascend_moe.explore import Options, Program, World, draws
 from ascend_moe.explore.reached import reached
 
-LENT = Program(world=2, cores=2, local=2, topk=2, batch=3, algorithm="direct", rows="registered", ids="distinct")
+REGISTERED = Program(world=2, cores=2, local=2, topk=2, batch=3, algorithm="direct", rows="registered", ids="distinct")
 
 each_mode = pytest.mark.parametrize("mode", MODES)
 
@@ -150,7 +150,7 @@ def test_a_result_that_is_not_the_references_is_a_finding() -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_memory_that_is_lent_one_op_too_early_is_found(sequence: str, seed: int) -> None:
     """The positive control: C1 has returned here, C2's rows are put where other ranks still read C1's."""
-    case = replace(LENT, sequence=sequence, rows="early", seed=seed, batches="equal")
+    case = replace(REGISTERED, sequence=sequence, rows="early", seed=seed, batches="equal")
     result = explore.explore(case, 200 if "CC" in sequence else 60)
     if "CC" in sequence:
         assert result.finding is not None, "no schedule has found it"
@@ -169,5 +169,5 @@ def test_rows_that_do_not_fit_into_registered_areas() -> None:
         with pytest.raises(MemoryError, match="its rows do not fit"):
             world.load(case)
         world.window_bytes = 1 << 20
-        world.load(LENT)
+        world.load(REGISTERED)
         assert not world.run(0).failed

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 
 SOURCE, READER = 1, 0
 SOON = 0.02  # seconds to the deadline of a reader for whom nothing more comes
-EPOCH = 100  # of the spoilt op; no bit of its own away from the one two ops before
+EPOCH = 100  # of the corrupted op; no bit of its own away from the one two ops before
 Spoil = Callable[[list[int], int], list[int]]  # (the run that is about to come, its epoch) -> what lies there
 
 
@@ -132,9 +132,9 @@ class Trial:
     """An op whose ``reader`` finds something in the slot of a peer, the ``source``.
 
     ``wait_s``: seconds that the peer leaves the reader to find it. ``combine``: the contract of the combine that is
-    spoilt; 0: a dispatch is. ``deadline``: seconds of the reader's own in that op, for which no other rank gives up so
-    soon; 0: as all ranks. ``lent``: combine's rows lie in window tensors. ``poison``: what lies in the windows of both
-    before. ``foreign``: a rank whose counts lie there instead of the peer's; 0: none.
+    corrupted; 0: a dispatch is. ``deadline``: seconds of the reader's own in that op, for which no other rank gives
+    up so soon; 0: as all ranks. ``registered``: combine's rows lie in window tensors. ``poison``: what lies in the
+    windows of both before. ``foreign``: a rank whose counts lie there instead of the peer's; 0: none.
     """
 
     world: int
@@ -144,7 +144,7 @@ class Trial:
     poison: int = 0xFF
     reader: int = READER
     source: int = SOURCE
-    lent: bool = False
+    registered: bool = False
     foreign: int = 0
 
 
@@ -156,7 +156,7 @@ def trial(world: int, wait_s: float, spoil: Spoil, combine: int = 0, **more: Any
 
     def run_combine(place: DevicePlace) -> Callable[[], str]:
         sent = cases.dispatch(place, 3, combine)
-        sent = lend(place, sent) if of.lent else sent
+        sent = lend(place, sent) if of.registered else sent
         return lambda: compared(cases.check_combine, place, cases.combine(place, sent, 3, combine), 3)
 
     def last_op(place: DevicePlace) -> Callable[[], str]:
@@ -276,7 +276,7 @@ def test_wrong_counts_of_direct_combine_are_named(contract: int, cores: int, mon
 @pytest.mark.parametrize(("reader", "source"), [(0, 2), (1, 0), (2, 1)])
 @pytest.mark.parametrize("settings", ["direct"], indirect=True)
 def test_the_hash_of_every_message_is_checked(contract: int, reader: int, source: int) -> None:
-    """The first, the last, and one between are spoilt."""
+    """The first, the last, and one between are corrupted."""
     found = trial(3, 5, flipped(HEADER_BLOCKS * WORDS + 2, 0), contract, reader=reader, source=source)
     assert found[reader] == "corrupt", found
 
@@ -285,10 +285,10 @@ def test_the_hash_of_every_message_is_checked(contract: int, reader: int, source
 @pytest.mark.parametrize("settings", ["direct"], indirect=True)
 def test_the_place_of_lent_rows_is_checked(contract: int) -> None:
     """Where they lie, and which memory that was, must be what their owner has said."""
-    assert trial(2, 5, lambda run, epoch: run, contract, lent=True)[READER] in ("accepted", "right")
+    assert trial(2, 5, lambda run, epoch: run, contract, registered=True)[READER] in ("accepted", "right")
     for word in (WORDS + 5, WORDS + 6):
         for bit in (0, 13, 31):
-            found = trial(2, 5, flipped(word, bit), contract, lent=True)
+            found = trial(2, 5, flipped(word, bit), contract, registered=True)
             assert found[READER] == "corrupt", f"word {word}, bit {bit}: {found}"
 
 

@@ -79,7 +79,7 @@ def combine(case: Case, **changes: Any) -> Callable[[DevicePlace], Any]:
     return call
 
 
-def lent(place: DevicePlace, rows: torch.Tensor) -> torch.Tensor:
+def registered(place: DevicePlace, rows: torch.Tensor) -> torch.Tensor:
     return ascend_moe.window_empty(tuple(rows.shape), dtype=rows.dtype, **place.arguments())
 
 
@@ -116,7 +116,10 @@ CALLS: dict[tuple[str, str], tuple[tuple[tuple[str, str], tuple[str, str]] | Non
         option_sets.REFUSED[10],
         combine(replace(SMALL, dtype="fp32"), comm_quant_mode=2),
     ),
-    ("`comm_quant_mode` 2", "a tensor of `window_empty`"): (None, combine(SMALL, comm_quant_mode=2, expand_x=lent)),
+    ("`comm_quant_mode` 2", "a tensor of `window_empty`"): (
+        None,
+        combine(SMALL, comm_quant_mode=2, expand_x=registered),
+    ),
     ("`comm_quant_mode` 2", "gradients of expand_x or expert_scales"): (
         None,
         combine(SMALL, comm_quant_mode=2, expand_x=lambda place, rows: rows.requires_grad_()),

@@ -22,7 +22,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows_of(sent: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The triples of a rank's rows, (A, 3); a view."""
+    """The source_indices of a rank's rows, (A, 3); a view."""
     rows = int(sent[4][WORLD * cases.LOCAL - 1])
     return sent[2][: 3 * rows].view(rows, 3)
 
@@ -42,11 +42,11 @@ def test_rows_in_any_order(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def body(rank: int, group_ep: str) -> None:
         place = DevicePlace(group_ep, WORLD, rank)
         sent = [tensor.clone() for tensor in cases.dispatch(place, SEED, 2)]
-        triples = rows_of(tuple(sent))
-        order = torch.arange(len(triples)).flip(0)
+        source_indices = rows_of(tuple(sent))
+        order = torch.arange(len(source_indices)).flip(0)
         assert len(order) > 1
         sent[0][: len(order)] = sent[0][order]
-        triples.copy_(triples[order])
+        source_indices.copy_(source_indices[order])
         cases.check_combine(place, cases.combine(place, tuple(sent), SEED, 2), SEED)
 
     with ascend_moe.LocalCluster(WORLD) as cluster:
@@ -65,12 +65,12 @@ def test_of_several_missing_rows_the_first_is_named(cores: int, monkeypatch: pyt
         place, missing = DevicePlace(group_ep, WORLD, rank), dict[int, list[tuple[int, int]]]()
         in_every_half(place)
         sent = [tensor.clone() for tensor in cases.dispatch(place, SEED, 2)]
-        triples = rows_of(tuple(sent))
+        source_indices = rows_of(tuple(sent))
         for source in range(WORLD):
-            own = triples[:, 0] == source
-            pairs = sorted((token, k) for _, token, k in triples[own].tolist())
+            own = source_indices[:, 0] == source
+            pairs = sorted((token, k) for _, token, k in source_indices[own].tolist())
             if rank == 1 and pairs:
-                triples[own] = torch.tensor([source, *pairs[-1]], dtype=triples.dtype)
+                source_indices[own] = torch.tensor([source, *pairs[-1]], dtype=source_indices.dtype)
                 missing[source] = pairs[:-1]
         found = caught(cases.combine, place, tuple(sent), SEED, 2)
         if found.error is None:

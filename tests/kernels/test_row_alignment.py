@@ -67,7 +67,7 @@ def test_results_and_bytes(
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_rows_lie_at_multiples_with_nothing_between(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dispatch stores the bytes of rows alone: direct a row a token, window a row a pair with its triple."""
+    """Dispatch stores the bytes of rows alone: direct a row a token, window a row a pair with its source_index."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     case = replace(ROOM, contract=2, batches="equal", ids="distinct")
     written = case.units * 32 + (32 if algorithm == "window" else 0)

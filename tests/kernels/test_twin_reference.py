@@ -278,8 +278,10 @@ def test_that_the_guard_is_there(guarded: GuardedLibrary) -> None:
 FULL = {
     "both ops": Case(world=2, local=2, topk=2, batch=256, units=16),
     "both ops of one rank": Case(world=1, local=4, topk=4, batch=64, units=64, dtype="fp32"),
-    "dispatch of triples": Case(world=2, local=2, topk=2, batch=256, units=15, contract=2),
-    "dispatch of codes and triples": Case(world=2, local=2, topk=2, batch=256, units=28, quant_mode=2, contract=2),
+    "dispatch of source_indices": Case(world=2, local=2, topk=2, batch=256, units=15, contract=2),
+    "dispatch of codes and source_indices": Case(
+        world=2, local=2, topk=2, batch=256, units=28, quant_mode=2, contract=2
+    ),
     "combine of codes": Case(world=2, local=2, topk=4, batch=128, units=31, quant_mode=2, contract=2),
     "both ops of four": Case(world=4, local=1, topk=1, batch=128, units=32, dtype="fp16"),
 }

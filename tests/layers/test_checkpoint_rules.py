@@ -55,7 +55,7 @@ def scales_of(made: Tiny) -> list[str]:
     return [name for name in beside if made.tensors[name].dtype in (*FLOATS, torch.uint8)]
 
 
-def spoilt(value: Tensor, number: float) -> Tensor:
+def corrupted(value: Tensor, number: float) -> Tensor:
     """The same with one number that is not finite; of exponents the byte that is none."""
     value = value.clone()
     flat = value.view(torch.uint8).reshape(-1) if value.element_size() == 1 else value.reshape(-1)
@@ -86,7 +86,7 @@ def test_a_scale_or_offset_that_is_no_number_is_refused(kind: str, dequantize: b
     ends = {re.sub(r".*\.\d+\.", "", name): name for name in scales_of(tiny(kind))}
     for number, name in enumerate(ends.values()):
         made = tiny(kind).changed()
-        made.tensors[name] = spoilt(made.tensors[name], (float("nan"), float("inf"), -float("inf"))[number % 3])
+        made.tensors[name] = corrupted(made.tensors[name], (float("nan"), float("inf"), -float("inf"))[number % 3])
         last = outcomes(made.write(tmp_path), dequantize=dequantize)[1]
         assert isinstance(last, str) and name in last and "not finite" in last
 
@@ -527,7 +527,7 @@ def change_tensors(draw: random.Random, made: Tiny) -> bool:
         twin = f"{base}.{draw.choice(['weight_scale_inv', 'bias', 'weight_shape'])}"
         made.tensors |= {name: value, twin: made.tensors.get(twin, torch.ones(1))}
     elif kind == "nan":
-        made.tensors[name] = spoilt(value, float("nan")) if name in scales_of(Tiny({name: value}, {})) else value
+        made.tensors[name] = corrupted(value, float("nan")) if name in scales_of(Tiny({name: value}, {})) else value
         return name not in made.tensors or made.tensors[name] is value
     return True
 

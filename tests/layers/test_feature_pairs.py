@@ -94,17 +94,17 @@ def layer_of(features: FeatureSet, place: Place) -> MoELayer:
 
 def steps(features: FeatureSet, layer: MoELayer) -> Callable[..., torch.Tensor]:
     """The layer as a function of x and of the tensors of performance_info: by its forward, or by its dispatcher."""
-    carrier, begun = layer.dispatcher, features.has("calls", "begin and finish")
+    transport, begun = layer.dispatcher, features.has("calls", "begin and finish")
 
     def by_calls(x: torch.Tensor, *times: torch.Tensor) -> torch.Tensor:
         first, second = ({"performance_info": each} for each in times) if times else ({}, {})
         weights, ids = routed(layer, x)
         given: dict[str, Any] = {"quant_mode": layer.quant_mode, "global_bs": layer.global_bs}
-        dispatch = carrier.begin_dispatch if begun else carrier.dispatch
+        dispatch = transport.begin_dispatch if begun else transport.dispatch
         sent = dispatch(x, ids, **given, **first)
         shared = layer.run_shared(x)
         sent = sent.finish() if begun else sent
-        combine = carrier.begin_combine if begun else carrier.combine
+        combine = transport.begin_combine if begun else transport.combine
         out = combine(layer.run_experts(sent), sent, weights, **layer.local_addends(x, shared), **second)
         return out.finish() if begun else out
 
@@ -148,9 +148,9 @@ def work(features: FeatureSet, rank: int, group_ep: str) -> RankRun:
             raise Dies
         alive = ascend_moe.agree(group_ep)
         layer.shrink(ascend_moe.shrink(group_ep, alive), alive)
-    carrier = layer.dispatcher
+    transport = layer.dispatcher
     given = features.has("performance_info", "given")
-    times = [torch.zeros(carrier.world_size, dtype=torch.int64) for _ in range(2 * given)]
+    times = [torch.zeros(transport.world_size, dtype=torch.int64) for _ in range(2 * given)]
     call = steps(features, layer)
     if features.has("mode", "compiled"):
         with ONE_AT_A_TIME:  # Dynamo traces in one thread

@@ -21,14 +21,14 @@ from ascend_moe.layer import MoEConfig, MoELayer
 from ascend_moe.moe_config import ROUTERS
 from ascend_moe.ops import calls
 
-CARRIERS = ["window v2", "window v1", "all-to-all", "all-gather"]
+TRANSPORTS = ["window v2", "window v1", "all-to-all", "all-gather"]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 SMALL = MoEConfig(32, 24, 8, 3, shared_intermediate_size=16)
 
 
-def run(carrier: str, world: int, experts: int, body: Callable[[Dispatcher, int], Any], **special: int) -> list[Any]:
+def run(transport: str, world: int, experts: int, body: Callable[[Dispatcher, int], Any], **special: int) -> list[Any]:
     """body(dispatcher, rank) on every rank of ``world``, over the named dispatcher; results by rank."""
-    kind, _, contract = carrier.partition(" ")
+    kind, _, contract = transport.partition(" ")
     if kind == "window":
         with LocalCluster(world) as cluster:
             made = functools.partial(MC2Dispatcher, num_experts=experts, contract=contract, **special)
@@ -74,20 +74,20 @@ def test_the_layers_of_further_models_equal_transformers(model: str, fused: bool
 
 
 @pytest.mark.parametrize(
-    ("carrier", "world", "fused", "dtype"),
+    ("transport", "world", "fused", "dtype"),
     [
-        *itertools.product(CARRIERS[:1], [1, 2, 4], [False], [FP32, BF16]),
-        *((carrier, 2, False, FP32) for carrier in CARRIERS[1:]),
-        (CARRIERS[0], 2, True, FP32),
+        *itertools.product(TRANSPORTS[:1], [1, 2, 4], [False], [FP32, BF16]),
+        *((transport, 2, False, FP32) for transport in TRANSPORTS[1:]),
+        (TRANSPORTS[0], 2, True, FP32),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("model", MODELS)
-def test_equals_transformers(model: str, carrier: str, world: int, fused: bool, dtype: torch.dtype) -> None:
-    equals_transformers(model, carrier, world, fused, dtype)
+def test_equals_transformers(model: str, transport: str, world: int, fused: bool, dtype: torch.dtype) -> None:
+    equals_transformers(model, transport, world, fused, dtype)
 
 
-def equals_transformers(model: str, carrier: str, world: int, fused: bool, dtype: torch.dtype) -> None:
+def equals_transformers(model: str, transport: str, world: int, fused: bool, dtype: torch.dtype) -> None:
     checkpoint = saved(model, "fused" if fused else "published", dtype)
     x = torch.randn(24, checkpoint.hidden, generator=torch.Generator().manual_seed(3)).to(dtype)
     expected = run_block(checkpoint.block, x)
@@ -99,22 +99,22 @@ def equals_transformers(model: str, carrier: str, world: int, fused: bool, dtype
         assert layer.w_down.shape[0] == checkpoint.experts // world
         return first_of(layer(share(x, world, rank)[None]))[0]  # any leading dimensions
 
-    result = torch.cat(run(carrier, world, checkpoint.experts, body, **checkpoint.special))
+    result = torch.cat(run(transport, world, checkpoint.experts, body, **checkpoint.special))
     assert result.dtype == dtype
     torch.testing.assert_close(result, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("name", ["dtype", "router_dtype"])
 def test_dtypes_that_no_layer_has(name: str) -> None:
-    carrier = AllToAllDispatcher(threads(1).groups[0], SMALL.num_experts)
+    transport = AllToAllDispatcher(threads(1).groups[0], SMALL.num_experts)
     for wrong in (torch.float64, torch.int8, None, "bf16"):
         with pytest.raises(ArgumentError, match=rf"^{name} is {wrong}; need torch\.bfloat16"):
-            MoELayer(SMALL, carrier, **{name: wrong})
+            MoELayer(SMALL, transport, **{name: wrong})
 
 
 @pytest.mark.parametrize("mask_kind", ["none", "1d", "2d"])
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_masks_and_unequal_batches(carrier: str, mask_kind: str) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_masks_and_unequal_batches(transport: str, mask_kind: str) -> None:
     """Ranks with 5, 0 and 3 tokens of up to 6, some inactive, against one rank that has all experts."""
     world, config = 3, MoEConfig(32, 24, 6, 3, shared_intermediate_size=16)
     gen = torch.Generator().manual_seed(1)
@@ -131,7 +131,7 @@ def test_masks_and_unequal_batches(carrier: str, mask_kind: str) -> None:
 
     alone = AllToAllDispatcher(threads(1).groups[0], config.num_experts)
     whole = MoELayer(config, alone, dtype=torch.float32).init_weights(5)
-    for x, mask, result in zip(xs, masks, run(carrier, world, config.num_experts, body), strict=True):
+    for x, mask, result in zip(xs, masks, run(transport, world, config.num_experts, body), strict=True):
         pairs = torch.ones(len(x), config.top_k, dtype=torch.bool)
         if mask is not None:
             pairs &= mask if mask.dim() == 2 else mask[:, None]
@@ -156,9 +156,9 @@ ROUTED_SPECIAL = {
 }
 
 
-@pytest.mark.parametrize("carrier", CARRIERS[:1] + CARRIERS[2:])
+@pytest.mark.parametrize("transport", TRANSPORTS[:1] + TRANSPORTS[2:])
 @pytest.mark.parametrize("name", ROUTED_SPECIAL)
-def test_special_experts_are_chosen_and_add_their_terms(name: str, carrier: str) -> None:
+def test_special_experts_are_chosen_and_add_their_terms(name: str, transport: str) -> None:
     """Each router over experts of all kinds, K above E, against the formula; every gradient against one process's."""
     numbers = {"router": name, "num_experts": 4, "top_k": 7, **ROUTED_SPECIAL[name]}
     config = MoEConfig(32, 24, **numbers, zero_expert_num=2, copy_expert_num=1, const_expert_num=2)
@@ -182,7 +182,7 @@ def test_special_experts_are_chosen_and_add_their_terms(name: str, carrier: str)
     torch.testing.assert_close(alone, wanted * mask[:, None], rtol=1e-5, atol=1e-5)
     kinds = {int(kind) for kind in torch.bucketize(ids.long(), torch.tensor([0, 4, 6, 7]), right=True).unique()}
     assert kinds == {1, 2, 3, 4}
-    found = run(carrier, 2, config.num_experts, body, **special)
+    found = run(transport, 2, config.num_experts, body, **special)
     torch.testing.assert_close(torch.cat([y for y, _ in found]), alone, rtol=1e-5, atol=1e-5)
     for key, grad in grads.items():
         parts = [each[key] for _, each in found]
@@ -231,7 +231,7 @@ def test_the_dispatcher_has_the_configs_special_experts() -> None:
 def test_int8_experts_are_close_to_float_and_equal_on_all_worlds() -> None:
     x = torch.randn(16, 32, generator=torch.Generator().manual_seed(2))
 
-    def outputs(carrier: str, world: int, quantized: bool) -> torch.Tensor:
+    def outputs(transport: str, world: int, quantized: bool) -> torch.Tensor:
         def body(dispatcher: Dispatcher, rank: int) -> torch.Tensor:
             layer = MoELayer(SMALL, dispatcher, dtype=torch.bfloat16).init_weights(0)
             if quantized:
@@ -239,14 +239,14 @@ def test_int8_experts_are_close_to_float_and_equal_on_all_worlds() -> None:
                 assert layer.quant_mode == 2 and layer.w_down.dtype == torch.int8
             return layer(share(x.bfloat16(), world, rank))
 
-        return torch.cat(run(carrier, world, SMALL.num_experts, body))
+        return torch.cat(run(transport, world, SMALL.num_experts, body))
 
     exact = outputs("all-to-all", 1, False).float()
     first = outputs("all-to-all", 1, True)
     error = (first.float() - exact).square().mean().sqrt() / exact.square().mean().sqrt()
     assert 1e-4 < error < 0.03
-    for carrier, world in [("all-to-all", 4), ("all-gather", 2), ("window v2", 1), ("window v2", 4)]:
-        assert torch.equal(outputs(carrier, world, True), first), (carrier, world)
+    for transport, world in [("all-to-all", 4), ("all-gather", 2), ("window v2", 1), ("window v2", 4)]:
+        assert torch.equal(outputs(transport, world, True), first), (transport, world)
 
 
 def test_init_weights_do_not_depend_on_ranks() -> None:
@@ -319,7 +319,7 @@ def test_a_router_that_only_the_config_knows_is_refused(monkeypatch: pytest.Monk
 
 
 def steps(cluster: LocalCluster, quantized: bool, **options: Any) -> list[list[tuple[torch.Tensor, int]]]:
-    """By rank and step: the layer's output, bytes that its combine read from lent memory."""
+    """By rank and step: the layer's output, bytes that its combine read from registered memory."""
     config = MoEConfig(64, 32, 8, 3, shared_intermediate_size=16)
 
     def body(rank: int, group: str) -> list[tuple[torch.Tensor, int]]:
@@ -331,7 +331,7 @@ def steps(cluster: LocalCluster, quantized: bool, **options: Any) -> list[list[t
             generator = torch.Generator().manual_seed(10 * step + rank)
             x = torch.randn(5 + 3 * rank, 64, generator=generator).bfloat16()
             y = layer(x, global_bs=2 * 8)
-            found.append((y, calls.traffic(lookup(group, 2, rank))["read_window_lent"]))
+            found.append((y, calls.traffic(lookup(group, 2, rank))["read_window_registered"]))
         return found
 
     return cluster.run(body)
@@ -341,12 +341,12 @@ def steps(cluster: LocalCluster, quantized: bool, **options: Any) -> list[list[t
 @pytest.mark.parametrize("comm_alg", ["direct", "auto"])
 def test_zero_copy_gives_the_bits_of_the_copying_layer(comm_alg: str, quantized: bool) -> None:
     with LocalCluster(2, window_mib=1) as cluster:
-        lent = steps(cluster, quantized, comm_alg=comm_alg, zero_copy=True)
+        registered = steps(cluster, quantized, comm_alg=comm_alg, zero_copy=True)
         for other in ({}, {"comm_alg": "window"}, {"comm_alg": comm_alg}):
-            for ours, theirs in zip(lent, steps(cluster, quantized, **other), strict=True):
+            for ours, theirs in zip(registered, steps(cluster, quantized, **other), strict=True):
                 for (one, _), (two, read) in zip(ours, theirs, strict=True):
                     assert torch.equal(one, two) and one.any() and read == 0
-    for rank, ours in enumerate(lent):
+    for rank, ours in enumerate(registered):
         assert all(read == (5 + 3 * rank) * 3 * 64 * 2 for _, read in ours)
 
 
@@ -386,7 +386,7 @@ def test_a_trainable_layer_lends_memory_where_nothing_is_trained() -> None:
         for enabled in (False, True):
             with torch.set_grad_enabled(enabled):
                 y = layer(x)
-            found.append(calls.traffic(lookup(group, 2, rank))["read_window_lent"])
+            found.append(calls.traffic(lookup(group, 2, rank))["read_window_registered"])
         y.sum().backward()
         grads = [y.detach(), *(each.grad for each in layer.parameters() if each.grad is not None)]
         layer.requires_grad_(False)
@@ -394,7 +394,7 @@ def test_a_trainable_layer_lends_memory_where_nothing_is_trained() -> None:
         return found, grads
 
     with LocalCluster(2) as cluster:
-        lent, copied = cluster.run(body), cluster.run(body, False)
-    assert [found for found, _ in lent] == [[4 * 3 * 32 * 4, 0]] * 2
-    for (_, ours), (_, theirs) in zip(lent, copied, strict=True):
+        registered, copied = cluster.run(body), cluster.run(body, False)
+    assert [found for found, _ in registered] == [[4 * 3 * 32 * 4, 0]] * 2
+    for (_, ours), (_, theirs) in zip(registered, copied, strict=True):
         assert len(ours) > 3 and all(map(torch.equal, ours, theirs))

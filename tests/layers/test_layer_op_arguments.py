@@ -37,7 +37,7 @@ WRONG = {
     "weight1": {
         "is empty": {"weight1": []},
         "torch.uint8: int4 are int32 of eight": {"weight1": [torch.zeros(L, H, F, dtype=torch.uint8)]},
-        "must be x's type torch.bfloat16, int8, or int32": {"weight1": [torch.zeros(L, H, 2 * F)]},
+        "must be of x's type torch.bfloat16, all int8, or all int32": {"weight1": [torch.zeros(L, H, 2 * F)]},
         "L of (H, 2F)": {"weight1": [torch.zeros(L, H, 2 * F + 1, dtype=BF16)]},
         "must contain a matrix of one shape": {"weight1": [torch.zeros(H, n, dtype=BF16) for n in (64, 64, 64, 32)]},
         "a list of tensors": {"weight1": [1]},

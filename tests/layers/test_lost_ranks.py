@@ -80,8 +80,8 @@ def test_special_experts_lie_behind_the_copies() -> None:
     config = MoEConfig(64, 32, 6, 3, zero_expert_num=1, copy_expert_num=2)
 
     def work(rank: int, group_ep: str, placement: Balance | None, physical: int) -> torch.Tensor:
-        carrier = MC2Dispatcher(group_ep, 2, rank, physical, **config.special.given)
-        layer = MoELayer(config, carrier, dtype=torch.float32, placement=placement).init_weights(3)
+        transport = MC2Dispatcher(group_ep, 2, rank, physical, **config.special.given)
+        layer = MoELayer(config, transport, dtype=torch.float32, placement=placement).init_weights(3)
         x = torch.randn(9, 64, generator=torch.Generator().manual_seed(rank))
         assert (layer.route(x)[1] >= config.num_experts).any()
         return layer(x)

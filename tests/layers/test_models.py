@@ -184,7 +184,7 @@ def test_wrappers_are_read_by_their_text_config(kind: str) -> None:
 def test_an_unknown_type_is_refused_with_the_list_and_what_it_says_of_its_layers() -> None:
     values = {"model_type": "new_moe", "hidden_size": 8, "n_experts": 64, "router_kind": "cosine"}
     rule = r"has model_type 'new_moe'; need one of mixtral, .*longcat_flash, qwen3_vl_moe \(its text_config\), .*"
-    rule += r"or pass config=; its MoE keys: n_experts 64, router_kind 'cosine'"
+    rule += r"or pass a MoEConfig as config; its MoE keys: n_experts 64, router_kind 'cosine'"
     with pytest.raises(ArgumentError, match=rule):
         moe_config(values)
 

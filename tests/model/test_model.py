@@ -106,8 +106,8 @@ def replayed(lines: list[Json], build: Path) -> replayer.ReplayResult:
     "text", ["w2,c1,l1,k1,b1,u1,DC", "w2,c2,l2,k2,b2,u1,DCDC", "w3,c2,l2,k2,b1,u1,DDCC", "w2,c2,l5,k2,b2,u1,v2,D"]
 )
 def test_a_trace_replays(text: str, build: Path) -> None:
-    verdict = replayed(recorded(text, 1, build / "recorded.jsonl"), build)
-    assert verdict.refused is None and verdict.events > 50
+    outcome = replayed(recorded(text, 1, build / "recorded.jsonl"), build)
+    assert outcome.refused is None and outcome.events > 50
 
 
 def row_behind_its_flag(lines: list[Json], layout: Layout) -> tuple[str, list[Json]]:
@@ -155,6 +155,6 @@ def index_of(lines: list[Json], wanted: Any, **fields: Any) -> int:
 )
 def test_a_spoilt_trace_is_rejected(spoil: Any, build: Path, header: Header) -> None:
     lines = recorded("w2,c2,l1,k2,b1,u1,ids:distinct,equal,DC", 0, build / "recorded.jsonl")
-    kind, spoilt = spoil(lines, Layout(header, 2, 1, int(lines[0]["data_bytes"])))
-    verdict = replayed(spoilt, build)
-    assert verdict.refused is not None and verdict.refused.kind == kind, verdict
+    kind, corrupted = spoil(lines, Layout(header, 2, 1, int(lines[0]["data_bytes"])))
+    outcome = replayed(corrupted, build)
+    assert outcome.refused is not None and outcome.refused.kind == kind, outcome

@@ -191,7 +191,7 @@ def launches() -> list[int]:
 
 
 def check_every_local_mistake_has_the_same_error_as_on_the_cpu() -> None:
-    """Same type, same line, same details, for hundreds of spoilt calls; a good one still works after."""
+    """Same type, same line, same details, for hundreds of corrupted calls; a good one still works after."""
     cpu = valid(CPU, lambda value: value)
     valid(HCCL)
     agreed = 0
@@ -215,12 +215,12 @@ def check_every_local_mistake_has_the_same_error_as_on_the_cpu() -> None:
 
 def check_an_expert_id_out_of_range_is_told_later_and_once() -> None:
     good = valid(HCCL)["dispatch"]
-    spoilt = {**good, "expert_ids": good["expert_ids"].clone()}
+    corrupted = {**good, "expert_ids": good["expert_ids"].clone()}
     if RANK == WORLD - 1:
-        spoilt["expert_ids"][1, 1] = E + 3
-    wanted = outcome(OP["dispatch"], **moved(spoilt, on_cpu, group_ep=CPU))
+        corrupted["expert_ids"][1, 1] = E + 3
+    wanted = outcome(OP["dispatch"], **moved(corrupted, on_cpu, group_ep=CPU))
     assert type(wanted) is InvalidExpertId and "rank 1, token 1, k 1 has expert id 15" in str(wanted)
-    OP["dispatch"](**spoilt)  # the kernel's finding is not known yet
+    OP["dispatch"](**corrupted)  # the kernel's finding is not known yet
     assert said(outcome(ascend_moe.check, group_ep=HCCL)) == said(wanted)
     ascend_moe.check()
     valid(HCCL)
@@ -416,29 +416,29 @@ def check_direct_combine_publishes_window_tensors_where_they_lie() -> None:
     end = npu_communicator.known(name)
 
     def written() -> bytes:
-        """Returns what was written of the data area, up to the lent one."""
+        """Returns what was written of the data area, up to the registered one."""
         torch.npu.synchronize()
         return ctypes.string_at(end._data_address(), end.data_bytes)
 
     def combine(expand_x: torch.Tensor) -> torch.Tensor:
         return OP["combine_v2"](expand_x, trip.ids, index, counts, trip.weights, **place(name), comm_alg="direct")
 
-    lent = [ascend_moe.window_empty((len(rows) + more, H), **shape) for more in (0, 5)]
-    assert all(tensor.device == rows.device and tensor.is_contiguous() for tensor in lent)
-    assert 0 <= lent[0].data_ptr() - end._data_address() - end.data_bytes < 3 << 20
-    for tensor in lent:
+    registered = [ascend_moe.window_empty((len(rows) + more, H), **shape) for more in (0, 5)]
+    assert all(tensor.device == rows.device and tensor.is_contiguous() for tensor in registered)
+    assert 0 <= registered[0].data_ptr() - end._data_address() - end.data_bytes < 3 << 20
+    for tensor in registered:
         tensor[: len(rows)].copy_(rows)
         before = written()
         assert torch.equal(combine(tensor[: len(rows)]), trip.out)
         assert written() == before
     assert torch.equal(combine(rows), trip.out) and written() != before  # of a plain tensor
-    error = outcome(combine, lent[0])
+    error = outcome(combine, registered[0])
     assert type(error) is WindowTensorError and "was consumed by the combine" in str(error), error
-    assert type(outcome(combine, lent[0].view(-1)[8 : 8 + rows.numel() - H].view(-1, H))) is WindowTensorError
+    assert type(outcome(combine, registered[0].view(-1)[8 : 8 + rows.numel() - H].view(-1, H))) is WindowTensorError
     error = outcome(ascend_moe.window_empty, (1 << 21,), **shape)
     assert type(error) is WindowTooSmall and "of which 2 window tensors hold space" in str(error), error
-    first = lent[0].data_ptr()
-    del lent[0], tensor
+    first = registered[0].data_ptr()
+    del registered[0], tensor
     trip.run(name, True).check()
     until = time.monotonic() + 20
     while ascend_moe.window_empty(rows.shape, **shape).data_ptr() != first:  # torch_npu's queue lets go of it last
@@ -446,7 +446,7 @@ def check_direct_combine_publishes_window_tensors_where_they_lie() -> None:
     assert ascend_moe.window_empty((0, H), **shape).shape == (0, H)
     del os.environ["ASCEND_MOE_REGISTERED_MIB"]
     ascend_moe.close(name)
-    lent[0].fill_(1)  # as memory it stays good while HCCL's window lives
+    registered[0].fill_(1)  # as memory it stays good while HCCL's window lives
     error = outcome(ascend_moe.window_empty, (1,), **shape)
     assert type(error) is WindowTooSmall and error.details["variable"] == "ASCEND_MOE_REGISTERED_MIB", error
 

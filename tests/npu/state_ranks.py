@@ -28,7 +28,7 @@ dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", ran
 GLOO = dist.new_group(backend="gloo")
 
 
-def spoilt() -> DevicePlace:
+def corrupted() -> DevicePlace:
     """This rank in a group whose windows are full of what collectives have carried."""
     group = dist.new_group()
     assert isinstance(group, dist.ProcessGroup)
@@ -48,9 +48,9 @@ def spoilt() -> DevicePlace:
 
 def check_ops_work_on_a_group_whose_state_was_overwritten() -> None:
     for contract in (1, 2):
-        here = spoilt()
+        here = corrupted()
         for seed in range(2):  # the second op finds what the first has left
-            for result in run_case(here, Case("spoilt", WORLD, contract=contract, ids="distinct", seed=seed)):
+            for result in run_case(here, Case("corrupted", WORLD, contract=contract, ids="distinct", seed=seed)):
                 assert result.ok, result.text
         dist.barrier(GLOO)
 

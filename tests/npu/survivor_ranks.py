@@ -50,9 +50,9 @@ def on_npu(place: Place) -> DevicePlace:
 
 def layer_of(place: DevicePlace) -> MoELayer:
     """Six experts, each on two of the four ranks."""
-    carrier = MC2Dispatcher(place.group_ep, place.world, place.rank, 12)
+    transport = MC2Dispatcher(place.group_ep, place.world, place.rank, 12)
     placement = balance(torch.ones(1, 6), 12, WORLD)
-    return MoELayer(MoEConfig(64, 32, 6, 3), carrier, device=NPU, placement=placement).init_weights(3)
+    return MoELayer(MoEConfig(64, 32, 6, 3), transport, device=NPU, placement=placement).init_weights(3)
 
 
 def loses_one(place: DevicePlace, alive: list[int]) -> DevicePlace:

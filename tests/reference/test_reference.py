@@ -116,11 +116,11 @@ def test_combine_gives_what_a_dense_layer_gives(seed: int, dtype: str, mask: str
         own = table.reshape(world, world, -1)[:, rank].T  # [local expert][source]
         assert result.ep_recv_counts.tolist() == own.cumsum().tolist()
         assert result.expert_token_nums.tolist() == own.sum(axis=1).tolist()
-        triples = result.assist_info.tolist()
-        order = [(int(inputs[s].expert_ids[t, k]), s, t * topk + k) for s, t, k in triples]
+        source_indices = result.assist_info.tolist()
+        order = [(int(inputs[s].expert_ids[t, k]), s, t * topk + k) for s, t, k in source_indices]
         assert order == sorted(set(order)) and len(order) == own.sum()
         assert all(expert // (experts // world) == rank for expert, _, _ in order)
-        for row, (source, token, _) in zip(result.expand_x, triples, strict=True):
+        for row, (source, token, _) in zip(result.expand_x, source_indices, strict=True):
             assert torch.equal(row, inputs[source].x[token])
 
 
@@ -379,9 +379,9 @@ def test_hints_say_what_is_there_instead() -> None:
     outputs[1][:5] = 1 / outputs[1][:5]
     outputs[2][0:3] = expected.assist_info[4]
     outputs[3] = sample(0, nums_type=0).expert_token_nums
-    nums, triple, row, scale = ref.validate("dispatch", outputs, expected, rank=1, contract="v2").differences
+    nums, source_index, row, scale = ref.validate("dispatch", outputs, expected, rank=1, contract="v2").differences
     assert "these are the numbers of expert_token_nums_type 0, 1 was asked for" in nums
-    assert "it has the bits of row 4 (local expert 1 = expert 3, from rank 1, token 1, k 1)" in triple
+    assert "it has the bits of row 4 (local expert 1 = expert 3, from rank 1, token 1, k 1)" in source_index
     assert "it has the bits of row 2 (local expert 1 = expert 3, from rank 0, token 1, k 0)" in row
     assert "the reciprocal" in scale
     outputs[0][0] = expected.expand_x[0]

@@ -177,8 +177,8 @@ def test_report_and_json_have_every_row(capsys: pytest.CaptureFixture[str]) -> N
 
 def judged(times_us: dict[str, int], jitter: float = 0.0) -> dict[str, bool | None]:
     few, one = (result(case, times_us, jitter) for case in bounds.cases()[:2])
-    assert not any("limit" in verdict.bound.text for verdict in bounds.judge(few)), "8 tokens: against the peers only"
-    return {verdict.bound.text: verdict.ok for verdict in bounds.judge(one)}
+    assert not any("limit" in outcome.bound.text for outcome in bounds.judge(few)), "8 tokens: against the peers only"
+    return {outcome.bound.text: outcome.ok for outcome in bounds.judge(one)}
 
 
 def test_the_check_passes_what_is_fast_enough_and_only_that() -> None:

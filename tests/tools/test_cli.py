@@ -271,9 +271,9 @@ def test_checks_notice(finished: tuple[RunSpec, list[RankRecord]], fault: Any, c
     """Every check has faults of one rank that it, and it alone, must notice."""
     spec, records = finished[0], copy.deepcopy(finished[1])
     fault(records[1])
-    verdict = verify(spec, records, quiet)
-    assert [number for number, check in enumerate(verdict.checks) if not check.ok] == caught
-    assert verdict.ok == (not caught)
+    outcome = verify(spec, records, quiet)
+    assert [number for number, check in enumerate(outcome.checks) if not check.ok] == caught
+    assert outcome.ok == (not caught)
 
 
 @pytest.mark.parametrize(

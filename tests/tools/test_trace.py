@@ -78,7 +78,7 @@ def test_every_rank_and_core_is_there(measured: Timeline) -> None:
 def test_copies_of_rows_are_recorded_with_bytes_and_peer(measured: Timeline) -> None:
     dispatch = stats.op_runs(measured)[0]
     sent = [e for e in dispatch.events if e.phase == "AlltoAllDispatch" and e.pipe == "MTE3" and e.rank == 0]
-    rows = [e for e in sent if e.bytes in (HIDDEN * 2, HIDDEN * 2 + 32)]  # without the triple, or with it
+    rows = [e for e in sent if e.bytes in (HIDDEN * 2, HIDDEN * 2 + 32)]  # without the source index, or with it
     assert len(rows) == BATCH * TOPK
     generator = torch.Generator().manual_seed(0)
     torch.randn(BATCH, HIDDEN, generator=generator)

@@ -89,8 +89,8 @@ def moe_layer(
     *, quantized: bool = False, masked: bool = False, options: Any = None, **changes: Any
 ) -> Callable[[str], Layer]:
     def make(group: str) -> Layer:
-        carrier = MC2Dispatcher(group, 1, 0, E, **(options or {}))
-        made = MoELayer(MoEConfig(H, F, E, K, **changes), carrier, dtype=torch.bfloat16).init_weights(1)
+        transport = MC2Dispatcher(group, 1, 0, E, **(options or {}))
+        made = MoELayer(MoEConfig(H, F, E, K, **changes), transport, dtype=torch.bfloat16).init_weights(1)
         made = made.quantize_() if quantized else made
         return lambda x, ids, weights: made(x, ids[:, 0] != 3) if masked else made(x)
 

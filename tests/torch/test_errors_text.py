@@ -38,7 +38,7 @@ CLASSES = {
     19: "KernelFault",
     20: "KernelFault",
 }
-CODE, AWAITED_COUNT = 1, 16  # words of a record; triples of awaited ranks follow
+CODE, AWAITED_COUNT = 1, 16  # words of a record; source indices of awaited ranks follow
 
 
 def error_of(record: list[int]) -> AscendMoeError:

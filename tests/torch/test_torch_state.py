@@ -116,9 +116,9 @@ def megatrons_layer(rank: int, group: str, *, kind: str = "mc2", pad: bool = Fal
     router = megatron.TopKRouter(config)
     place = {"world_size": W, "rank": rank} if kind == "mc2" else {}
     limit = {"capacity_factor": 1.5, "pad_to_capacity": pad}
-    carrier = megatron.TokenDispatcher(kind, group, E, K, **place, **limit)
+    transport = megatron.TokenDispatcher(kind, group, E, K, **place, **limit)
     experts = megatron.GroupedMLP(E // W, H, 16, dtype=torch.float32)
-    layer = megatron.MoELayer(router, carrier, experts, shared_expert(None, 0, 1, True, False))
+    layer = megatron.MoELayer(router, transport, experts, shared_expert(None, 0, 1, True, False))
     for weight in layer.parameters():
         weight.data.copy_(drawn(*weight.shape) / 5)
     x, mask = drawn(T, 1, H).requires_grad_(), torch.arange(T)[:, None] % 4 != 2

@@ -296,7 +296,7 @@ def test_second_derivatives_are_refused(clusters: Any) -> None:
 
 
 def test_between_servers_slots_travel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An A2's dispatch has no triples for rows of other servers."""
+    """An A2's dispatch has no source_indices for rows of other servers."""
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
     for inside in (False, True):
         with LocalCluster(4) as cluster:
@@ -344,7 +344,7 @@ def quantized(dispatcher: Dispatcher, case: Case, mode: int, **options: Any) -> 
     return x.grad
 
 
-def carriers(case: Case, cluster: LocalCluster, body: Callable[[Dispatcher], Any]) -> list[list[Any]]:
+def transports(case: Case, cluster: LocalCluster, body: Callable[[Dispatcher], Any]) -> list[list[Any]]:
     """The body's results by rank, over windows and over all-to-all."""
     world, experts = case.world, case.experts
     windows = cluster.run(lambda rank, group: body(MC2Dispatcher(group, world, rank, experts)))
@@ -354,7 +354,7 @@ def carriers(case: Case, cluster: LocalCluster, body: Callable[[Dispatcher], Any
 def test_int8_gradients_as_if_nothing_was_rounded(straight_through: None, clusters: Any) -> None:
     case = small(world=2, ids="mixed")
     rounded, exact = (
-        carriers(case, clusters[2], functools.partial(quantized, case=case, mode=mode)) for mode in (2, 0)
+        transports(case, clusters[2], functools.partial(quantized, case=case, mode=mode)) for mode in (2, 0)
     )
     for found, expected in zip(rounded, exact, strict=True):
         for one, other in zip(found, expected, strict=True):
@@ -386,7 +386,7 @@ def test_int8_rows_may_be_used_twice_and_have_two_backwards(straight_through: No
         torch.testing.assert_close(gradient(1.0, 3.0), 4 * once)
         assert torch.equal(gradient(2.0), 2 * once)  # of the same dispatch, afterwards
 
-    carriers(case, clusters[2], body)
+    transports(case, clusters[2], body)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -410,7 +410,7 @@ def test_int8_gradients_of_half_tokens_are_half(straight_through: None, clusters
         assert x.grad is not None and x.grad.dtype == torch.bfloat16
         return x.grad
 
-    windows, collectives = carriers(case, clusters[2], body)
+    windows, collectives = transports(case, clusters[2], body)
     for one, other in zip(windows, collectives, strict=True):
         assert torch.equal(one, other) and bool(one.any())
 
@@ -424,7 +424,7 @@ def test_int8_gradients_that_would_be_wrong_are_refused(clusters: Any) -> None:
         ):
             quantized(dispatcher, case, 2)
 
-    carriers(case, clusters[2], refused)
+    transports(case, clusters[2], refused)
     with pytest.raises(ArgumentError, match="mode is 'on'; need one of refuse, straight_through"):
         ascend_moe.set_int8_gradient("on")
 
@@ -447,7 +447,7 @@ def test_int8_straight_through_needs_the_rows_and_no_scales(straight_through: No
         with pytest.raises(ArgumentError, match="dynamic_scales is"):
             ascend_moe.dequantize_rows(sent.expand_x, sent.dynamic_scales[1:])
 
-    carriers(case, clusters[2], alone)
+    transports(case, clusters[2], alone)
 
 
 def test_windows_too_small_for_the_extra_columns_are_enough() -> None:

@@ -30,8 +30,8 @@ class Draw:
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         router = self.of(*ROUTERS)
-        self.world, self.carrier = self.of(1, 2), self.of("mc2", "v1", "alltoall", "allgather")
-        special = [0, 0, 0] if self.carrier == "v1" else [self.of(0, 1, 2) for _ in range(3)]
+        self.world, self.transport = self.of(1, 2), self.of("mc2", "v1", "alltoall", "allgather")
+        special = [0, 0, 0] if self.transport == "v1" else [self.of(0, 1, 2) for _ in range(3)]
         self.config = MoEConfig(
             H, 24, E, 2 if router == "sparsemixer" else self.of(1, 3), router=router,
             shared_intermediate_size=self.of(0, 16), latent_size=self.of(0, 16), input_jitter=self.of(0.0, 0.1),
@@ -60,9 +60,9 @@ class Draw:
         return mask if mask.dim() == 1 else mask.any(1)
 
     def layer(self, rank: int, group: Any) -> MoELayer:
-        kind, more = ("mc2", {"contract": "v1"}) if self.carrier == "v1" else (self.carrier, {})
-        carrier = make_dispatcher(kind, Place(group, self.world, rank), E, **more, **self.config.special.given)
-        layer = MoELayer(self.config, carrier, dtype=self.dtype, trainable=not self.quantized).init_weights(3)
+        kind, more = ("mc2", {"contract": "v1"}) if self.transport == "v1" else (self.transport, {})
+        transport = make_dispatcher(kind, Place(group, self.world, rank), E, **more, **self.config.special.given)
+        layer = MoELayer(self.config, transport, dtype=self.dtype, trainable=not self.quantized).init_weights(3)
         if self.quantized:  # what no int8 row is made with may be trained
             layer.quantize_()
             for name, weight in layer.named_parameters():
@@ -111,7 +111,7 @@ class Trip:
         draw = self.draw = Draw(seed)
         self.topk, self.quant_mode = draw.of(1, 3), draw.of(0, 0, 2)
         self.special = dict(zip(("zero_expert_num", "copy_expert_num", "const_expert_num"), (1, 1, 2), strict=True))
-        if draw.carrier == "v1":
+        if draw.transport == "v1":
             self.special = {}
         self.ids = torch.randint(-1, E + sum(self.special.values()), (T, self.topk), generator=draw.generator).int()
         self.pairs = torch.rand((T, self.topk) if draw.of(False, True) else (T,), generator=draw.generator) < 0.5
@@ -122,12 +122,12 @@ class Trip:
     def run(self, value: float | None, split: bool, rank: int, group: str) -> list[Tensor | None]:
         """``split``: by begin and finish, without gradients."""
         draw, idle = self.draw, ~(self.pairs if self.pairs.dim() == 1 else self.pairs.any(1))
-        kind, more = ("mc2", {"contract": "v1"}) if draw.carrier == "v1" else (draw.carrier, {})
+        kind, more = ("mc2", {"contract": "v1"}) if draw.transport == "v1" else (draw.transport, {})
         way = make_dispatcher(kind, Place(group, 1, rank), E, **more, **self.special)
         leaves = [seen(each, idle, value) for each in self.of_tokens]
         constants = [seen(each, idle, None) for each in self.constants]
         x, weights, shared, ori_x = leaves
-        own = {} if draw.carrier == "v1" else {"shared_expert_x": shared}
+        own = {} if draw.transport == "v1" else {"shared_expert_x": shared}
         if self.special:
             names = ("const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
             own |= {"ori_x": ori_x} | dict(zip(names, constants, strict=True))
@@ -182,9 +182,9 @@ def megatron_layer(value: float | None, group: str, pad: bool) -> list[Tensor | 
     )  # fmt: skip
     router, experts = megatron.TopKRouter(config), megatron.GroupedMLP(E, H, 16, dtype=torch.float32)
     limits = {"capacity_factor": 1.5, "pad_to_capacity": pad}
-    carrier = megatron.TokenDispatcher("mc2", group, E, 2, world_size=1, rank=0, **limits)
+    transport = megatron.TokenDispatcher("mc2", group, E, 2, world_size=1, rank=0, **limits)
     shared = megatron.SharedExpertMLP(H, 16, gate=True, dtype=torch.float32)
-    layer = megatron.MoELayer(router, carrier, experts, shared)
+    layer = megatron.MoELayer(router, transport, experts, shared)
     for weight in layer.parameters():
         weight.data.copy_(drawn(*weight.shape) / 5)
     x = seen(drawn(T, H), IDLE, value)

@@ -170,7 +170,7 @@ def _chosen(entry: Entry, declared: _Values, selected: _Values) -> list[int]:
         raise TwinBuildError(f"{where} follows an input or output of the op: select its data types by name")
     for value in values:
         if known and value not in known:
-            raise TwinBuildError(f"{where}: {value} is selected, declared are {', '.join(map(str, known))}")
+            raise TwinBuildError(f"{where}: {value} is selected; need a declared one: {', '.join(map(str, known))}")
         if declared.kind != "UINT" and value >> declared.bits:
             raise TwinBuildError(f"{where}: {value} does not fit its {declared.bits} bits")
     if declared.kind == "UINT" and len(known) > 1 << declared.bits:

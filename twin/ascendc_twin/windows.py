@@ -228,7 +228,7 @@ class Member:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.windows.world:
-            raise ArgumentError(f"rank {self.rank} of windows of {self.windows.world} ranks", argument="windows")
+            raise ArgumentError(f"rank is {self.rank}; the windows have {self.windows.world} ranks", argument="windows")
 
 
 # One group, two, or for each rank its places in one or two.

@@ -345,7 +345,7 @@ def test_wrong_windows_are_refused() -> None:
         ascendc_twin.Windows(2, peer_table=2992)
     with pytest.raises(ArgumentError, match="at least 1 rank"):
         ascendc_twin.Windows(0)
-    with pytest.raises(ArgumentError, match="rank 2 of windows of 2 ranks"):
+    with pytest.raises(ArgumentError, match="rank is 2; the windows have 2 ranks"):
         ascendc_twin.Windows(2).member(2)
 
 

@@ -130,7 +130,7 @@ DECLARED = 'twin_tpl_declared("Add", twin_tpl(UINT, "N", 1, 1, 4, 6), twin_tpl(B
         ('twin_tpl_declared("Add", twin_tpl(BOOL, "B", 1, 0));', "the template add has 2 parameters, its .* 1: B"),
         (
             f'{DECLARED} twin_tpl_selected(twin_tpl_combination(twin_tpl(UINT, "N", 0, 1, 5)));',
-            "N: 5 is selected, declared are 4, 6",
+            "N: 5 is selected; need a declared one: 4, 6",
         ),
         (
             DECLARED.replace("4, 6", "4, 5, 6") + "twin_tpl_selected(twin_tpl_combination());",

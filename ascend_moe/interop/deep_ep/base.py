@@ -154,7 +154,11 @@ def most_tokens(heads: Tensor, topk_idx: Tensor | None, experts: int) -> int:
 
 
 def most_tokens_of(place: BufferPlace, own: int, topk_idx: Tensor, experts: int) -> int:
-    """Return the largest number of tokens of a rank. Collective."""
+    """Return the largest number of tokens of any rank; ``own``: this rank's. Collective; read on the host.
+
+    Raises:
+        InvalidExpertId: on every rank, for the first rank's invalid id.
+    """
     head = agreed_head(own, topk_idx, experts, topk_idx.device)
     return most_tokens(gather_rows(head, place), topk_idx, experts)
 

@@ -115,7 +115,8 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         Args:
             topk_idx: ``(T, K)`` int64 (or int32); -1: not routed.
             num_experts: E, a multiple of W.
-            previous_event: waited for first. async_finish: return the event of the stream's work.
+            previous_event: waited for first.
+            async_finish: return the event of the stream's work; False: an EventOverlap whose event is None.
             allocate_on_comm_stream: ignored.
 
         Returns:

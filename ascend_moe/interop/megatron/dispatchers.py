@@ -260,9 +260,9 @@ class TokenDispatcher:
         return out
 
     def combine_postprocess(self, hidden_states: Tensor, handle: Handle) -> Tensor:
-        """Return ``hidden_states`` ``(T, H)`` in the shape of dispatch_preprocess's, with the shared expert's added.
+        """Return ``hidden_states`` ``(T, H)`` in dispatch_preprocess's input shape, plus the shared expert's output.
 
-        ``handle`` is the call's.
+        ``handle`` is from that dispatch_preprocess.
         """
         out = hidden_states.view(handle.shape)
         if handle.shared is None:

@@ -105,7 +105,7 @@ class TopKWeightAndReduceNaiveBatched(_Summing):
         self.rank = rank
 
     def _places(self, rows: Tensor, topk_ids: Tensor) -> Tensor:
-        need(rows.dim() == 3, "fused_expert_output", "must be (L, most, H)")
+        need(rows.dim() == 3, "fused_expert_output", "is {}; it must be (L, rows of an expert, H)", rows.shape)
         need_dims("topk_ids", topk_ids, 2, dtypes=(torch.int32, torch.int64))
         local, most, _ = rows.shape
         own = topk_ids.long() - self.rank * local

@@ -39,11 +39,15 @@ def test_ascend_normal_mode(clusters: Clusters, case: Case, quant: str) -> None:
         if quant == "int8":
             assert torch.equal(got[1], expected.dynamic_scales[:n])
             rows = (got[0] * got[1][:, None]).bfloat16()
-        triples = [triple for expert in range(case.local) for triple in case.rows_of(rank * case.local + expert)]
-        assert len(handle) == 8 and handle[3].view(-1, 3).tolist() == [list(triple) for triple in triples]
+        source_indices = [
+            source_index for expert in range(case.local) for source_index in case.rows_of(rank * case.local + expert)
+        ]
+        assert len(handle) == 8 and handle[3].view(-1, 3).tolist() == [
+            list(source_index) for source_index in source_indices
+        ]
         assert handle[4].dtype == torch.int32
         assert torch.equal(handle[5][:-1], expected.ep_recv_counts) and handle[5][-1] == case.most
-        for row, (source, token, k) in enumerate(triples):
+        for row, (source, token, k) in enumerate(source_indices):
             local = int(case.ids(source)[token, k]) - rank * case.local
             assert ids[row].tolist() == [local if each == k else -1 for each in range(case.topk)]
             assert weights[row, k] == case.weights(source)[token, k] and int(weights[row].count_nonzero()) <= 1
@@ -121,9 +125,9 @@ def test_ascend_fused_deep_moe(clusters: Clusters, quant_mode: int) -> None:
         more = {"dynamic_scales": sent.dynamic_scales, "w_gate_up_scale": scales[0], "w_down_scale": scales[1]}
         more = {**more, "output_dtype": BF16} if quant_mode else {}
         rows = grouped_mlp(sent.expand_x, gate_up, down, sent.expert_token_nums, **more)
-        triples = sent.assist_info_for_combine
+        source_indices = sent.assist_info_for_combine
         expected = ascend_moe.npu_moe_distribute_combine_v2(
-            rows, ids.int(), triples, sent.ep_recv_counts, weights, **place
+            rows, ids.int(), source_indices, sent.ep_recv_counts, weights, **place
         )
         assert torch.equal(y, expected) and torch.equal(again, expected)
         assert torch.equal(counts, sent.ep_recv_counts) and nums.dtype == torch.int32

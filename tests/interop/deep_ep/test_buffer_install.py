@@ -206,9 +206,9 @@ def check_blocks(case: Case, rank: int, got: Any) -> None:
     assert count.tolist() == [case.world * most] * case.local and len(handle) == 7
     for expert in range(case.local):
         for source in range(case.world):
-            triples = [each for each in case.rows_of(rank * case.local + expert) if each[0] == source]
+            source_indices = [each for each in case.rows_of(rank * case.local + expert) if each[0] == source]
             expected = torch.zeros(most, case.hidden, dtype=rows.dtype)
-            for place, (_, token, _) in enumerate(triples):
+            for place, (_, token, _) in enumerate(source_indices):
                 expected[place] = case.x(source)[token]
             assert torch.equal(blocks[expert, source], expected)
 

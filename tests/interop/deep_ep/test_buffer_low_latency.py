@@ -30,15 +30,15 @@ def test_low_latency_rows_and_sums(clusters: Clusters, case: Case) -> None:
         assert (most, hidden, experts) == (case.most + 1, H, case.experts) and hook() is None
         assert count.dtype == torch.int32 and ranges.dtype == torch.int64 and ranges.shape == (case.local, case.world)
         for expert in range(case.local):
-            triples = case.rows_of(rank * case.local + expert)
-            assert count[expert] == len(triples) and stats[expert] == 100 + len(triples)
-            assert torch.equal(rows[expert, : len(triples)], low_rows(case, rank, expert))
-            assert source[expert, : len(triples)].tolist() == [token for _, token, _ in triples]
+            source_indices = case.rows_of(rank * case.local + expert)
+            assert count[expert] == len(source_indices) and stats[expert] == 100 + len(source_indices)
+            assert torch.equal(rows[expert, : len(source_indices)], low_rows(case, rank, expert))
+            assert source[expert, : len(source_indices)].tolist() == [token for _, token, _ in source_indices]
             for each in range(case.world):
                 word = int(ranges[expert, each])
                 begin, number = word >> 32, word & 0xFFFFFFFF
-                assert all(one == each for one, _, _ in triples[begin : begin + number])
-                assert number == sum(one == each for one, _, _ in triples)
+                assert all(one == each for one, _, _ in source_indices[begin : begin + number])
+                assert number == sum(one == each for one, _, _ in source_indices)
         factors = torch.tensor([2.0 ** (rank * case.local + expert) for expert in range(case.local)])
         out = torch.empty(case.tokens(rank), H, dtype=BF16)
         total = finish(case, rank, buffer, sent, x=(rows.float() * factors[:, None, None]).bfloat16(), out=out)

@@ -69,14 +69,14 @@ def test_two_micro_batches_may_be_open_at_once_and_inactive_tokens_get_zeros(kin
     case = Case(2)
 
     def run(rank: int, group: Any) -> None:
-        carrier = dispatcher(kind, case, 1, rank, group)
-        experts = experts_of(case, carrier)
+        transport = dispatcher(kind, case, 1, rank, group)
+        experts = experts_of(case, transport)
         mask = torch.arange(5) != 2
 
         def steps(number: int, active: Tensor | None) -> Iterator[Any]:
             x = (case.x[rank] * (number + 1)).requires_grad_()
             probs, chosen = topk_routing_with_score_function(logits_of(5, 70 + rank + number), K)
-            forward = six_phases(carrier, experts, x, chosen, probs, active)
+            forward = six_phases(transport, experts, x, chosen, probs, active)
             yield next(forward)
             y = next(forward)
             y.square().sum().backward()
@@ -111,15 +111,15 @@ def test_wrong_calls_of_dispatchers_are_refused(clusters: Any) -> None:
     case = Case(1)
 
     def run(rank: int, group: str) -> None:
-        carrier = dispatcher("mc2", case, 1, rank, group)
+        transport = dispatcher("mc2", case, 1, rank, group)
         probs, chosen = topk_routing_with_score_function(case.logits[0], K)
-        _, _, handle = carrier.dispatch_preprocess(case.x[0], chosen, probs)
+        _, _, handle = transport.dispatch_preprocess(case.x[0], chosen, probs)
         with pytest.raises(ValueError, match="handle has no rows yet: call token_dispatch before token_combine"):
-            carrier.token_combine(case.x[0], handle)
+            transport.token_combine(case.x[0], handle)
         with pytest.raises(ValueError, match="more than 3 experts"):
-            carrier.dispatch_preprocess(case.x[0], torch.ones_like(chosen), probs)
+            transport.dispatch_preprocess(case.x[0], torch.ones_like(chosen), probs)
         with pytest.raises(ValueError, match=r"routing_map is \(5, 4\)"):
-            carrier.dispatch_preprocess(case.x[0], chosen[:, :4], probs)
+            transport.dispatch_preprocess(case.x[0], chosen[:, :4], probs)
         alone = {"world_size": 1, "rank": 0}
         for kind, wrong, message in (
             ("mc2", alone | {"etp_size": 2}, "etp_size is 2; it must divide the 1 ranks"),
@@ -167,18 +167,18 @@ def test_dispatchers_by_megatrons_names_give_the_bits_of_the_six_phases(
         groups = SimpleNamespace(**{f"tp_ep{end}": group, f"expt_tp{end}": SimpleNamespace(size=lambda: etp)})
         local = E // (world // etp)
         own = list(range(rank // etp * local, (rank // etp + 1) * local))
-        carrier = NAMED[kind](local, own, config, groups, max_tokens=7, **place)
-        experts = experts_of(case, carrier.phases)
+        transport = NAMED[kind](local, own, config, groups, max_tokens=7, **place)
+        experts = experts_of(case, transport.phases)
         x, logits = (every[rank].clone().requires_grad_() for every in (case.x, case.logits))
         probs, chosen = topk_routing_with_score_function(logits, K)
         with pytest.raises(ValueError, match="handle is None: call dispatch_preprocess first"):
-            carrier.token_combine(x)
-        sent = carrier.token_dispatch(*carrier.dispatch_preprocess(x, chosen, probs))
-        rows, counts, row_probs = carrier.dispatch_postprocess(*sent)
+            transport.token_combine(x)
+        sent = transport.token_dispatch(*transport.dispatch_preprocess(x, chosen, probs))
+        rows, counts, row_probs = transport.dispatch_postprocess(*sent)
         assert len(rows) == len(row_probs) == int(counts.sum())
         out, _ = experts(rows, counts, row_probs)
-        y = carrier.combine_postprocess(carrier.token_combine(carrier.combine_preprocess(out)))
-        assert carrier.handle is None and (carrier.tp_size, carrier.ep_size) == (etp, world // etp)
+        y = transport.combine_postprocess(transport.token_combine(transport.combine_preprocess(out)))
+        assert transport.handle is None and (transport.tp_size, transport.ep_size) == (etp, world // etp)
         loss_of(y).backward()
         for wrong, message in (
             ((local + 1, own, config), f"num_local_experts is {local + 1}; num_experts 8 on {world // etp} EP ranks"),
@@ -250,9 +250,9 @@ def test_float64_probabilities_arrive_and_slots_without_weight_are_not_sent(clus
     def run(rank: int, group: str) -> None:
         probs, chosen = topk_routing_with_score_function(case.logits[0].double(), K)
         probs = torch.where(torch.arange(E) == 2, 0, probs)
-        carrier = dispatcher("mc2", case, 1, rank, group)
-        tokens, slots, handle = carrier.dispatch_preprocess(case.x[0], chosen, probs)
-        _, _, found = carrier.dispatch_postprocess(*carrier.token_dispatch(tokens, slots, handle), handle)
+        transport = dispatcher("mc2", case, 1, rank, group)
+        tokens, slots, handle = transport.dispatch_preprocess(case.x[0], chosen, probs)
+        _, _, found = transport.dispatch_postprocess(*transport.token_dispatch(tokens, slots, handle), handle)
         assert found.dtype == FP64
         for factor in (None, 1.0):
             config = SimpleNamespace(moe_expert_capacity_factor=factor)
@@ -271,10 +271,10 @@ def maps_of(case: Case) -> list[Tensor]:
     return [topk_routing_with_score_function(logits, case.topk)[1] for logits in case.logits]
 
 
-def arrived(carrier: TokenDispatcher, x: Tensor, chosen: Tensor) -> tuple[Handle, Tensor, Tensor]:
+def arrived(transport: TokenDispatcher, x: Tensor, chosen: Tensor) -> tuple[Handle, Tensor, Tensor]:
     """The handle, rows and probabilities of a dispatch with equal weights."""
-    tokens, slots, handle = carrier.dispatch_preprocess(x, chosen, chosen / K)
-    return handle, *carrier.token_dispatch(tokens, slots, handle)
+    tokens, slots, handle = transport.dispatch_preprocess(x, chosen, chosen / K)
+    return handle, *transport.token_dispatch(tokens, slots, handle)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -285,8 +285,8 @@ def test_splits_count_the_rows_of_all_ranks(kind: str, world: int, etp: int, clu
     local = E // ep
 
     def run(rank: int, group: Any) -> None:
-        carrier = dispatcher(kind, case, etp, rank, group)
-        handle, rows, _ = arrived(carrier, case.x[rank], maps[rank])
+        transport = dispatcher(kind, case, etp, rank, group)
+        handle, rows, _ = arrived(transport, case.x[rank], maps[rank])
         splits = handle.splits
         assert splits is not None
         ep_rank, etp_rank = divmod(rank, etp)
@@ -305,7 +305,7 @@ def test_splits_count_the_rows_of_all_ranks(kind: str, world: int, etp: int, clu
         table = [[rows_from(e, t, expert) for expert in mine] for t in range(etp) for e in range(ep)]
         assert splits.num_global_tokens_per_local_expert.tolist() == table
         assert splits.tokens_per_expert.tolist() == [sum(column) for column in zip(*table, strict=True)]
-        carrier.combine_postprocess(carrier.token_combine(rows, handle), handle)
+        transport.combine_postprocess(transport.token_combine(rows, handle), handle)
 
     on_ranks(kind, world, clusters, run)
 
@@ -335,12 +335,12 @@ def test_padding_to_capacity_changes_no_result(kind: str, world: int, etp: int, 
     def run(rank: int, group: Any) -> list[Tensor]:
         found = []
         for pad in (False, True):
-            carrier = dispatcher(kind, case, etp, rank, group, capacity_factor=factor, pad_to_capacity=pad)
-            experts = experts_of(case, carrier)
+            transport = dispatcher(kind, case, etp, rank, group, capacity_factor=factor, pad_to_capacity=pad)
+            experts = experts_of(case, transport)
             x, logits = (every[rank].clone().requires_grad_() for every in (case.x, case.logits))
             probs, chosen = topk_routing_with_score_function(logits, K)
             probs, chosen = apply_router_token_dropping(probs, chosen, K, factor, pad_to_capacity=pad)
-            y = list(six_phases(carrier, experts, x, chosen, probs))[1]
+            y = list(six_phases(transport, experts, x, chosen, probs))[1]
             loss_of(y).backward()
             found.append([y.detach(), x.grad, logits.grad, *grads_of(experts)])
         for one, other in zip(*found, strict=True):
@@ -371,8 +371,8 @@ def test_padding_is_rows_of_tokens_whose_probability_has_a_gradient(
 
     def run(rank: int, group: Any, kind: str = kind) -> list[Tensor]:
         options = {"capacity_factor": factor, "pad_to_capacity": True, "probs_on": on}
-        carrier = dispatcher(kind, case, etp, rank, group, **options)
-        experts = experts_of(case, carrier)
+        transport = dispatcher(kind, case, etp, rank, group, **options)
+        experts = experts_of(case, transport)
         mask = torch.ones(6, dtype=torch.bool)
         mask[[0, 3] if rank == world - 1 else []] = False
         x, chosen = case.x[rank].clone().requires_grad_(), topk_routing_with_score_function(case.logits[rank], K)
@@ -380,14 +380,18 @@ def test_padding_is_rows_of_tokens_whose_probability_has_a_gradient(
         probs.requires_grad_()
         assert bool(((probs == 0) & final).any()) and not final[~mask].any()
         assert (final.sum(0) == min(capacity, int(mask.sum()))).all()
-        tokens, slots, handle = carrier.dispatch_preprocess(x, final, probs, mask)
-        rows, counts, row_probs = carrier.dispatch_postprocess(*carrier.token_dispatch(tokens, slots, handle), handle)
-        assert counts.tolist() == [capacity * world] * carrier.local_experts and handle.splits is not None
-        rows_each, ranks = capacity * carrier.local_experts, world // etp  # sizes do not depend on the routing
+        tokens, slots, handle = transport.dispatch_preprocess(x, final, probs, mask)
+        rows, counts, row_probs = transport.dispatch_postprocess(
+            *transport.token_dispatch(tokens, slots, handle), handle
+        )
+        assert counts.tolist() == [capacity * world] * transport.local_experts and handle.splits is not None
+        rows_each, ranks = capacity * transport.local_experts, world // etp  # sizes do not depend on the routing
         assert handle.splits.input_splits.tolist() == handle.splits.output_splits.tolist() == [rows_each] * ranks
         assert int(handle.splits.num_out_tokens) == E * capacity
         out, _ = experts(rows, counts, row_probs if on == "experts" else None)
-        y = carrier.combine_postprocess(carrier.token_combine(carrier.combine_preprocess(out, handle), handle), handle)
+        y = transport.combine_postprocess(
+            transport.token_combine(transport.combine_preprocess(out, handle), handle), handle
+        )
         loss_of(y).backward()
         own, leaf = case.x[rank].clone().requires_grad_(), probs.detach().clone().requires_grad_()
         dense = torch.stack([mlp(own, case.w1[e], case.w2[e]) for e in range(E)], 1)  # (T, E, H)
@@ -398,9 +402,9 @@ def test_padding_is_rows_of_tokens_whose_probability_has_a_gradient(
         close(x.grad, own.grad, atol=1e-4)
         close(probs.grad, leaf.grad, atol=1e-4)
         assert bool((probs.grad[final & (probs == 0)] != 0).all())
-        first = carrier.ep_rank * carrier.local_experts
+        first = transport.ep_rank * transport.local_experts
         sources = permute(own, final, num_out_tokens=E * capacity, drop_and_pad=True)[2].view(E, capacity)[first]
-        mine = rows.view(carrier.local_experts, world, capacity, H)[0, rank]
+        mine = rows.view(transport.local_experts, world, capacity, H)[0, rank]
         assert torch.equal(mine, torch.where(final[sources, first, None], own[sources], 0))
         return [y.detach(), x.grad, probs.grad]
 

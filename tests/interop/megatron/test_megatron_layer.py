@@ -54,8 +54,8 @@ def layer_of(
     router = TopKRouter(config)
     router.weight.data = randn(E, H, seed=5) / math.sqrt(H)
     given = {name: options.pop(name) for name in ("tensor_model_parallel_size", "sequence_parallel") if name in options}
-    carrier = dispatcher(kind, case, etp, rank, group, **options)
-    return MoELayer(router, carrier, experts_of(case, carrier), shared, **given)
+    transport = dispatcher(kind, case, etp, rank, group, **options)
+    return MoELayer(router, transport, experts_of(case, transport), shared, **given)
 
 
 def test_shapes_stay_in_five_dimensional_parallelism(clusters: Any) -> None:

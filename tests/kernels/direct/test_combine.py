@@ -57,15 +57,15 @@ def test_the_example_of_the_page_gives_what_the_copying_combine_gives() -> None:
         place = {"group_ep": group, "ep_world_size": world, "ep_rank_id": rank}
         result = names["moe"](x, ids, weights, gate_up, down, **place)
         moved = calls.traffic(lookup(group, world, rank))
-        return result, moved["written_window_data"], moved["read_window_lent"]
+        return result, moved["written_window_data"], moved["read_window_registered"]
 
     with ascend_moe.LocalCluster(world, window_mib=1) as cluster:
-        lent = cluster.run(work)
+        registered = cluster.run(work)
         # The package with tensors of torch in the place of window tensors.
         plain = {"window_empty": lambda shape, dtype, **_: torch.empty(shape, dtype=dtype)}
         names["ascend_moe"] = SimpleNamespace(**{**vars(ascend_moe), **plain})
         copied = cluster.run(work)
-    for one, two in zip(lent, copied, strict=True):
+    for one, two in zip(registered, copied, strict=True):
         assert torch.equal(one[0], two[0]) and one[0].any()
         assert one[1] < 256 and one[2] == 8 * 2 * hidden * 2  # a table; a row a pair
         assert two[1] > 4 * hidden * 2 and two[2] == 0

@@ -22,8 +22,8 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
 
 
-def swapped(triples: torch.Tensor, first: int, second: int) -> None:
-    rows = triples[: 3 * (max(first, second) + 1)].view(-1, 3)
+def swapped(source_indices: torch.Tensor, first: int, second: int) -> None:
+    rows = source_indices[: 3 * (max(first, second) + 1)].view(-1, 3)
     rows[[first, second]] = rows[[second, first]].clone()
 
 

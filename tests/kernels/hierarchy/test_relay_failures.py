@@ -227,14 +227,14 @@ def last_record(state: State) -> int:
 def test_a_record_of_what_no_rank_sends_is_corrupt(word: int, value: int) -> None:
     """A token beyond every batch, or a row where no row of the source is: the forwarder stores none of it."""
     case = legal(Case(world=4, local=2, topk=3, share=2, batch=4, cores=2, seed=5, ids="distinct"))
-    spoilt, barrier = 0, threading.Barrier(4)
+    corrupted, barrier = 0, threading.Barrier(4)
     with LocalCluster(case.world, window_mib=8) as cluster:
 
         def begin_and_finish(op: str, place: Any, case: Case, arguments: dict[str, Any]) -> Any:
             begun = two_launches(op, place, case, arguments)
             barrier.wait(30)
-            if place.rank == spoilt:
-                at = last_record(State.of(cluster, spoilt))
+            if place.rank == corrupted:
+                at = last_record(State.of(cluster, corrupted))
                 (ctypes.c_int32 * 3).from_address(at + 4 * word)[:] = [value] * 3
             barrier.wait(30)
             return begun.finish()
@@ -251,7 +251,7 @@ def test_a_record_of_what_no_rank_sends_is_corrupt(word: int, value: int) -> Non
     assert found[0][0] is not None and found[1][0] is not None, "their server stores no row of it"
     for error in (error for errors in found for error in errors if error is not None):
         assert isinstance(error, CorruptStatus) and error.details["rank"] == 2, error
-        assert error.level == 1 and error.reporter == spoilt
+        assert error.level == 1 and error.reporter == corrupted
         assert f"holds {hex(value & 0xFFFFFFFF) if value else 0} in a record" in str(error)
 
 
@@ -330,7 +330,7 @@ def test_the_same_counts_of_other_tokens_are_this_ranks_error_alone() -> None:
 
 @pytest.mark.parametrize("wrong", ["number", "row"])
 def test_records_that_are_not_dispatchs_are_refused(wrong: str) -> None:
-    """They lie behind the triples: a number of tokens a server, then for each token ids, rows and weights."""
+    """They lie behind the source_indices: a number of tokens a server, then for each token ids, rows and weights."""
     odd = 2
 
     def body(rank: int, group_ep: str) -> torch.Tensor | Exception:
@@ -380,7 +380,7 @@ def test_a_lost_rank_has_done_its_part_where_its_window_says_so(op: str, epoch: 
         ranks=4, experts=4, topk=1, hidden=32, batch=1, ranks_per_server=2, weights=True, soc=SOC_OF_SERIES["A2"]
     )
     spec = plan.describe(op, request, "hierarchy")
-    spec.near_stores, spec.window_mib, spec.deadline_micros = 1, 1, 300_000
+    spec.intra_node_stores, spec.window_mib, spec.deadline_micros = 1, 1, 300_000
     record = (ctypes.c_int32 * lib().am_error_record_words())()
     code, fault = end.run(Planned(op, spec), record)
     end.close()
