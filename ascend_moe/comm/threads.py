@@ -267,6 +267,8 @@ class LocalCluster:
                 self._active -= waiting
                 waiting.clear()
             self._interrupt()
+            for thread in () if self._left_open else threads:
+                thread.join()
             raise
 
     def _body(self, rank: int, fn: Callable[[], T], results: dict[int, T]) -> None:

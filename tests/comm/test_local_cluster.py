@@ -279,7 +279,7 @@ def test_an_interrupt_while_threads_start_leaves_the_cluster_usable(monkeypatch:
 
     def interrupted(thread: threading.Thread) -> None:
         if thread.name.endswith("-rank1"):
-            monkeypatch.undo()
+            monkeypatch.setattr(threading.Thread, "start", start)
             raise KeyboardInterrupt
         start(thread)
 
