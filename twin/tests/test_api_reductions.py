@@ -178,6 +178,22 @@ def test_extremes_and_their_places_equal_numpy(name: str, kind: str, engine: str
         assert_same(clean("reductions", call, [3, 1000], x, engine=engine).view(dtype)[:1], x[at : at + 1])
 
 
+@kinds
+def test_special_registers_have_the_last_reduction(kind: str) -> None:
+    x = data(kind, 9)
+    lanes = 256 // x.itemsize
+    got = clean("reductions", f"Registers/{kind}", [0, 777, 0, 5], x).view(x.dtype)
+    total = clean("reductions", f"ReduceSum/{kind}", [0, 777], x).view(x.dtype)[0]
+    seen = {r * lanes + lane: x[r * lanes + lane] for r in range(5) for lane in range(64)}
+    at = first(list(seen.values()), largest=False)
+    index = np.array([list(seen)[at]], np.dtype(f"u{x.itemsize}")).view(x.dtype)[0]
+    least = list(seen.values())[at]
+    assert_same(got[:7], np.array([total, least, index, x[:777].max(), least, index, total], x.dtype))
+    for number, says in [(1, " of the same element type"), (2, ", and none has run")]:
+        fault = run("reductions", f"Registers/{kind}", [number, 7, 0, 5], x).fault
+        assert f"GetReduceRepeatSumSpr of {x.itemsize}-byte elements" in fault and says in fault
+
+
 def test_scratch_of_extremes_has_the_documented_size() -> None:
     """1000 floats are 15 repeats: 32 floats of scratch without index, 40 with."""
     x = data("f4", 6)

@@ -105,12 +105,37 @@ void InPlace(const Args& g) {
     g.AToOut();
 }
 
+// Number 0: what runs first: 1 ReduceSum of another element type, 2 nothing. out: the sum, then the value and the index
+// of an extreme: over repeats of 64 lanes, over a count.
+template <class T>
+void CallRegisters(const Args& g) {
+    const LocalTensor<T> to = g.As<T>(g.out), from = g.As<T>(g.a), work = g.As<T>(g.tmp);
+    using Other = std::conditional_t<sizeof(T) == 4, half, float>;
+    if (g.p[0] == 0) ReduceSum(work, from, work, g.Int(1));
+    if (g.p[0] == 1) ReduceSum(g.As<Other>(g.tmp), g.As<Other>(g.a), g.As<Other>(g.tmp), g.Int(1));
+    T found[5], same[2];
+    uint32_t bits[2];
+    found[0] = GetAccVal<T>();
+    WholeReduceMin(work, from, 64, g.Int(3), 1, 1, 8);
+    GetReduceRepeatMaxMinSpr<T>(found[1], found[2]);
+    GetReduceMaxMinCount<T>(bits[0], bits[1]);
+    memcpy(&same[0], &bits[0], sizeof(T));
+    memcpy(&same[1], &bits[1], sizeof(T));
+    ReduceMax(work, from, work[1024], g.Int(1), true);
+    GetReduceMaxMinCount(found[3], found[4]);
+    for (uint32_t i = 0; i < 4; ++i) to.SetValue(i, found[i]);
+    for (uint32_t i = 0; i < 2; ++i) to.SetValue(4 + i, same[i]);
+    const int64_t raw = GetReduceRepeatSumSpr();
+    memcpy(&same[0], &raw, sizeof(T));
+    to.SetValue(6, same[0]);
+}
+
 #define BOTH(Name) \
     {#Name "/f2", Call##Name<half>}, { #Name "/f4", Call##Name<float> }
 const Entry kEntries[] = {
-    BOTH(WholeSum),  BOTH(WholeMax), BOTH(WholeMin),        BOTH(BlockSum),  BOTH(BlockMax),
-    BOTH(BlockMin),  BOTH(PairSum),  BOTH(NewNames),        BOTH(ReduceSum), BOTH(ReduceMax),
-    BOTH(ReduceMin), BOTH(Sum),      {"in_place", InPlace},
+    BOTH(WholeSum),  BOTH(WholeMax), BOTH(WholeMin),  BOTH(BlockSum),        BOTH(BlockMax),
+    BOTH(BlockMin),  BOTH(PairSum),  BOTH(NewNames),  BOTH(ReduceSum),       BOTH(ReduceMax),
+    BOTH(ReduceMin), BOTH(Sum),      BOTH(Registers), {"in_place", InPlace},
 };
 
 }  // namespace

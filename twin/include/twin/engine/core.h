@@ -83,6 +83,13 @@ struct UbBuffer {
     uint8_t used = 0;      // of a queue's first buffer: how many of the queue's an NPU would have allocated before
 };
 
+// What a reduction leaves in a special register: a value in the bits of its element type, and where it was.
+struct Reduced {
+    uint32_t value = 0;
+    uint32_t index = 0;
+    uint8_t bytes = 0;  // of the element type; 0: no reduction has run
+};
+
 // The flags that an engine keeps for a core: the hard events, then two for each UB buffer: full and free.
 constexpr uint32_t kQueueFlags = kHardEvents * kEventIds;
 constexpr uint32_t kFlags = kQueueFlags + 2 * kMaxUbBuffers;
@@ -139,6 +146,8 @@ struct Core {
     uint64_t gather_count = 0;      // elements selected by the last GatherMask
     uint64_t compare_mask[2] = {};  // result of a Compare without a destination
     uint16_t merge_counts[4] = {};  // entries of each list that the last MrgSort took
+    Reduced reduced_sum = {};       // of the last ReduceSum over a count
+    Reduced reduced_extreme = {};   // of the last maximum or minimum over repeats or a count
     uint64_t pad_value = 0;         // bits of SetPadValue
     GmRange last_range[2] = {};     // most recently hit GM ranges
     uint32_t last_slot = 0;

@@ -60,15 +60,15 @@ constexpr uint32_t RepeatPart(uint64_t n, uint64_t done) {
     return static_cast<uint32_t>(n - done < kLanes<T> ? n - done : kLanes<T>);
 }
 
-// ReduceSum over the first n elements; n = 0 writes nothing.
+// ReduceSum over the first n >= 1 elements; returns the sum as well.
 template <class T>
-inline void ReduceSumArray(T* dst, const T* src, uint32_t n) {
-    if (n == 0) return;
+inline T ReduceSumArray(T* dst, const T* src, uint32_t n) {
     float sum = kAbsent;
     for (uint32_t done = 0; done < n; done += kLanes<T>) {
         sum = Widen(Narrow<T>(sum + Widen(RepeatSum(src + done, RepeatPart<T>(n, done)))));
     }
     StoreAt(dst, 0, Narrow<T>(sum));
+    return Narrow<T>(sum);
 }
 
 // Trees of the repeats' sums, then of those trees' sums, until one value is left.
@@ -147,13 +147,13 @@ constexpr T IndexBits(uint32_t index) {
 }
 
 // ReduceMax (kMax) or ReduceMin: dst[0] the value and, with_index, dst[1] the index in the bits of T. half
-// holds indices up to 65535. n = 0 writes nothing.
+// holds indices up to 65535. n >= 1. Returns what it has found as well.
 template <bool kMax, class T>
-inline void ReduceExtremeArray(T* dst, const T* src, uint32_t n, bool with_index) {
-    if (n == 0) return;
+inline Extreme ReduceExtremeArray(T* dst, const T* src, uint32_t n, bool with_index) {
     const Extreme best = FindExtreme<kMax>(n, with_index, [=](uint32_t i) { return Widen(LoadAt(src, i)); });
     StoreAt(dst, 0, Narrow<T>(best.value));
     if (with_index) StoreAt(dst, 1, IndexBits<T>(best.index));
+    return best;
 }
 
 // ---- repeat forms: the lanes of one repeat, gathered ----
@@ -202,15 +202,19 @@ inline void ReduceSumRepeats(T* dst, const T* src, LaneMask mask, uint32_t repea
 }
 
 // WholeReduceMax or WholeReduceMin: value and index within the repeat, in `order`; results dst_stride apart,
-// in pairs of T (both), T (value only) or uint32_t (index only).
+// in pairs of T (both), T (value only) or uint32_t (index only). Returns the best of all repeats; its index counts
+// lanes.
 template <bool kMax, class T>
-inline void WholeExtreme(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride, Strides strides,
-                         ReduceOrder order) {
+inline Extreme WholeExtreme(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t dst_stride, Strides strides,
+                            ReduceOrder order) {
+    Extreme all{};
     for (uint32_t r = 0; r < repeats; ++r) {
         const RepeatLanes<T> lanes(src, r, 0, kLanes<T>, mask, strides);
-        if (lanes.count == 0) return;
+        if (lanes.count == 0) return all;
         const Extreme best = FindExtreme<kMax>(lanes.count, true, [&](uint32_t i) { return lanes.value[i]; });
         const uint32_t index = lanes.lane[best.index];
+        if (r == 0 || (kMax ? best.value > all.value : best.value < all.value))
+            all = {best.value, r * kLanes<T> + index};
         const uint64_t at = uint64_t{r} * dst_stride;
         switch (order) {
             case ReduceOrder::ORDER_ONLY_VALUE: StoreAt(dst, at, Narrow<T>(best.value)); break;
@@ -222,25 +226,26 @@ inline void WholeExtreme(T* dst, const T* src, LaneMask mask, uint32_t repeats, 
             }
         }
     }
+    return all;
 }
 
 // ReduceMax (kMax) or ReduceMin over repeats: the index counts lanes, kLanes<T> a repeat.
 template <bool kMax, class T>
-inline void ReduceExtremeRepeats(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t repeat_stride,
-                                 bool with_index) {
+inline Extreme ReduceExtremeRepeats(T* dst, const T* src, LaneMask mask, uint32_t repeats, uint32_t repeat_stride,
+                                    bool with_index) {
     const Strides strides{1, repeat_stride};
     uint32_t present[kLanes<T>], count = 0;
     for (uint32_t lane = 0; lane < kLanes<T>; ++lane) {
         if (mask[lane]) present[count++] = lane;
     }
-    if (count == 0 || repeats == 0) return;
+    if (count == 0 || repeats == 0) return {};
     const auto load = [&](uint32_t i) {
         return Widen(LoadAt(src, LaneOffset<T>(i / count, present[i % count], strides)));
     };
     const Extreme best = FindExtreme<kMax>(repeats * count, with_index, load);
     StoreAt(dst, 0, Narrow<T>(best.value));
-    if (!with_index) return;
-    StoreAt(dst, 1, IndexBits<T>(best.index / count * kLanes<T> + present[best.index % count]));
+    if (with_index) StoreAt(dst, 1, IndexBits<T>(best.index / count * kLanes<T> + present[best.index % count]));
+    return best;
 }
 
 enum class ReduceOp : uint8_t { kSum, kMax, kMin };  // numbered as ReduceType

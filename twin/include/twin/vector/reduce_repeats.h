@@ -74,15 +74,26 @@ inline ReduceStrides CheckStrides(const char* name, int32_t dst, int32_t block, 
             {CheckStride(name, "srcBlkStride", block, loc), CheckStride(name, "srcRepStride", repeat, loc)}};
 }
 
+// A reduction's result in its special register, in the bits of T.
+template <class T>
+inline twin::Reduced ReducedOf(float value, uint32_t index = 0) {
+    const T narrow = twin::Narrow<T>(value);
+    twin::Reduced result{0, index, sizeof(T)};
+    memcpy(&result.value, &narrow, sizeof(T));
+    return result;
+}
+
 template <bool kMax, class T>
 inline void WholeReduceExtreme(const twin::VectorCall& call, const LocalTensor<T>& dst, const LocalTensor<T>& src,
                                const Work& work, const ReduceStrides& s, ReduceOrder order) {
     const uint32_t bytes = order == ReduceOrder::ORDER_ONLY_VALUE   ? sizeof(T)
                            : order == ReduceOrder::ORDER_ONLY_INDEX ? 4
                                                                     : 2 * sizeof(T);
+    twin::Reduced* const kept = &twin::current_core().reduced_extreme;
     ReduceLanes(call, dst, src, work, {1, bytes, uint64_t{s.dst} * bytes, bytes}, s.src,
                 [=](T* to, const T* from, twin::LaneMask mask, uint32_t repeats) {
-                    twin::WholeExtreme<kMax>(to, from, mask, repeats, s.dst, s.src, order);
+                    const auto best = twin::WholeExtreme<kMax>(to, from, mask, repeats, s.dst, s.src, order);
+                    *kept = ReducedOf<T>(best.value, best.index);
                 });
 }
 // One value for each kGroup lanes.

@@ -52,8 +52,13 @@ inline void Extreme(const char* name, const LocalTensor<T>& dst, const LocalTens
         CheckWorkTensor("scratch of a reduction", work, repeats, true, calIndex, write, read, loc);
     T* to = UbPointer<T>(write.begin);
     const T* from = UbPointer<T>(read.begin);
-    twin::Issue(twin::PartOf({name, loc}, write, read, {}, {}, garbage),
-                [=] { twin::RunBest([=] { twin::ReduceExtremeArray<kMax>(to, from, n, calIndex); }); });
+    twin::Reduced* const kept = &twin::current_core().reduced_extreme;
+    twin::Issue(twin::PartOf({name, loc}, write, read, {}, {}, garbage), [=] {
+        twin::RunBest([=] {
+            const twin::Extreme best = twin::ReduceExtremeArray<kMax>(to, from, n, calIndex);
+            *kept = ReducedOf<T>(best.value);
+        });
+    });
 }
 
 // The mask form: a number of repeats, which may be more than 255.
@@ -91,9 +96,11 @@ inline void RepeatedExtreme(const char* name, const LocalTensor<T>& dst, const L
     const T* from = UbPointer<T>(reinterpret_cast<uintptr_t>(src.data()));
     const twin::Access garbage =
         CheckWorkTensor("scratch of a reduction", work, total.repeats, true, calIndex, write, total.read, loc);
+    twin::Reduced* const kept = &twin::current_core().reduced_extreme;
     twin::Issue(twin::PartOf({name, loc}, write, total.read, {}, {}, garbage), [=] {
-        twin::ReduceExtremeRepeats<kMax>(UbPointer<T>(write.begin), from, total.mask, total.repeats, total.stride,
-                                         calIndex);
+        const auto best = twin::ReduceExtremeRepeats<kMax>(UbPointer<T>(write.begin), from, total.mask, total.repeats,
+                                                           total.stride, calIndex);
+        *kept = ReducedOf<T>(best.value);
     });
 }
 
@@ -137,8 +144,11 @@ inline void ReduceSum(const LocalTensor<T>& dst, const LocalTensor<T>& src, cons
     const twin::Access write = dst.Part(1, loc, "ReduceSum destination", sizeof(T));
     const twin::Access read = src.Part(n, loc, "ReduceSum source");
     detail::ListOverlap("ReduceSum", 0, write, read, loc);  // written when all is read
-    twin::Issue(twin::PartOf({"ReduceSum", loc}, write, read),
-                [=] { twin::ReduceSumArray(detail::UbPointer<T>(write.begin), detail::UbPointer<T>(read.begin), n); });
+    twin::Reduced* const kept = &twin::current_core().reduced_sum;
+    twin::Issue(twin::PartOf({"ReduceSum", loc}, write, read), [=] {
+        const T sum = twin::ReduceSumArray(detail::UbPointer<T>(write.begin), detail::UbPointer<T>(read.begin), n);
+        *kept = detail::ReducedOf<T>(twin::Widen(sum));
+    });
 }
 // The mask form: a tree over the repeats' sums, which go through the scratch tensor.
 template <class T, class M>
@@ -195,6 +205,71 @@ inline void Sum(const LocalTensor<T>& dstTensor, const LocalTensor<T>& srcTensor
                 TWIN_CALLER) {
     detail::CheckScratch("Sum without a scratch tensor", loc);
     detail::SumRows<T>(dstTensor, srcTensor, sumParams, nullptr, loc);
+}
+
+namespace detail {
+
+// A special register, after the vector unit has written it.
+template <class T>
+inline twin::Reduced ReadReduced(const twin::Reduced& kept, const char* name, const char* after, const twin::Loc& loc) {
+    static_assert(twin::kReduceType<T>, "special registers of reductions: half and float only");
+    twin::CompletePipe(twin::Pipe::kV);
+    TWIN_RAISE_IF(kept.bytes != sizeof(T), kBadArgument, loc, "%s of %zu-byte elements: it reads the result of %s%s",
+                  name, sizeof(T), after, kept.bytes == 0 ? ", and none has run" : " of the same element type");
+    return kept;
+}
+template <class T>
+inline T FromBits(uint32_t bits) {
+    T value;
+    memcpy(&value, &bits, sizeof(T));
+    return value;
+}
+
+}  // namespace detail
+
+// The result of the last ReduceSum over a count.
+template <class T>
+inline T GetReduceRepeatSumSpr(TWIN_CALLER) {
+    const twin::Core& core = twin::current_core();
+    return detail::FromBits<T>(
+        detail::ReadReduced<T>(core.reduced_sum, "GetReduceRepeatSumSpr", "ReduceSum over a count", loc).value);
+}
+inline int64_t GetReduceRepeatSumSpr() {
+    twin::CompletePipe(twin::Pipe::kV);
+    return twin::current_core().reduced_sum.value;
+}
+
+// The extreme of all repeats of the last WholeReduceMax or WholeReduceMin, and its index in the bits of T; of ReduceMax
+// and ReduceMin the value only. Both as T or in 32 bits.
+template <class T>
+inline void GetReduceRepeatMaxMinSpr(uint32_t& maxMinValue, uint32_t& maxMinIndex, TWIN_CALLER) {
+    const twin::Core& core = twin::current_core();
+    const twin::Reduced kept =
+        detail::ReadReduced<T>(core.reduced_extreme, "GetReduceRepeatMaxMinSpr", "a maximum or minimum", loc);
+    maxMinValue = kept.value;
+    maxMinIndex = kept.index;
+}
+template <class T>
+inline void GetReduceRepeatMaxMinSpr(T& maxMinValue, T& maxMinIndex, TWIN_CALLER) {
+    uint32_t value = 0, index = 0;
+    GetReduceRepeatMaxMinSpr<T>(value, index, loc);
+    maxMinValue = detail::FromBits<T>(value);
+    maxMinIndex = detail::FromBits<T>(index);
+}
+
+// The older names.
+template <class T>
+inline T GetAccVal(TWIN_CALLER) {
+    return GetReduceRepeatSumSpr<T>(loc);
+}
+inline int64_t GetAccVal() { return GetReduceRepeatSumSpr(); }
+template <class T>
+inline void GetReduceMaxMinCount(uint32_t& maxMinValue, uint32_t& maxMinIndex, TWIN_CALLER) {
+    GetReduceRepeatMaxMinSpr<T>(maxMinValue, maxMinIndex, loc);
+}
+template <class T>
+inline void GetReduceMaxMinCount(T& maxMinValue, T& maxMinIndex, TWIN_CALLER) {
+    GetReduceRepeatMaxMinSpr<T>(maxMinValue, maxMinIndex, loc);
 }
 
 }  // namespace AscendC
