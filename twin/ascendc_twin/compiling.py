@@ -256,12 +256,25 @@ def _run(command: Sequence[str], source: Path) -> str:
         return result.stdout
     errors = re.findall(r"^(.*?(?:fatal )?error: .*)$", result.stderr, flags=re.MULTILINE)
     first = errors[0] if errors else f"{command[0]} ended with code {result.returncode}"
+    first = _refused_call(result.stderr) or first
     raise TwinBuildError(
         f"{source.name} does not compile: {first}\n{result.stderr.rstrip()}",
         source=str(source),
         command=shlex.join(command),
         output=result.stderr,
     )
+
+
+def _refused_call(output: str) -> str:
+    """The first call that the emulator refuses by name: the kernel's line and the sentence of refused.h."""
+    said = re.search(r"static assertion failed.*?: (\w+: the emulator does not model .*)$", output, re.MULTILINE)
+    if said is None:
+        return ""
+    before, after = output[: said.start()], output[said.end() :]
+    # g++ names the place of the call before its error, clang++ after it.
+    at = re.search(r"^(.+?:\d+):\d+: +required from", before[before.rfind("In instantiation of") :], re.MULTILINE)
+    at = at or re.search(r"^(.+?:\d+):\d+: note: in instantiation of", after, re.MULTILINE)
+    return f"{at[1]}: {said[1]}" if at else said[1]
 
 
 def preprocess(source: Path, engine: str, defines: Sequence[str], includes: Sequence[str | Path]) -> str:

@@ -26,6 +26,18 @@ def test_names_of_the_toolkit_compute_the_same_values(mode: str, define: str, dt
 
 
 @modes
+def test_calls_of_the_system_and_the_advanced_api(mode: str) -> None:
+    x, words, workspace = np.zeros(256, np.float32), np.zeros(64, np.uint32), np.zeros(64, np.int32)
+    kernels("vendor_names", HALF).launch("more_names", [x, words, workspace], None, 2, 0, mode=mode)
+    magic, shift = words[1:3].tolist()
+    assert all((n * magic >> 32) + n >> shift == n // 7 for n in range(0, 2**32, 199999))
+    assert (words[0], words[3], words[16]) == (41, 15, 42)
+    index = np.arange(1, 9)
+    want = [*[5] * 32, *index[:4].repeat(8), *np.tile(index, 4), *[5] * 64, *index.clip(max=2), *index.clip(min=7)]
+    assert x.tolist() == [*want, *[0] * 80] and not workspace.any()
+
+
+@modes
 @pytest.mark.parametrize("key,said", [(2, "element 64 of a LocalTensor of 64"), (3, "GlobalTensor of .* holds 0")])
 def test_elements_past_the_end_are_found(mode: str, key: int, said: str) -> None:
     args = [np.zeros(8, np.float16), np.zeros(8, np.float16), np.zeros(32, np.int32), np.zeros(16, np.uint16)]

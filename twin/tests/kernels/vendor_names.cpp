@@ -114,3 +114,65 @@ extern "C" __global__ __aicore__ void vendor_names(GM_ADDR x, GM_ADDR y, GM_ADDR
     }
     kernel.PastTheEnd(TILING_KEY_IS(2) ? 2 : 3);
 }
+
+__aicore__ inline void StoreWord(__gm__ uint32_t* to, uint32_t value) { WriteGmByPassDCache(to, value); }
+
+// The calls of system.h, and those of the advanced API. Core 1 waits for core 0.
+extern "C" __global__ __aicore__ void more_names(GM_ADDR x, GM_ADDR words, GM_ADDR workspace) {
+    TPipe pipe;
+    TBuf<> buf;
+    pipe.InitBuffer(buf, 4096);
+    LocalTensor<float> f = buf.Get<float>(), rows = f[256];
+    LocalTensor<int32_t> turn = f[512].ReinterpretCast<int32_t>();
+    GlobalTensor<int32_t> turns;
+    turns.SetGlobalBuffer((__gm__ int32_t*)workspace, 32);
+    GlobalTensor<float> out;
+    out.SetGlobalBuffer((__gm__ float*)x, 256);
+    GlobalTensor<uint64_t> none;
+    __gm__ uint32_t* word = (__gm__ uint32_t*)words;
+    WaitPreTaskEnd();
+    MetricsProfStart();
+    ICachePreLoad(GetICachePreloadStatus());
+    DataCachePreload(none, 0);
+    if (GetBlockIdx() == 1) {
+        IBWait(turns, turn, 1, 0);
+        StoreWord(word + 16, ReadGmByPassDCache(word) + 1);
+        return;
+    }
+    uint32_t magic = 0, shift = 0;
+    GetUintDivMagicAndShift(magic, shift, 7u);
+    const uint32_t sizes[] = {3, 5};
+    StoreWord(word + 1, magic);
+    StoreWord(word + 2, shift);
+    StoreWord(word + 3, static_cast<uint32_t>(GetShapeSize(ShapeInfo(2, sizes))));
+    Async<EngineType::AIV, StoreWord>(word, 41u);
+    Async<EngineType::AIC, StoreWord>(word, 99u);
+    DataSyncBarrier<MemDsbT::DDR>();
+    IBSet(turns, turn, 1, 0);
+    // x: 32 of the value 5, then a column of 4 as rows of 8, a row of 8 in 4 rows, 64 of 1 * 2 + 3, some at most 2, at
+    // least.
+    Fill(out, 32, 5.0f);
+    CreateVecIndex(f, 1.0f, 8);
+    PipeBarrier<PIPE_V>();
+    const uint32_t all[] = {4, 8}, column[] = {4, 1}, row[] = {1, 8};
+    Broadcast<float, 2, 1>(rows, f, all, column);
+    LocalTensor<float> second;
+    second.SetAddrWithOffset(rows, 32);
+    second.SetBufferLen(32 * sizeof(float));
+    Broadcast<float, 2, 0>(second, f, all, row);
+    Duplicate(rows[64], 1.0f, 64);
+    Duplicate(f[64], 2.0f, 64);
+    Duplicate(f[128], 3.0f, 64);
+    PipeBarrier<PIPE_V>();
+    MulAddRelu(rows[64], f[64], f[128], 64, 1, {1, 1, 1, 8, 8, 8});
+    ClampMax(rows[128], f, 2.0f, 8);
+    ClampMin(rows[136], f, f[64].ReinterpretCast<uint8_t>(), 7.0f, 8);
+    SetFlag<HardEvent::V_MTE3>(EVENT_ID0);
+    WaitFlag<HardEvent::V_MTE3>(EVENT_ID0);
+    SetAtomicAdd<half>();
+    SetAtomicType<float>();
+    DataCopy(out[32], rows, 144);
+    DisableDmaAtomic();
+    SetNextTaskStart();
+    MetricsProfStop();
+}

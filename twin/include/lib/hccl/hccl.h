@@ -198,6 +198,7 @@ public:
         if (sync && IsClient() && last_task_ != 0) WaitFor(last_task_, loc);
         if (IsClient()) group_.Served();
     }
+    TWIN_REFUSE_MEMBERS(Hccl);
 
 private:
     struct Prepared {

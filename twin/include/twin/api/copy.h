@@ -374,5 +374,12 @@ TWIN_SET_ATOMIC(SetAtomicMax, 2)
 TWIN_SET_ATOMIC(SetAtomicMin, 3)
 #undef TWIN_SET_ATOMIC
 inline void SetAtomicNone() { twin::current_core().atomic_op = 0; }
+inline void DisableDmaAtomic() { SetAtomicNone(); }
+// The element type alone.
+template <class T>
+inline void SetAtomicType() {
+    static_assert(twin::AtomicTypeOf<T>() != 0, "SetAtomicType: float, half, bfloat16_t, int32, int16, int8");
+    twin::current_core().atomic_type = twin::AtomicTypeOf<T>();
+}
 
 }  // namespace AscendC

@@ -42,6 +42,7 @@ public:
     }
     template <class T>
     void FreeTensor(const LocalTensor<T>&) {}
+    TWIN_REFUSE_MEMBERS(TBuf);
 
 private:
     template <class T>
@@ -179,6 +180,7 @@ public:
         queued_ = head_ = 0;
         if (count > 0) twin::current_core().buffers[first].used = 0;
     }
+    TWIN_REFUSE_MEMBERS(TQueBind);
 
 private:
     static constexpr int kSide = src == TPosition::VECIN ? 0 : 1;
@@ -267,6 +269,7 @@ public:
         twin::current_core().pipe = nullptr;
         alive_ = false;
     }
+    void DestroyWithoutPipeAll() { Destroy(); }
     void Init() {}
 
     // The first id that AllocEventID does not hold.
@@ -293,6 +296,7 @@ public:
     void ReleaseEventID(TEventID id) {
         twin::current_core().reserved_events[static_cast<int>(event)] &= static_cast<uint8_t>(~(1u << id));
     }
+    TWIN_REFUSE_MEMBERS(TPipe);
 
 private:
     uint32_t Carve(uint32_t len, TPosition position, const twin::Loc& loc) {
@@ -332,6 +336,8 @@ private:
     bool alive_ = true;
 };
 
+inline TPipe* GetTPipePtr() { return static_cast<TPipe*>(twin::current_core().pipe); }
+
 }  // namespace AscendC
 
-inline AscendC::TPipe* GetTPipePtr() { return static_cast<AscendC::TPipe*>(twin::current_core().pipe); }
+using AscendC::GetTPipePtr;

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "twin/api/qualifiers.h"
+#include "twin/api/refused.h"
 #include "twin/engine/engine.h"
 #include "twin/math/numeric.h"
 
@@ -177,6 +178,11 @@ public:
     }
 
     TPosition GetPosition() const { return static_cast<TPosition>(address_.logicPos); }
+    void SetBufferLen(uint32_t bytes, TWIN_CALLER) { SetSize(bytes / static_cast<uint32_t>(sizeof(T)), loc); }
+    template <class U>
+    void SetAddrWithOffset(LocalTensor<U>& src, uint32_t offset) {
+        address_ = src[offset].address_;
+    }
     TBuffAddr address_;
 
     // For the API headers only.
@@ -202,6 +208,7 @@ public:
     TWIN_HOT void CheckAlive(const twin::Loc& loc) const {
         if (__builtin_expect(!Alive(), 0)) RaiseDead(*this, loc.file, loc.line);
     }
+    TWIN_REFUSE_MEMBERS(LocalTensor);
 
 private:
     static uintptr_t Address(const T* p) { return reinterpret_cast<uintptr_t>(p); }
@@ -378,6 +385,7 @@ public:
             RaiseSpan(*this, bytes, loc.file, loc.line, what);
         return {first, &twin::FindGm(twin::current_core(), reinterpret_cast<uintptr_t>(first), bytes, loc)};
     }
+    TWIN_REFUSE_MEMBERS(GlobalTensor);
 
 private:
     static constexpr uint64_t kNothing = ~0ull;

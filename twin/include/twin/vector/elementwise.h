@@ -303,6 +303,24 @@ inline void MulAddDst(const LocalTensor<T>& dst, const LocalTensor<U>& src0, con
     }
 TWIN_FUSED(FusedMulAdd, false)
 TWIN_FUSED(FusedMulAddRelu, true)
+TWIN_FUSED(MulAddRelu, true)
 #undef TWIN_FUSED
+
+// Mins and Maxs under the names of the advanced API; the scratch tensor is not used.
+#define TWIN_CLAMP(Name, Call)                                                                                      \
+    template <class T, bool isReuseSource = false>                                                                  \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T scalar, const uint32_t calCount, \
+                     TWIN_CALLER) {                                                                                 \
+        static_assert(twin::kRealType<T>, #Name ": half and float only");                                           \
+        Call(dst, src, scalar, static_cast<int32_t>(calCount), loc);                                                \
+    }                                                                                                               \
+    template <class T, bool isReuseSource = false>                                                                  \
+    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<uint8_t>&,             \
+                     const T scalar, const uint32_t calCount, TWIN_CALLER) {                                        \
+        Name(dst, src, scalar, calCount, loc);                                                                      \
+    }
+TWIN_CLAMP(ClampMax, Mins)
+TWIN_CLAMP(ClampMin, Maxs)
+#undef TWIN_CLAMP
 
 }  // namespace AscendC

@@ -86,4 +86,60 @@ inline void ArithProgression(const LocalTensor<T>& dstLocal, const T firstValue,
                         [=](T* to, uint32_t n) { twin::ProgressionArray(to, firstValue, diffValue, n); });
 }
 
+// Rows of one or two dimensions, repeated along an axis where the source has one element.
+template <class T, int32_t dim, int32_t axis, bool isReuseSource = false>
+inline void Broadcast(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint32_t dstShape[dim],
+                      const uint32_t srcShape[dim], TWIN_CALLER) {
+    static_assert((dim == 1 || dim == 2) && axis >= 0 && axis < dim, "Broadcast: one or two dimensions");
+    const uint32_t rows = dim == 1 ? 1 : dstShape[0], columns = dstShape[dim - 1];
+    const uint32_t from_rows = dim == 1 ? 1 : srcShape[0], from_columns = srcShape[dim - 1];
+    for (int32_t i = 0; i < dim; ++i)
+        TWIN_RAISE_IF(srcShape[i] != dstShape[i] && (srcShape[i] != 1 || i != axis), kBadArgument, loc,
+                      "Broadcast: %u elements of axis %d to %u", srcShape[i], i, dstShape[i]);
+    TWIN_RAISE_IF(dim == 2 && axis == 0 && from_columns * sizeof(T) % twin::kBlockBytes != 0, kBadArgument, loc,
+                  "Broadcast along axis 0: rows of %u elements are not a multiple of 32 bytes", from_columns);
+    SetMaskNorm();
+    ResetMask();
+    if (rows * columns == 0) return;
+    const twin::Access write = dst.Part(uint64_t{rows} * columns, loc, "Broadcast destination");
+    const twin::Access read = src.Part(uint64_t{from_rows} * from_columns, loc, "Broadcast source");
+    detail::CheckApart("Broadcast", "source", write, read, loc);
+    twin::Issue(twin::PartOf({"Broadcast", loc}, write, read), [=] {
+        for (uint32_t i = 0; i < rows * columns; ++i) {
+            const uint32_t row = from_rows == 1 ? 0 : i / columns, column = from_columns == 1 ? 0 : i % columns;
+            const T value = twin::LoadAt(detail::UbPointer<T>(read.begin), row * from_columns + column);
+            twin::StoreAt(detail::UbPointer<T>(write.begin), i, value);
+        }
+    });
+}
+template <class T, int32_t dim, int32_t axis, bool isReuseSource = false>
+inline void Broadcast(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint32_t dstShape[dim],
+                      const uint32_t srcShape[dim], LocalTensor<uint8_t>& sharedTmpBuffer, TWIN_CALLER) {
+    const twin::Access scratch = sharedTmpBuffer.Part(sharedTmpBuffer.GetSize(), loc, "Broadcast scratch");
+    detail::CheckApart("Broadcast", "scratch", dst.Part(dst.GetSize(), loc, "Broadcast destination"), scratch, loc);
+    Broadcast<T, dim, axis>(dst, src, dstShape, srcShape, loc);
+}
+
+// Stores `size` elements of one value to GM, by way of the UB that no TPipe has taken.
+template <class T>
+inline void Fill(GlobalTensor<T>& gmWorkspaceAddr, const uint64_t size, const T value, TWIN_CALLER) {
+    const uint32_t begin = twin::current_core().ub_used;
+    const uint64_t room = std::min<uint64_t>(twin::kUbBytes - begin, 255 * twin::kRepeatBytes) / sizeof(T);
+    TWIN_RAISE_IF(room == 0, kUbOverflow, loc, "Fill: no UB is left for the value");
+    const LocalTensor<T> scratch(TPosition::VECCALC, begin, static_cast<uint32_t>(room), loc);
+    Duplicate(scratch, value, static_cast<int32_t>(room), loc);
+    const TEventID filled = GetTPipePtr()->FetchEventID<HardEvent::V_MTE3>(loc);
+    SetFlag<HardEvent::V_MTE3>(filled, loc);
+    WaitFlag<HardEvent::V_MTE3>(filled, loc);
+    for (uint64_t done = 0; done < size; done += room) {
+        const uint32_t bytes = static_cast<uint32_t>(std::min(room, size - done) * sizeof(T));
+        DataCopyPad(gmWorkspaceAddr[done], scratch, DataCopyExtParams(1, bytes, 0, 0, 0), loc);
+    }
+    PipeBarrier<PIPE_MTE3>(loc);
+}
+template <class T>
+inline void InitOutput(GlobalTensor<T> gmWorkspaceAddr, uint32_t size, T value = T(0), TWIN_CALLER) {
+    Fill(gmWorkspaceAddr, size, value, loc);
+}
+
 }  // namespace AscendC
