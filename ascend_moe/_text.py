@@ -24,7 +24,7 @@ SWEEPS = ("tokens", "ranks", "hidden")
 DEVICES = ("auto", "npu", "cpu")
 
 # ascend-moe predict
-PREDICTED = ("window", "direct", "zero-copy")
+PREDICTED = ("window", "direct", "zero-copy", "hierarchy")
 
 # ascend-moe trace
 OPS = ("dispatch", "combine", "both")

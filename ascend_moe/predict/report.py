@@ -59,6 +59,12 @@ def server_opens(request: Request) -> int:
     return int(soc(request.soc).window_holds_state)
 
 
+def posting(request: Request) -> str:
+    """Return what posting a BatchWrite item costs, for an op between servers."""
+    cost = cost_table(request.soc)["post_ns"]
+    return f"a rank posts its BatchWrite items one after another, {cost.value / 1e3} us each ({cost.kind})"
+
+
 def head(request: Request) -> list[str]:
     """Return a description of the predictions and the head of the table."""
     rows = "int8 rows in dispatch" if request.quant_mode else "bf16 rows"
@@ -67,7 +73,8 @@ def head(request: Request) -> list[str]:
         f"E {request.experts}, {rows}, contract {request.contract}"
     )
     lines = [*filled(about.split()), *filled(banner(request.soc).split())]
-    lines += filled(NOT_MODELLED.split()) if server_opens(request) else []
+    if server_opens(request):
+        lines += [*filled(NOT_MODELLED.split()), *filled(posting(request).split())]
     lines += ["", "us of dispatch and combine"]
     return [*lines, _line([*_COLUMNS])]
 
@@ -87,7 +94,15 @@ def steps(each: Prediction) -> list[str]:
     lines = ["", f"EP {each.request.ranks}, {each.algorithm}: steps on the critical path, us"]
     for name, op in _ops(each):
         lines += filled([f"{step} {us:.1f}" for step, us in op.phases.items()], f"  {name:<8}  ", "  ")
+        lines += filled([f"{part} {us:.1f}" for part, us in _busy(op).items()], "    busy    ", "  ")
     return lines
+
+
+def _busy(op: OpPrediction) -> dict[str, float]:
+    """Microseconds of the busiest link of each kind, of the busiest vector unit, and of posting BatchWrite items."""
+    links = {name: us for name, us in op.link_us.items() if name != "memory"}
+    post = {"post": op.pipes["post"]} if "post" in op.pipes else {}
+    return {**links, "V": op.vector_us, **post}
 
 
 def _ops(predicted: Prediction) -> list[tuple[str, OpPrediction]]:
@@ -124,6 +139,7 @@ def as_dict(predicted: Sequence[Prediction]) -> dict[str, object]:
             "phases_us": {name: round(us, 3) for name, us in op.phases.items()},
             "pipes_us": {name: round(us, 3) for name, us in op.pipes.items()},
             "link_use": {name: round(share, 4) for name, share in op.link_use.items()},
+            "busy_us": {name: round(us, 3) for name, us in _busy(op).items()},
         }
 
     shape = ("hidden", "topk", "experts", "quant_mode", "contract", "cores")

@@ -14,7 +14,7 @@ from .._text import OPS, TRACED
 from ..call import DEFAULTS, CallOptions
 from ..comm import LocalCluster
 from ..dispatchers import MC2Dispatcher
-from ..errors import ArgumentError, need_one_of
+from ..errors import ArgumentError, need, need_one_of
 from ..native.windows import timeout_s
 from ..ops.calls import core_count
 from ..settings import DEFAULT_WINDOW_MIB
@@ -67,6 +67,8 @@ def measured(request: TraceRequest, begin: Callable[[], object] = lambda: None) 
 
     ``begin`` is called after all checks, before the work.
     """
+    rule = "is 'hierarchy', which works between servers: name a SoC of A2 to predict its times"
+    need(request.algorithm != "hierarchy", "algorithm", rule)
     call = replace(_plan_request(request), comm_alg=_comm_alg(request))
     window_mib = max(DEFAULT_WINDOW_MIB, plan.plan(call).buffsize_mib)
     with LocalCluster(request.ranks, window_mib=window_mib) as cluster:

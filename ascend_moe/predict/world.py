@@ -23,7 +23,12 @@ from ..plan import Request
 from ..plan.soc import soc as soc_named
 
 # name -> (comm_alg of the plan, whether combine's rows lie in registered memory)
-ALGORITHMS = {"window": ("window", False), "direct": ("direct", False), "zero-copy": ("direct", True)}
+ALGORITHMS = {
+    "window": ("window", False),
+    "direct": ("direct", False),
+    "zero-copy": ("direct", True),
+    "hierarchy": ("hierarchy", False),  # between servers only
+}
 _EVENT_BYTES = 64  # twin::TimelineEvent
 _LIMIT_NS = 20e6  # of modelled time
 _SMALLEST_ROW = 2048  # elements; shorter rows are always moved, as their size does not identify them
@@ -42,7 +47,7 @@ class _Options(ctypes.Structure):
 
 class _Result(ctypes.Structure):
     _fields_ = [
-        ("total_ns", c_double),
+        *((name, c_double) for name in ("total_ns", "vector_ns")),
         *((name, c_uint64) for name in ("instructions", "switches", "status_stores", "looks", "events")),
         *((name, c_uint64) for name in ("sync_alls", "polled_barriers")),
         ("failed", c_uint32),
@@ -84,6 +89,7 @@ class OpPrediction:
         spent: (step of the kernel, what the scalar unit did or waited for) -> microseconds on the critical path.
         link_use: kind of resource -> share of the bandwidth of the busiest one.
         link_bytes: kind of resource -> bytes through all of them.
+        vector_us: microseconds for which V of a core works, of the core with most.
         sync_alls, polled_barriers: core barriers of a rank, by SyncAll and by polled blocks.
     """
 
@@ -91,6 +97,7 @@ class OpPrediction:
     spent: dict[tuple[str, str], float]
     link_use: dict[str, float]
     link_bytes: dict[str, float]
+    vector_us: float = 0.0
     events: list[timeline.Event] = field(default_factory=list)
     instructions: int = 0
     sync_alls: int = 0
@@ -106,6 +113,11 @@ class OpPrediction:
         """Microseconds by what the scalar unit did or waited for; the sum is ``us``."""
         return self._sums(1)
 
+    @property
+    def link_us(self) -> dict[str, float]:
+        """Microseconds for which the busiest resource of each kind carries bytes."""
+        return {name: share * self.us for name, share in self.link_use.items()}
+
     def _sums(self, part: int) -> dict[str, float]:
         sums: dict[str, float] = {}
         for key, us in self.spent.items():
@@ -115,25 +127,37 @@ class OpPrediction:
 
 def check(request: Request, algorithm: str) -> None:
     """Raise ArgumentError if the algorithm does not support the configuration. Runs nothing."""
-    comm_alg, registered = ALGORITHMS[algorithm]
     most = soc_named(request.soc).aiv
     need(request.cores <= most, "cores", "is {}; {} has {}", request.cores, request.soc, most)
-    planning.require(replace(request, comm_alg=comm_alg, equal_batches=True))
-    if registered and request.returns_int8:
+    levels = algorithm == "hierarchy" and not _rdma_share(request)
+    rule = (
+        "is 'hierarchy', which works between servers of A2; {} ranks of {} share one: use window, direct or zero-copy"
+    )
+    need(not levels, "algorithm", rule, request.ranks, request.soc)
+    planning.require(_as_run(request, algorithm))
+    if ALGORITHMS[algorithm][1] and request.returns_int8:
         raise ArgumentError(
             "algorithm is 'zero-copy', which does not support int8 rows of combine: use 'direct'",
             argument="algorithm",
         )
 
 
+def _as_run(request: Request, algorithm: str) -> Request:
+    """Return the configuration of the ops that run. Hierarchy sends expert_scales with the rows."""
+    weights = request.weights or algorithm == "hierarchy"
+    return replace(request, comm_alg=ALGORITHMS[algorithm][0], equal_batches=True, weights=weights)
+
+
 class TimedWorld:
     """All ranks of a configuration with their windows. ``inputs`` and ``outputs`` are by op and rank."""
 
     def __init__(self, request: Request, algorithm: str, seed: int, payload: bool) -> None:
-        comm_alg, self._registered = ALGORITHMS[algorithm]
+        self._registered = ALGORITHMS[algorithm][1]
         check(request, algorithm)
-        self.request = replace(request, comm_alg=comm_alg, equal_batches=True)
+        self.request = _as_run(request, algorithm)
         self.payload, self._library = payload, timed_library()
+        # hierarchy: words in the middle of what is sent with a row
+        self._skips_rows = not payload and request.hidden >= _SMALLEST_ROW and algorithm != "hierarchy"
         self._servers = _rdma_share(request)
         self.routing = Routing(request, seed)
         self._window_mib = 2 * planning.window_need(request)["buffsize_mib"] + 64
@@ -181,8 +205,7 @@ class TimedWorld:
         names = self._library.am_timed_cost_names().decode().split()
         values = (c_double * len(names))(*(costs[name] for name in names))
         row = self.request.hidden * (1 if self.request.quant_mode and op == "dispatch" else 2)
-        skip = 0 if self.payload or self.request.hidden < _SMALLEST_ROW else row
-        options, result = _Options(skip, _LIMIT_NS, events), _Result()
+        options, result = _Options(row if self._skips_rows else 0, _LIMIT_NS, events), _Result()
         self._library.am_timed_run(self._handle, steps, len(steps), values, ctypes.byref(options), ctypes.byref(result))
         if result.failed:
             raise AscendMoeError(f"prediction of {op}: {result.message.decode()}")
@@ -199,6 +222,7 @@ class TimedWorld:
             {(step, cause): float(ns) / 1e3 for step, cause, ns in self._lines(self._library.am_timed_path)},
             use,
             moved,
+            result.vector_ns / 1e3,
             timeline.from_native(ctypes.addressof(memory), result.events),
             result.instructions,
             result.sync_alls,
@@ -239,12 +263,12 @@ class TimedWorld:
         return self._shared["scales"]
 
     def _rows(self, name: str, count: int, dtype: torch.dtype, rank: int) -> torch.Tensor:
-        """Rows of a rank; without ``payload`` all ranks share them, and long ones are not initialized."""
+        """Rows of a rank; without ``payload`` all ranks share them, and those not moved are not initialized."""
         if self.payload:
             rng = torch.Generator().manual_seed(rank + (1 << 20) * (name == "x"))
             return torch.randn((count, self.request.hidden), generator=rng).to(dtype)
         if name not in self._shared:
-            make = torch.empty if self.request.hidden >= _SMALLEST_ROW else torch.ones
+            make = torch.empty if self._skips_rows else torch.ones
             self._shared[name] = make((count, self.request.hidden), dtype=dtype)
         return self._shared[name]
 
@@ -265,7 +289,6 @@ class TimedWorld:
         plan = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
         if not plan:
             calls.Plan(f"prediction of {op}", spec)  # raises with the rule's text
-            raise AscendMoeError(f"prediction of {op}: {check.message.decode()}")
         self._plans.append(plan)
         outputs = []
         for at, (dtype, shape) in enumerate(calls.outputs_of(spec)):
@@ -331,8 +354,10 @@ class Routing:
 
 
 def runnable(request: Request) -> list[str]:
-    """Return the algorithms that a configuration can run; between A2 servers that is window only."""
-    return ["window"] if _rdma_share(request) else list(ALGORITHMS)
+    """Return the algorithms that a configuration can run, which are others between A2 servers than within one."""
+    if not _rdma_share(request):
+        return [name for name in ALGORITHMS if name != "hierarchy"]
+    return ["window"] if planning.plan(_as_run(request, "hierarchy")).violations else ["window", "hierarchy"]
 
 
 def _rdma_share(request: Request) -> int:

@@ -28,7 +28,7 @@ struct am_timed_options {
 };
 
 struct am_timed_result {
-    double total_ns;
+    double total_ns, vector_ns;
     uint64_t instructions, switches, status_stores, looks, events, sync_alls, core_barriers;
     uint32_t failed;
     char message[1020];
@@ -91,6 +91,7 @@ void TimedWorld::Run(const am_timed_step* steps, int count, const double* costs,
     run.events = options.events;
     last_ = engine_.Run(programs, CostsFrom(costs), run);
     result.total_ns = last_.total_ns;
+    result.vector_ns = last_.vector_ns;
     result.instructions = last_.instructions;
     result.switches = last_.switches;
     result.status_stores = last_.status_stores;

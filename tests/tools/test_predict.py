@@ -14,7 +14,7 @@ import ascend_moe.reference as ref
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import KINDS, SOCS, cost_table, hardware_costs
-from ascend_moe.predict import ALGORITHMS, Prediction, predict, report
+from ascend_moe.predict import ALGORITHMS, Prediction, predict, report, runnable
 from ascend_moe.predict import world as timed_world
 from ascend_moe.predict.world import TimedWorld, timed_library
 from ascend_moe.timeline import Event
@@ -25,6 +25,8 @@ COSTS = {name: one.value for name, one in cost_table("Ascend910_9391").items()}
 A2 = "Ascend910B1"
 SERVERS = replace(SMALL, soc=A2, ranks_per_server=2)
 A2_COSTS = {name: one.value for name, one in cost_table(A2).items()}
+WITHIN = [name for name in ALGORITHMS if name != "hierarchy"]
+CASES = [*((SMALL, name) for name in WITHIN), (SERVERS, "window"), (SERVERS, "hierarchy")]
 
 
 def times(found: Prediction) -> tuple[float, float]:
@@ -51,14 +53,15 @@ def compare_with_reference(request: Request, algorithm: str, costs: dict[str, fl
             if one.dynamic_scales is not None:
                 assert equal(found[1][:rows], one.dynamic_scales)
             index = one.expand_idx
-            if request.contract == "v2" and not request.ranks_per_server:
+            if request.contract == "v2" and (algorithm == "hierarchy" or not request.ranks_per_server):
                 index = one.assist_info.flatten()
             assert equal(found[2][: len(index)], index)
             assert equal(found[4], one.ep_recv_counts)
         world.run("combine", costs)
         given = world.inputs["combine"]
         rows = [given[rank]["expand_x"][: len(one.expand_x)] for rank, one in enumerate(want)]
-        sums = ref.combine(inputs, rows, want, moe_expert_num=request.experts, global_bs=0)
+        share = request.ranks_per_server if algorithm == "hierarchy" else 0
+        sums = ref.combine(inputs, rows, want, moe_expert_num=request.experts, global_bs=0, ranks_per_server=share)
         for one, found in zip(sums, world.outputs["combine"], strict=True):
             assert equal(found[0], one)
     return sent.events
@@ -66,7 +69,7 @@ def compare_with_reference(request: Request, algorithm: str, costs: dict[str, fl
 
 @pytest.mark.parametrize("quant_mode", [0, 2])
 @pytest.mark.parametrize("contract", ["v1", "v2"])
-@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+@pytest.mark.parametrize("algorithm", WITHIN)
 def test_results_are_the_references(algorithm: str, contract: str, quant_mode: int) -> None:
     compare_with_reference(replace(SMALL, quant_mode=quant_mode, contract=contract), algorithm, COSTS)
 
@@ -76,15 +79,19 @@ def test_results_are_the_references(algorithm: str, contract: str, quant_mode: i
 @pytest.mark.parametrize("share", [1, 2])
 def test_results_between_servers_are_the_references(share: int, contract: str, quant_mode: int) -> None:
     request = replace(SERVERS, ranks_per_server=share, contract=contract, quant_mode=quant_mode)
-    events = compare_with_reference(request, "window", A2_COSTS | {"ranks_per_server": share})
-    items = [(event.rank, event.peer) for event in events if event.name == "BatchWrite"]
     ranks = range(request.ranks)
-    assert sorted(items) == [(a, b) for a in ranks for b in ranks if a != b]  # one item a rank
+    for algorithm in runnable(request):
+        events = compare_with_reference(request, algorithm, A2_COSTS | {"ranks_per_server": share})
+        items = sorted((event.rank, event.peer) for event in events if event.name == "BatchWrite")
+        rails = [(a, b) for a in ranks for b in ranks if a != b and (a - b) % share == 0]
+        every = [(a, b) for a in ranks for b in ranks if a != b]
+        assert items == (rails if algorithm == "hierarchy" else every)  # one item a server, or a rank
+    assert runnable(request) == ["window", *(["hierarchy"] if share > 1 and contract == "v2" else [])]
     with pytest.raises(ArgumentError, match="ranks_per_server is 3, it must divide the 4 ranks"):
         predict(replace(SERVERS, ranks_per_server=3), algorithm="window")
 
 
-@pytest.mark.parametrize(("request_", "algorithm"), [*((SMALL, name) for name in ALGORITHMS), (SERVERS, "window")])
+@pytest.mark.parametrize(("request_", "algorithm"), CASES)
 def test_times_add_up_and_are_the_same_every_time(request_: Request, algorithm: str) -> None:
     first, second = (predict(request_, algorithm=algorithm) for _ in range(2))
     assert (first.dispatch, first.combine) == (second.dispatch, second.combine)
@@ -93,15 +100,16 @@ def test_times_add_up_and_are_the_same_every_time(request_: Request, algorithm: 
         assert sum(op.spent.values()) == pytest.approx(op.us, rel=1e-4)
         assert sum(op.phases.values()) == pytest.approx(sum(op.pipes.values()))
         assert all(0 < share <= 1 for share in op.link_use.values())
+        assert 0 < op.vector_us < op.us and max(op.link_us.values()) <= op.us
 
 
-@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
-def test_more_tokens_and_more_ranks_take_no_less(algorithm: str) -> None:
-    base = replace(SMALL, cores=8, experts=32)
+@pytest.mark.parametrize(("request_", "algorithm"), CASES)
+def test_more_tokens_and_more_ranks_take_no_less(request_: Request, algorithm: str) -> None:
+    base = replace(request_, cores=8, experts=32)
     four, some, many = (times(predict(replace(base, batch=n), algorithm=algorithm)) for n in (4, 32, 128))
     assert all(a < b < c for a, b, c in zip(four, some, many, strict=True))
-    two, sixteen = (times(predict(base, world=world, algorithm=algorithm)) for world in (2, 16))
-    assert all(a < b for a, b in zip(two, sixteen, strict=True))
+    few, sixteen = (times(predict(base, world=world, algorithm=algorithm)) for world in (4, 16))
+    assert all(a < b for a, b in zip(few, sixteen, strict=True))
 
 
 SLOWER = ("link_gbps", "memory_gbps", "read_gbps", "write_gbps", "clock_ghz")
@@ -133,6 +141,21 @@ def test_the_nic_is_what_links_servers() -> None:
     for name, factor in (("nic_gbps", 1 / 16), ("nic_latency_ns", 4)):
         slow = times(predict(SERVERS, costs={name: A2_COSTS[name] * factor}))
         assert all(a < b for a, b in zip(times(usual), slow, strict=True))
+
+
+def test_a_rank_posts_its_items_one_after_another() -> None:
+    post = 50_000.0
+    op = predict(SERVERS, costs={"post_ns": post}, events=1_000_000).dispatch
+    for rank in range(SERVERS.ranks):
+        items = sorted((e for e in op.events if e.rank == rank and e.name == "BatchWrite"), key=lambda e: e.start_ns)
+        assert [item.start_ns - items[0].start_ns for item in items] == pytest.approx([0.0, post, 2 * post])
+        for item in items:  # its bytes leave when it is posted
+            carried = item.bytes / A2_COSTS["nic_gbps"] + A2_COSTS["nic_latency_ns"] + A2_COSTS["visible_ns"]
+            assert item.ns == pytest.approx(post + carried, abs=3 * carried)
+            assert item.ns >= post + carried - 1
+    assert op.pipes["post"] == pytest.approx(3 * post / 1e3)
+    line = report.posting(SERVERS)
+    assert line == "a rank posts its BatchWrite items one after another, 1.5 us each (published)"
 
 
 # ---- events
@@ -183,6 +206,7 @@ def test_core_barriers_are_counted() -> None:
         line = report.row(found)
         assert re.search(rf" {dispatch[0]} \+ {combine[0]} +{dispatch[1]} \+ {combine[1]} ", line), line
     assert counts(predict(SERVERS, algorithm="window")) == ((1, 3), (1, 3))
+    assert counts(predict(SERVERS, algorithm="hierarchy")) == ((1, 5), (1, 5))
 
 
 @pytest.mark.parametrize("hidden", [1024, 1040])
@@ -214,12 +238,12 @@ def test_a_message_is_seen_after_half_of_the_trip_of_its_store() -> None:
 # ---- what cannot be predicted
 
 
-@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
-def test_a_wait_that_never_ends_is_named(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("request_", "algorithm"), CASES)
+def test_a_wait_that_never_ends_is_named(request_: Request, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timed_world, "_LIMIT_NS", 1e6)
     with pytest.raises(AscendMoeError, match=r"hang: still polling .*: rank \d+ core \d+ "):
-        predict(SMALL, algorithm=algorithm, costs={"visible_ns": 1e12})
-    assert times(predict(SMALL, algorithm=algorithm)) == times(predict(SMALL, algorithm=algorithm))
+        predict(request_, algorithm=algorithm, costs={"visible_ns": 1e12})
+    assert times(predict(request_, algorithm=algorithm)) == times(predict(request_, algorithm=algorithm))
 
 
 @pytest.mark.parametrize(
@@ -227,8 +251,9 @@ def test_a_wait_that_never_ends_is_named(algorithm: str, monkeypatch: pytest.Mon
     [
         (replace(SMALL, soc="Ascend310"), "window", "soc"),
         (replace(SMALL, topk=33, experts=64), "window", "expert_ids"),
-        (SMALL, "ring", r"algorithm is 'ring'; need one of window, direct, zero-copy"),
-        *((SERVERS, name, r"RDMA.*'window'") for name in sorted(set(ALGORITHMS) - {"window"})),
+        (SMALL, "ring", r"algorithm is 'ring'; need one of window, direct, zero-copy, hierarchy"),
+        *((SERVERS, name, r"RDMA.*'window'") for name in ("direct", "zero-copy")),
+        (SMALL, "hierarchy", r"works between servers of A2; 4 ranks of Ascend910_9391 share one: use window"),
     ],
 )
 def test_wrong_arguments_are_named(request_: Request, algorithm: str, argument: str) -> None:
@@ -260,7 +285,7 @@ def test_text_and_json_say_the_same() -> None:
     assert report.banner(A2) in " ".join(lines) and all(len(line) <= 80 for line in lines)
     assert any("AlltoAllDispatch" in line for line in lines)
     rows = [line.split()[:2] for line in lines]
-    wanted = [*(["2", name] for name in ALGORITHMS), ["16", "window"]]  # what can run between servers
+    wanted = [*(["2", name] for name in WITHIN), ["16", "window"], ["16", "hierarchy"]]  # what can run
     assert [row for row in rows if row[1:] and row[1] in ALGORITHMS] == wanted
     options = [*OPTIONS, "--comm-alg", "window", "--json"]
     found = json.loads(commands.said("predict", *options).out)

@@ -109,6 +109,7 @@ void World::Vector(CoreState& core, const Instruction& instruction) {
     const double start = Begin(core, Pipe::kV);
     PipeClock& clock = core.pipes[Index(Pipe::kV)];
     clock.free = start + static_cast<double>(repeats) * cost.repeat_ns;
+    core.vector_ns += std::max(0.0, clock.free + head - std::max(start, clock.done));
     clock.done = std::max(clock.done, clock.free + head);
     Given(core, Pipe::kV, start);
     Trace(core, Pipe::kV, instruction.name, start, clock.free + head);
@@ -271,10 +272,12 @@ uint64_t World::Defer(CoreState& core, const Instruction& instruction, const Cop
 }
 
 // A BatchWrite item: its rows, and the status message at its end.
-double World::Post(CoreState& core, const CopyItem& item) {
+double World::Post(CoreState& core, const CopyItem& item, double& free) {
     if (unwinding_) return core.now;
     Mark(core);
-    const double end = fabric_->CarryByNic(core.rank->index, item.peer, core.now, static_cast<double>(item.bytes));
+    const double begin = std::max(core.now, free);
+    free = begin + costs_.post_ns;
+    const double end = fabric_->CarryByNic(core.rank->index, item.peer, free, static_cast<double>(item.bytes));
     Pending* pending = new Pending{end + costs_.nic_latency_ns + costs_.visible_ns,
                                    ++stores_,
                                    item.to,
@@ -285,10 +288,12 @@ double World::Post(CoreState& core, const CopyItem& item) {
                                    item,
                                    ++flows_,
                                    std::make_shared<Path>(core.path)};
-    pending->path->ns[core.phase_number][static_cast<uint32_t>(Cause::kStatus)] += pending->visible - core.now;
+    double* const spent = pending->path->ns[core.phase_number];
+    spent[static_cast<uint32_t>(Cause::kPost)] += free - core.now;
+    spent[static_cast<uint32_t>(Cause::kStatus)] += pending->visible - free;
     pending_.push(pending);
     ++result_.status_stores;
-    Trace(core, Pipe::kMte3, "BatchWrite", core.now, pending->visible, item.bytes, static_cast<int>(item.peer),
+    Trace(core, Pipe::kMte3, "BatchWrite", begin, pending->visible, item.bytes, static_cast<int>(item.peer),
           pending->flow);
     return pending->visible;
 }
@@ -390,7 +395,7 @@ public:
     uint32_t Post(std::vector<CopyItem> items, const Loc&) override {
         timed::CoreState& core = static_cast<timed::CoreState&>(*current_core().timed);
         double end = core.now;
-        for (const CopyItem& item : items) end = std::max(end, timed::WorldOf(core).Post(core, item));
+        for (const CopyItem& item : items) end = std::max(end, timed::WorldOf(core).Post(core, item, free_));
         ends_.push_back(ends_.empty() ? end : std::max(end, ends_.back()));
         return static_cast<uint32_t>(ends_.size());
     }
@@ -400,11 +405,15 @@ public:
         const double now = current_core().timed->now;
         return static_cast<uint32_t>(std::upper_bound(ends_.begin(), ends_.end(), now) - ends_.begin());
     }
-    void Begin() override { ends_.clear(); }
+    void Begin() override {
+        ends_.clear();
+        free_ = 0;
+    }
     void End(bool) override {}  // copies under way land by the world's clock
 
 private:
     std::vector<double> ends_;  // of each task, ascending
+    double free_ = 0;           // it can post the next item
 };
 
 }  // namespace

@@ -127,6 +127,7 @@ void World::StartStep(RankState& rank) {
         for (PipeClock& clock : core.pipes) clock = PipeClock();
         core.now = core.phase_began = start;
         core.scalar_ns = costs_.scalar_ns;
+        core.vector_ns = 0;
         core.path = rank.path;
         core.phase = nullptr;
         core.fruitless_at = -1;
@@ -202,6 +203,7 @@ void World::EndKernel(CoreState& core) {
     RankState& rank = *core.rank;
     Barrier(core, Pipe::kAll);
     result_.core_barriers = std::max<uint64_t>(result_.core_barriers, core.core.core_barriers);
+    result_.vector_ns = std::max(result_.vector_ns, core.vector_ns);
     EndWait(core);
     EndPhase(core);
     if (core.now < rank.end && rank.last != nullptr) return;
@@ -323,7 +325,7 @@ void CrossCoreWait(int id, const Loc& loc) { WorldOf(Here()).CrossWait(Here(), i
 int64_t SystemCycle() { return static_cast<int64_t>(Here().now / 20); }  // 50 cycles a microsecond
 
 const char* CauseName(Cause cause) {
-    static const char* const kNames[] = {"S", "V", "MTE2", "MTE3", "SyncAll", "status", "launch"};
+    static const char* const kNames[] = {"S", "V", "MTE2", "MTE3", "SyncAll", "status", "launch", "post"};
     return kNames[static_cast<int>(cause)];
 }
 

@@ -85,6 +85,7 @@ struct CoreState : Hot {
     PipeClock pipes[kPipes];
     double flag[kFlags] = {};
     Pipe flag_from[kFlags] = {};
+    double vector_ns = 0;  // in which V works
     CoreStatus status = CoreStatus::kDone;
     bool started = false;
     const char* phase = nullptr;  // whose number is `phase_number`
@@ -158,8 +159,9 @@ public:
     void CrossWait(CoreState& core, int id, const Loc& loc);
     // The core asks the server whether it is done: a read of its own memory.
     void Ask(CoreState& core) { Wait(core, core.now + std::max(1.0, costs_.read_latency_ns), Cause::kStatus); }
-    // Carries a BatchWrite item; when it has arrived.
-    double Post(CoreState& core, const CopyItem& item);
+    // Posts a BatchWrite item, from `free` on, and sets `free` to the time at which the server can post the next.
+    // Returns when the item has arrived.
+    double Post(CoreState& core, const CopyItem& item, double& free);
     void YieldUntil(CoreState& core, double time);
 
 private:

@@ -60,6 +60,7 @@ namespace twin {
     X(poll_ns)            /* between two looks of a declared poll, beside the look itself */ \
     X(nic_gbps)           /* between servers by BatchWrite, a direction */                   \
     X(nic_latency_ns)     /* of a BatchWrite item */                                         \
+    X(post_ns)            /* the server posts a BatchWrite item, one after another */        \
     X(ranks_per_package)                                                                     \
     X(ranks_per_server)                                                                      \
     X(mesh) /* 1: a link a pair of ranks; 0: one link plane a rank, switched */
@@ -71,7 +72,7 @@ struct Costs {
 };
 
 // Where a core's time goes on the critical path.
-enum class Cause : uint8_t { kScalar, kVector, kMte2, kMte3, kSync, kStatus, kLaunch, kCount };
+enum class Cause : uint8_t { kScalar, kVector, kMte2, kMte3, kSync, kStatus, kLaunch, kPost, kCount };
 const char* CauseName(Cause cause);
 
 struct TimedOptions {
@@ -101,6 +102,7 @@ struct TimedResult {
     bool failed = false;
     std::string message;
     double total_ns = 0;         // until the last rank has ended
+    double vector_ns = 0;        // in which V of a core works, of the core that has most
     uint64_t sync_alls = 0;      // of the rank that had most
     uint64_t core_barriers = 0;  // that kernels have marked, as many
     uint64_t instructions = 0;
