@@ -436,6 +436,12 @@ def test_queues_may_be_passed_by_value(mode: str) -> None:
         y = np.zeros_like(x)
         kernels("habits").launch("queues_by_value", [x, y], tiling(rows, *buffers, by_value), mode=mode)
         assert np.array_equal(y, x + 1), (rows, buffers, by_value)
+    # A copy begins its rotation where the queue stands: it frees one of 10 buffers and takes that one again.
+    x, y = np.arange(64 * 12, dtype=np.float32), np.zeros(64 * 12, np.float32)
+    for by_value in (1, 4):
+        kernels("habits").launch("queues_by_value", [x, y], tiling(12, 10, 1, by_value), mode=mode)
+    with pytest.raises(TwinFault, match="queues hold 9 event ids of V_MTE2, they may hold 8 of its 8"):
+        kernels("habits").launch("queues_by_value", [x, y], tiling(12, 10, 1, 0), mode=mode)
 
 
 def explored_block(met: bool, **options: Any) -> ascendc_twin.Exploration:

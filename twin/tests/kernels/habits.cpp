@@ -93,7 +93,8 @@ __aicore__ inline void AddOne(In in, Out out, GlobalTensor<float> x, GlobalTenso
     out.FreeTensor(b);
 }
 
-// Tiling: rows, buffers of both queues, and which of them comes by value: 1 the first, 2 the second.
+// Tiling: rows, buffers of both queues, and which of them comes by value: 1 the first, 2 the second. 4: none, and
+// the first gives back its events after each row.
 extern "C" __global__ __aicore__ void queues_by_value(GM_ADDR x, GM_ADDR y, GM_ADDR tiling) {
     using InQueue = TQue<QuePosition::VECIN, 4>;
     using OutQueue = TQue<QuePosition::VECOUT, 4>;
@@ -109,6 +110,8 @@ extern "C" __global__ __aicore__ void queues_by_value(GM_ADDR x, GM_ADDR y, GM_A
         if (numbers[3] == 1) AddOne<InQueue, OutQueue&>(in, out, from, to);
         if (numbers[3] == 2) AddOne<InQueue&, OutQueue>(in, out, from, to);
         if (numbers[3] == 3) AddOne<InQueue, OutQueue>(in, out, from, to);
+        if (numbers[3] == 4) AddOne<InQueue&, OutQueue&>(in, out, from, to);
+        if (numbers[3] == 4) in.FreeAllEvent();
     }
 }
 

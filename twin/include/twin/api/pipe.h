@@ -92,9 +92,13 @@ inline uint32_t EventsHeld(const twin::Core& core, HardEvent event) {
 }  // namespace detail
 
 // An NPU's queue holds an event id of its pair of pipes from EnQue to DeQue, and one of the pair in the other direction
-// from FreeTensor until the tensor is allocated again. It takes its tensors in rotation, so that it uses all before it
-// allocates one again, whichever the fast engine takes. What belongs to buffers lies in the core's table of them, so
-// that a queue may be passed by value.
+// from FreeTensor until the tensor is allocated again. It takes its tensors in rotation, whichever the fast engine
+// takes. A queue may be passed by value; state lies where asc-devkit has it (kernel_tquebind_impl.h,
+// kernel_tpipe_impl.h):
+//   each buffer, in the core's table: place, allocated or free, event ids
+//   TQueBind, and each copy of it: its range of the table, tensors in the queue and their order, where the rotation is
+//   TBuf, LocalTensor: a buffer, offset and length; GlobalTensor: address and length
+//   the core, for its one TPipe: the table, UB in use, event ids in use
 template <TPosition src, TPosition dst, int32_t depth>
 class TQueBind {
 public:
@@ -111,11 +115,7 @@ public:
                           "more than %u queue tensors are out at one position", kMaxQueueTensors);
             buffer.allocated = true;
             ++core.queue_tensors[kSide];
-            if (core.buffers[first_].used < count_) {
-                ++core.buffers[first_].used;
-            } else {
-                --core.queue_events[static_cast<int>(kFree)];
-            }
+            buffer.npu_choice = static_cast<uint8_t>(ChooseAsNpu(core));
             if (buffer.freed) twin::FlagWait(twin::FreeFlag(first_ + i), kProducer, loc);
             buffer.freed = false;
             last_ = i;
@@ -156,6 +156,9 @@ public:
         ++buffer.generation;
         twin::UbFreed(buffer.begin, buffer.bytes);
         --core.queue_tensors[kSide];
+        twin::UbBuffer& chosen = core.buffers[first_ + buffer.npu_choice];
+        chosen.npu_allocated = false;
+        chosen.npu_holds = true;
         Hold(kFree, loc);
         buffer.freed = true;
         buffer.producer = kProducer;
@@ -171,14 +174,21 @@ public:
         }
         return false;
     }
-    void FreeAllEvent() {}
+    void FreeAllEvent(TWIN_CALLER) {
+        twin::Core& core = twin::current_core();
+        for (uint32_t i = first_; i < first_ + count_; ++i) {
+            twin::UbBuffer& buffer = core.buffers[i];
+            if (buffer.npu_holds) --core.queue_events[static_cast<int>(kFree)];
+            if (buffer.freed) twin::FlagWait(twin::FreeFlag(i), kProducer, loc);
+            buffer.freed = buffer.npu_holds = false;
+        }
+    }
 
     // For TPipe only.
     void Bind(uint32_t first, uint32_t count) {
         first_ = first;
         count_ = count;
-        queued_ = head_ = 0;
-        if (count > 0) twin::current_core().buffers[first].used = 0;
+        queued_ = head_ = cursor_ = 0;
     }
     TWIN_REFUSE_MEMBERS(TQueBind);
 
@@ -206,6 +216,18 @@ private:
                       "%s of a tensor that is not allocated (freed twice?)", what);
     }
 
+    // The buffer that an NPU would take, one of which is free. It gives the buffer's event id back.
+    uint32_t ChooseAsNpu(twin::Core& core) {
+        while (core.buffers[first_ + cursor_].npu_allocated) cursor_ = (cursor_ + 1) % count_;
+        const uint32_t choice = cursor_;
+        twin::UbBuffer& chosen = core.buffers[first_ + choice];
+        if (chosen.npu_holds) --core.queue_events[static_cast<int>(kFree)];
+        chosen.npu_allocated = true;
+        chosen.npu_holds = false;
+        cursor_ = (cursor_ + 1) % count_;
+        return choice;
+    }
+
     // Which buffer to try next. The timed and the checked engine take the buffers in rotation, as an NPU does:
     // otherwise the next copy in would wait for the last copy out, and whatever else lacks an order would have one by
     // that. The fast engine takes the first free buffer, which is most likely in the caches.
@@ -219,7 +241,8 @@ private:
 
     uint32_t first_ = 0;
     uint32_t count_ = 0;
-    uint32_t last_ = 0;  // of the buffers, allocated
+    uint32_t last_ = 0;    // of the buffers, allocated
+    uint32_t cursor_ = 0;  // of the buffers, that an NPU would try next
     uint32_t ring_[kMaxQueueDepth] = {};
     uint32_t head_ = 0;
     uint32_t queued_ = 0;
@@ -311,7 +334,7 @@ private:
         buffer.begin = core.ub_used;
         buffer.bytes = bytes;
         buffer.position = static_cast<uint8_t>(position);
-        buffer.allocated = buffer.freed = false;
+        buffer.allocated = buffer.freed = buffer.npu_allocated = buffer.npu_holds = false;
         ++buffer.generation;
         twin::UbCarved(buffer.begin, bytes);
         core.ub_used += bytes;

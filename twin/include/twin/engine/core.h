@@ -80,7 +80,11 @@ struct UbBuffer {
     bool freed = false;  // given back, and its reader has not been waited for yet
     Pipe producer = Pipe::kS;
     uint8_t position = 0;  // AscendC::TPosition
-    uint8_t used = 0;      // of a queue's first buffer: how many of the queue's an NPU would have allocated before
+    // An NPU's queue takes its buffers in rotation: which of the queue's this allocation would have on an NPU, and of
+    // that buffer whether an NPU would have it allocated, or hold an event id for it since it was freed.
+    uint8_t npu_choice = 0;
+    bool npu_allocated = false;
+    bool npu_holds = false;
 };
 
 // What a reduction leaves in a special register: a value in the bits of its element type, and where it was.
