@@ -433,6 +433,21 @@ def _context_flags(text: str) -> Iterator[str]:
             yield f"-DTWIN_AWAITS_{name}"
 
 
+def _headers_first(output: str, unit: Unit, preprocessing: Sequence[str]) -> list[str]:
+    """Flags that include the headers of context structs whose fields a source reads before these headers stand."""
+    awaited = [flag.removeprefix("-DTWIN_AWAITS_") for flag in unit.flags if flag.startswith("-DTWIN_AWAITS_")]
+    headers = []
+    for name in awaited:
+        if not re.search(rf"incomplete type \W*(?:struct )?{name}\b", output):
+            continue
+        text = _run(preprocessing, unit.source)
+        struct = re.search(rf"\bstruct\s[^;{{}}]*\b{name}\s*(?::[^;{{]*)?{{", text)
+        files = re.findall(r'^# \d+ "([^"<]+)"', text[: struct.start()] if struct else "", re.MULTILINE)
+        if files and files[-1] != files[0]:  # the source itself
+            headers.append(files[-1])
+    return [word for header in ("kernel_operator.h", *headers) for word in ("-include", header)] if headers else []
+
+
 def _outermost(text: str, place: int) -> bool:
     return text.count("{", 0, place) == text.count("}", 0, place)
 
@@ -456,8 +471,14 @@ def _compile(units: Sequence[Unit], flags: list[str], objects: Sequence[str], fo
     def compile_unit(number: int) -> None:
         unit = made[number]
         source = str(unit.compiled(folder, number))
-        command = [compiler(), *flags, *unit.flags, visible, "-c", "-x", "c++", source, "-o", compiled[number]]
-        _run(command, unit.source)
+        command = [compiler(), *flags, *unit.flags, visible, "-x", "c++"]
+        try:
+            _run([*command, "-c", source, "-o", compiled[number]], unit.source)
+        except TwinBuildError as error:
+            first = _headers_first(error.output, unit, [*command, "-E", source])
+            if not first:
+                raise
+            _run([*command, *first, "-c", source, "-o", compiled[number]], unit.source)
 
     with ThreadPoolExecutor(_PARALLEL) as pool:
         list(pool.map(compile_unit, range(len(made))))

@@ -40,6 +40,29 @@ def test_context_structs_are_declared_where_a_source_has_none(text: str, flags: 
     assert list(unit_of(Path("k.cpp"), text).flags) == flags
 
 
+def test_a_structs_fields_are_read_before_its_header_stands(tmp_path: Path) -> None:
+    """The struct's header, with what it includes itself, comes first; a struct of the source itself stays an error."""
+    (tmp_path / "words.h").write_text("#ifndef WORDS\n#define WORDS\nconstexpr int kNames = 16;\n#endif\n")
+    struct = "struct HcclOpResParam { uint64_t memory[2]; uint32_t rank, world; char name[kNames]; };"
+    (tmp_path / "context.h").write_text(f'#pragma once\n#include "words.h"\n{struct}\n')
+    kernel = """#include "kernel_operator.h"
+    __aicore__ inline uint32_t World(__gm__ HcclOpResParam* context) { return context->world; }
+    CONTEXT
+    extern "C" __global__ __aicore__ void worlds(GM_ADDR y) {
+        *(__gm__ uint32_t*)y = World((__gm__ HcclOpResParam*)AscendC::GetHcclContext<0>());
+    }
+    """
+    source = tmp_path / "worlds.cpp"
+    source.write_text(kernel.replace("CONTEXT", '#include "context.h"'))
+    y = [[np.zeros(8, np.uint32)] for _ in range(2)]
+    built = ascendc_twin.load(source, includes=[tmp_path])
+    built.launch("worlds", y, windows=ascendc_twin.Windows(2, data_bytes=4096), timeout_s=20)
+    assert [rank[0][0] for rank in y] == [2, 2]
+    source.write_text(kernel.replace("CONTEXT", struct.replace("kNames", "16")))
+    with pytest.raises(TwinBuildError, match="incomplete type"):
+        ascendc_twin.build(source)
+
+
 # ---- template keys ----
 
 # D_T from bit 0 (8 bits), HAS_MASK (1), the place of SCALE among 7, 8, 3, 5 (4), FORMAT (8), KIND (8), CORES (8).
