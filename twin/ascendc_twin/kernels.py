@@ -32,7 +32,7 @@ class Exploration:
         finding: class of the finding ("race between cores", "hang", "wrong result", ...), or None.
         text: its line.
         seed, policy: the same launch with mode="checked" and these shows it again.
-        warnings: with ``warn=True`` the places that broke a rule without harm, a line each.
+        warnings: a line for each place that broke a rule; rules that CANN documents with ``warn=True`` only.
     """
 
     schedules: int
@@ -64,7 +64,7 @@ class LaunchResult:
 
     Attributes:
         steps, trace_hash: checked mode: the number of steps, and a hash of their order.
-        warnings: with ``warn=True`` the places that broke a rule without harm, a line each.
+        warnings: a line for each place that broke a rule; rules that CANN documents with ``warn=True`` only.
     """
 
     steps: int = 0
@@ -414,9 +414,8 @@ class Kernels:
                 ``policy`` ("late", "random", "lazy", "pct") and ``seed``; default "late" at seed 0, else
                 "random". unordered: stores land in any order. auto_sync=False: the compiler inserts no
                 PipeBarrier<PIPE_V> between dependent vector calls. max_steps: more is a hang.
-            warn: rules that kernels in use break and NPUs let pass are listed in the result's ``warnings``:
-                DataCopy of 0 bytes, Sum in place or with an inner part that is no multiple of 32 bytes, a
-                vector call past its buffer that stays in UB.
+            warn: rules of CANN's documents that kernels in use break and NPUs let pass (twin/README.md) are listed in
+                the result's ``warnings`` too, and do not end the launch.
             data: checked mode: names of workspaces and windows ("workspace" or the parameter's name, "windowsIn",
                 "windowsOut", "windowsExp") that hold no flags. Elsewhere in these a store of single 32-byte blocks
                 counts as a flag, and is in no race.

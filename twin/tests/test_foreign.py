@@ -264,10 +264,14 @@ HABITS: dict[int, tuple[str, str, list[float]]] = {
     23: ("1 queue tensors were never freed", "queue discipline", []),
     24: ("mask 0 is outside 1..64: the call does nothing", "illegal argument", []),
     25: (f"Adds: {OVERLAPPED}", "illegal argument", [*X[:8], *X[:40] + 1]),
+    26: (f"CompareScalar: {OVERLAPPED}", "illegal argument", []),
     30: ("blockLen 6 is not a multiple of the 4-byte element", "illegal argument", []),
     31: ("Cast: destination and source overlap, and repeat 0 overwrites what later ones read", "illegal argument", []),
     29: ("CompareScalar of 65 elements: whole 256 bytes only", "illegal argument", []),
 }
+
+
+ALLOWED = (0, 1, 6, 23, 24, 26)  # no document forbids them: warnings in any case
 
 
 @modes
@@ -275,9 +279,13 @@ HABITS: dict[int, tuple[str, str, list[float]]] = {
 def test_habits_are_findings_or_warnings(mode: str, key: int) -> None:
     text, finding, want = HABITS[key]
     x, y = X.copy(), np.zeros(48, np.float32)
-    with pytest.raises(TwinFault, match=text) as caught:
-        kernels("habits").launch("habits", [x, y], None, 1, key, mode=mode)
-    assert caught.value.finding == finding
+    if key in ALLOWED:
+        strict = kernels("habits").launch("habits", [x, y], None, 2, key, mode=mode)
+        assert len(strict.warnings) == 1 and re.match(f"{finding}: {text}", strict.warnings[0]), strict.warnings
+    else:
+        with pytest.raises(TwinFault, match=rf"{text}.*, at \S+:\d+ \[.+\.md: ") as caught:
+            kernels("habits").launch("habits", [x, y], None, 1, key, mode=mode)
+        assert caught.value.finding == finding
     done = kernels("habits").launch("habits", [x, y], None, 2, key, mode=mode, warn=True)
     assert len(done.warnings) == 1 and re.match(f"{finding}: {text}", done.warnings[0]), done.warnings
     assert y[: len(want)].tolist() == want
@@ -309,7 +317,7 @@ def test_drawn_overlaps_are_made_repeat_by_repeat(mode: str, seed: int) -> None:
     done = kernels("habits").launch("habits", [x, y], None, 1, key, mode=mode, warn=True)
     assert np.array_equal(y, want, equal_nan=True)
     assert (len(done.warnings) > 0) == (0 < apart < count), done.warnings
-    if done.warnings:
+    if done.warnings and call != 1:
         with pytest.raises(TwinFault, match=r"overlap in part|has written"):
             kernels("habits").launch("habits", [x, y], None, 1, key, mode=mode)
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 
 import pytest
-from twin_oracle import native_library
+from twin_oracle import INCLUDE, TWIN, native_library
 
 # These name no source line: they are found after the kernel, or by an object without one.
 WITHOUT_LINE = {"atomic_left", "queue_leak", "event_left", "event_7_left", "two_pipes"}
@@ -69,3 +70,17 @@ def test_a_missing_edge_is_found_under_every_schedule_and_a_near_miss_never() ->
                 assert text.count("rule_kernels.cpp:") >= 3  # both accesses, and the place of the second
             if policy == LATE:
                 assert all(detail in text for detail in details), (name, text)
+
+
+def test_the_readme_has_each_rule_with_its_source() -> None:
+    """The README's table has rows of rules.h alone, and each rule that is an error names a document of CANN."""
+    table = (INCLUDE / "twin" / "engine" / "rules.h").read_text().replace("\\\n", " ")
+    rules = re.findall(r"X\(k\w+, k(Warning|Error), ((?:\"[^\"]*\"\s*)+),\s*((?:\"[^\"]*\"\s*)+)\)", table)
+    assert len(rules) == table.count("X(k") > 10
+    rows = []
+    for level, what, source in rules:
+        rule, text = (re.sub(r'"\s*"?', "", part).strip() for part in (what, source))
+        assert level == "Warning" or ".md: " in text, rule
+        rows.append((rule, level.lower(), text))
+    page = (TWIN / "README.md").read_text()
+    assert rows == re.findall(r"^\| (.*?) \| (warning|error) \| (.*?) \| .* \|$", page, re.MULTILINE)

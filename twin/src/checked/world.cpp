@@ -147,7 +147,7 @@ void World::StartStep(RankState& rank) {
         core.core.checked = &core;
         if (rank.step->spec.watch_polls) core.core.watch = std::make_unique<PollWatch>();
         for (uint32_t b = 0; b < core.ub_high / kBlockBytes; ++b) core.ub_blocks[b] = Block();
-        core.ub_high = rank.step->spec.warnings != nullptr ? kUbBytes : 0;  // then writes may pass what is carved
+        core.ub_high = rank.step->spec.lists_all ? kUbBytes : 0;  // then writes may pass what is carved
         for (uint32_t p = 0; p < kPipes; ++p) {
             core.pipes[p].ops.clear();
             core.pipes[p].head = 0;

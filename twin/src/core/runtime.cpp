@@ -75,14 +75,16 @@ void Raise(Finding kind, const Loc& loc, const char* format, ...) {
     ThrowFault(kind, line);
 }
 
-void RaiseOrList(Finding kind, const Loc& loc, const char* format, ...) {
+void RaiseOrList(Rule rule, Finding kind, const Loc& loc, const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);
     const std::string line = LineOf(kind, loc, format, arguments);
     va_end(arguments);
     const Core* core = g_current_core;
-    if (core == nullptr || core->launch->spec->warnings == nullptr) ThrowFault(kind, line);
-    core->launch->spec->warnings->insert(line);
+    const LaunchSpec* spec = core != nullptr ? core->launch->spec : nullptr;
+    if (spec == nullptr || spec->warnings == nullptr || (LevelOf(rule) == RuleLevel::kError && !spec->lists_all))
+        ThrowFault(kind, line + " [" + SourceOf(rule) + "]");
+    spec->warnings->insert(line);
 }
 
 std::string PlaceOf(const Loc& loc) {
@@ -201,7 +203,7 @@ void CheckCleanExit(const Core& core) {
                           "event %u of HardEvent %u is still set: it would poison the next kernel", id, event);
         }
     }
-    TWIN_WARN_IF(core.queue_tensors[0] != 0 || core.queue_tensors[1] != 0, kQueueMisuse, here,
+    TWIN_RULE_IF(core.queue_tensors[0] != 0 || core.queue_tensors[1] != 0, kQueueLeak, kQueueMisuse, here,
                  "%u queue tensors were never freed", core.queue_tensors[0] + core.queue_tensors[1]);
     TWIN_RAISE_IF(core.atomic_op != 0, kBadArgument, here, "SetAtomicNone is missing: the next kernel would add");
 }

@@ -170,7 +170,8 @@ LaunchSpec SpecOf(const TwinLaunch& launch, Warnings* warnings) {
     spec.tiling_key = launch.tiling_key;
     spec.watch_polls = true;
     spec.deadline_s = launch.deadline_s;
-    if (launch.warn != 0) spec.warnings = warnings;
+    spec.warnings = warnings;
+    spec.lists_all = launch.warn != 0;
     for (uint32_t i = 0; i < launch.range_count; ++i) {
         const TwinRange& range = launch.ranges[i];
         const uintptr_t begin = reinterpret_cast<uintptr_t>(range.begin);

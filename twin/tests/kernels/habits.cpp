@@ -58,6 +58,11 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
         SyncFunc<HardEvent::V_MTE3>();
         DataCopy(Gm<float>(y), flags, 256);
     }
+    if (TILING_KEY_IS(26)) {
+        Duplicate(flags, 1.0f, 256);
+        PipeBarrier<PIPE_V>();
+        CompareScalar(flags[8].ReinterpretCast<uint8_t>(), flags, 7.0f, CMPMODE::LT, 64);
+    }
     if (TILING_KEY_IS(29)) {
         Duplicate(flags, 1.0f, 256);
         PipeBarrier<PIPE_V>();

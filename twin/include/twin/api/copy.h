@@ -81,8 +81,8 @@ inline uint64_t Extent(uint32_t count, uint64_t bytes, uint64_t step) { return (
 
 // The bytes of a copy by count: whole blocks, as on an NPU.
 inline uint64_t CheckCount(uint64_t bytes, const char* what, const twin::Loc& loc) {
-    TWIN_WARN_IF(bytes == 0, kBadArgument, loc, "%s of 0 bytes", what);
-    TWIN_WARN_IF(bytes % twin::kBlockBytes != 0, kTruncatedCopy, loc,
+    TWIN_RULE_IF(bytes == 0, kEmptyCopy, kBadArgument, loc, "%s of 0 bytes", what);
+    TWIN_RULE_IF(bytes % twin::kBlockBytes != 0, kCopyTail, kTruncatedCopy, loc,
                  "%s of %llu bytes: the last %llu would be dropped silently; use DataCopyPad or a multiple of 32", what,
                  static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(bytes % twin::kBlockBytes));
     return bytes / twin::kBlockBytes * twin::kBlockBytes;
@@ -92,8 +92,9 @@ inline void CheckPieces(uint32_t count, uint64_t bytes, uint32_t element, const 
     TWIN_RAISE_IF(count > kMaxCopyBlocks, kBadArgument, loc, "blockCount %u is over %u", count, kMaxCopyBlocks);
     TWIN_RAISE_IF(bytes > kMaxCopyBlockBytes, kBadArgument, loc, "blockLen %llu is over %u bytes",
                   static_cast<unsigned long long>(bytes), kMaxCopyBlockBytes);
-    TWIN_WARN_IF(bytes % element != 0, kBadArgument, loc, "blockLen %llu is not a multiple of the %u-byte element",
-                 static_cast<unsigned long long>(bytes), element);
+    TWIN_RULE_IF(bytes % element != 0, kPadElement, kBadArgument, loc,
+                 "blockLen %llu is not a multiple of the %u-byte element", static_cast<unsigned long long>(bytes),
+                 element);
 }
 
 // What a padded copy does around the bytes of each piece in UB.

@@ -62,8 +62,9 @@ using HcclRankRelationResV2 = twin::hccl::A3PeerFields;
 }  // namespace AscendC
 
 // The same without a namespace, as kernels name them: a kernel's own struct would collide with it. compiling.py
-// defines TWIN_LACKS_<name> where a source uses the name and has no such struct, TWIN_AWAITS_<name> where it uses the name
-// first and brings the struct afterwards; where it reads fields before, the struct's header is included first as well.
+// defines TWIN_LACKS_<name> where a source uses the name and has no such struct, TWIN_AWAITS_<name> where it uses the
+// name first and brings the struct afterwards; where it reads fields before, the struct's header is included first as
+// well.
 #ifdef TWIN_LACKS_HcclOpResParam
 using HcclOpResParam = twin::hccl::A3Fields;
 #endif

@@ -60,7 +60,7 @@ private:
         const char* const past = "TBuf holds %u bytes, asked for %u elements of %zu at byte %u";
         const uint64_t end = uint64_t{buffer.begin_} + byteOffset + uint64_t{count} * element;
         TWIN_RAISE_IF(end > twin::kUbBytes, kOutOfBounds, loc, past, buffer.bytes_, count, element, byteOffset);
-        TWIN_WARN_IF(true, kOutOfBounds, loc, past, buffer.bytes_, count, element, byteOffset);
+        TWIN_RULE_IF(true, kBufferEnd, kOutOfBounds, loc, past, buffer.bytes_, count, element, byteOffset);
         twin::UbExposed();
     }
 };
@@ -324,7 +324,8 @@ public:
 private:
     uint32_t Carve(uint32_t len, TPosition position, const twin::Loc& loc) {
         twin::Core& core = twin::current_core();
-        TWIN_WARN_IF(len == 0, kBadArgument, loc, "InitBuffer of 0 bytes: a core without a share makes no buffer");
+        TWIN_RULE_IF(len == 0, kEmptyBuffer, kBadArgument, loc,
+                     "InitBuffer of 0 bytes: a core without a share makes no buffer");
         const uint32_t bytes = (len + twin::kBlockBytes - 1) / twin::kBlockBytes * twin::kBlockBytes;
         TWIN_RAISE_IF(core.ub_used + static_cast<uint64_t>(bytes) > kGrantedUbBytes, kUbOverflow, loc,
                       "InitBuffer of %u bytes: %u of the UB's %u are taken", bytes, core.ub_used, kGrantedUbBytes);

@@ -269,7 +269,7 @@ private:
         view.CheckAlive(loc);
         const char* const past = "element %u of a LocalTensor of %u";
         TWIN_RAISE_IF((uint64_t{index} + 1) * sizeof(T) > view.Room(), kOutOfBounds, loc, past, index, view.GetSize());
-        TWIN_WARN_IF(true, kOutOfBounds, loc, past, index, view.GetSize());
+        TWIN_RULE_IF(true, kTensorEnd, kOutOfBounds, loc, past, index, view.GetSize());
         twin::UbExposed();
     }
     TWIN_COLD static void RaisePast(LocalTensor view, uint32_t offset) {
@@ -277,7 +277,7 @@ private:
         const char* const past = "LocalTensor[%u] starts past its %u elements";
         const bool nowhere = view.data() == nullptr || uint64_t{offset} * sizeof(T) > view.Room();
         TWIN_RAISE_IF(nowhere, kOutOfBounds, loc, past, offset, view.GetSize());
-        TWIN_WARN_IF(true, kOutOfBounds, loc, past, offset, view.GetSize());
+        TWIN_RULE_IF(true, kTensorEnd, kOutOfBounds, loc, past, offset, view.GetSize());
         twin::UbExposed();
     }
     TWIN_COLD static void RaiseSpan(LocalTensor view, uint64_t count, const char* file, int line, const char* what,
@@ -288,8 +288,8 @@ private:
         const char* const past = "%s needs %llu bytes, the UB view holds %u";
         TWIN_RAISE_IF(bytes > view.Room(), kOutOfBounds, loc, past, what, static_cast<unsigned long long>(bytes),
                       view.GetLength());
-        TWIN_WARN_IF(bytes > view.GetLength(), kOutOfBounds, loc, past, what, static_cast<unsigned long long>(bytes),
-                     view.GetLength());
+        TWIN_RULE_IF(bytes > view.GetLength(), kTensorEnd, kOutOfBounds, loc, past, what,
+                     static_cast<unsigned long long>(bytes), view.GetLength());
         if (bytes > view.GetLength()) twin::UbExposed();
         const uint32_t beyond = alignment == 0 ? 0 : reinterpret_cast<uintptr_t>(view.data()) % alignment;
         TWIN_RAISE_IF(beyond != 0, kMisaligned, loc, "%s: UB address is %u bytes past a %u-byte boundary", what, beyond,
@@ -396,8 +396,8 @@ private:
         const uint64_t count = view.count_;
         TWIN_RAISE_IF(reinterpret_cast<uintptr_t>(twin::HostOf(view.address_)) % sizeof(T) != 0, kMisaligned, loc,
                       "%s: GM address is not aligned to %zu bytes", what, sizeof(T));
-        TWIN_WARN_IF(true, kOutOfBounds, loc, "%s of %llu bytes, the GlobalTensor of \"%s\" holds %llu", what,
-                     static_cast<unsigned long long>(bytes),
+        TWIN_RULE_IF(true, kGlobalEnd, kOutOfBounds, loc, "%s of %llu bytes, the GlobalTensor of \"%s\" holds %llu",
+                     what, static_cast<unsigned long long>(bytes),
                      twin::GmNameAt(twin::current_core(), Address(twin::HostOf(view.address_))),
                      static_cast<unsigned long long>(count == kNothing ? 0 : count * sizeof(T)));
     }

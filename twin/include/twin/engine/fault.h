@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "twin/engine/rules.h"
+
 namespace twin {
 
 // Where in a kernel source an API call was written. Default argument of every checked call.
@@ -50,9 +52,9 @@ public:
 [[noreturn]] __attribute__((format(printf, 3, 4), cold, noinline)) void Raise(Finding kind, const Loc& loc,
                                                                               const char* format, ...);
 
-// The same where kernels in use break the rule and NPUs let them: a launch may have such places listed instead.
-__attribute__((format(printf, 3, 4), cold, noinline)) void RaiseOrList(Finding kind, const Loc& loc, const char* format,
-                                                                       ...);
+// The same for a rule that a launch may list instead: see rules.h.
+__attribute__((format(printf, 4, 5), cold, noinline)) void RaiseOrList(Rule rule, Finding kind, const Loc& loc,
+                                                                       const char* format, ...);
 
 // Raises a finding if a rule is broken. The text is made only then.
 #define TWIN_RAISE_IF(broken, finding, loc, ...)                                                    \
@@ -60,9 +62,10 @@ __attribute__((format(printf, 3, 4), cold, noinline)) void RaiseOrList(Finding k
         if (__builtin_expect(broken, 0)) ::twin::Raise(::twin::Finding::finding, loc, __VA_ARGS__); \
     } while (0)
 
-#define TWIN_WARN_IF(broken, finding, loc, ...)                                                           \
-    do {                                                                                                  \
-        if (__builtin_expect(broken, 0)) ::twin::RaiseOrList(::twin::Finding::finding, loc, __VA_ARGS__); \
+#define TWIN_RULE_IF(broken, rule, finding, loc, ...)                                            \
+    do {                                                                                         \
+        if (__builtin_expect(broken, 0))                                                         \
+            ::twin::RaiseOrList(::twin::Rule::rule, ::twin::Finding::finding, loc, __VA_ARGS__); \
     } while (0)
 
 // The place in the kernel that makes a checked call: the call's last parameter.

@@ -28,12 +28,16 @@ inline void CheckOverlap(const char* name, uint32_t source, const twin::Access& 
     TWIN_RAISE_IF(to.begin != from.begin && !Apart(to, from), kBadArgument, loc,
                   "%s: destination and source %u overlap in part; they may be the same, or apart", name, source);
 }
-// The same for calls that the twin can make as the vector unit makes them, see ByRepeats. Whether they overlap in part.
+// The same by a rule that a launch may list, for calls that the twin can make as the vector unit makes them, see
+// ByRepeats. Whether they overlap in part.
+template <twin::Rule rule = twin::Rule::kOverlap>
 inline bool ListOverlap(const char* name, uint32_t source, const twin::Access& to, const twin::Access& from,
                         const twin::Loc& loc) {
     const bool part = to.begin != from.begin && !Apart(to, from);
-    TWIN_WARN_IF(part, kBadArgument, loc,
-                 "%s: destination and source %u overlap in part; they may be the same, or apart", name, source);
+    if (__builtin_expect(part, 0))
+        twin::RaiseOrList(rule, twin::Finding::kBadArgument, loc,
+                          "%s: destination and source %u overlap in part; they may be the same, or apart", name,
+                          source);
     return part;
 }
 // body(dst, src[], count) repeat by repeat, each read before it is written. An element of dst has `dst_bits`.
@@ -65,7 +69,7 @@ inline uint32_t CheckElementCount(const char* name, int64_t count, const twin::L
 }
 
 inline void CheckMask(uint64_t mask, uint32_t lanes, const twin::Loc& loc) {
-    TWIN_WARN_IF(mask == 0, kBadArgument, loc, "mask 0 is outside 1..%u: the call does nothing", lanes);
+    TWIN_RULE_IF(mask == 0, kNoLane, kBadArgument, loc, "mask 0 is outside 1..%u: the call does nothing", lanes);
     TWIN_RAISE_IF(mask > lanes, kBadArgument, loc, "mask %lld is outside 1..%u", static_cast<long long>(mask), lanes);
 }
 inline void CheckRepeatTime(int32_t repeats, const twin::Loc& loc) {
@@ -110,7 +114,7 @@ inline Work WorkOf(const uint64_t* mask, int32_t repeats, uint32_t width, const 
     CheckRepeatTime(repeats, loc);
     if (isSetMask) {
         const twin::LaneMask bits = {{mask[0], width > 64 ? mask[1] : 0}};
-        TWIN_WARN_IF(bits.bits[0] == 0 && bits.bits[1] == 0, kBadArgument, loc, "a mask of no lane at all");
+        TWIN_RULE_IF(bits.bits[0] == 0 && bits.bits[1] == 0, kNoLane, kBadArgument, loc, "a mask of no lane at all");
         TWIN_RAISE_IF(width < 64 && !twin::current_core().counter_mode && bits.bits[0] >> width != 0, kBadArgument, loc,
                       "a mask with bits beyond the %u lanes of a repeat", width);
         StoreMask(bits);

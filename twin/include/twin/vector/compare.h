@@ -18,7 +18,7 @@ inline void CheckCompareMode(const char* name, CMPMODE mode, const twin::Loc& lo
 // The elements that are compared: of whole repeats, as on an NPU.
 template <class T>
 inline uint32_t CheckCompareCount(const char* name, uint32_t count, const twin::Loc& loc) {
-    TWIN_WARN_IF(uint64_t{count} * sizeof(T) % 256 != 0, kBadArgument, loc,
+    TWIN_RULE_IF(uint64_t{count} * sizeof(T) % 256 != 0, kCompareTail, kBadArgument, loc,
                  "%s of %u elements: whole 256 bytes only, the last %zu bytes would not be computed", name, count,
                  static_cast<size_t>(uint64_t{count} * sizeof(T) % 256));
     return count / twin::kLanes<T> * twin::kLanes<T>;
@@ -96,7 +96,7 @@ inline void CompareCounted(const char* name, const twin::Loc& loc, uint32_t coun
     const auto read = [&](const auto& source) {
         reads[i] = source.Part(n, loc, name);
         from.at[i] = reads[i].begin;
-        overlaps |= ListOverlap(name, i, write, reads[i], loc);
+        overlaps |= ListOverlap<twin::Rule::kCompareOverlap>(name, i, write, reads[i], loc);
         ++i;
     };
     (read(src), ...);

@@ -85,7 +85,7 @@ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const Rou
         for (uint32_t i = 0; i + 1 < repeats; ++i) {
             const uintptr_t written = t + uint64_t{i + 1} * kWidth * sizeof(T);
             if (written <= f + uint64_t{i + 1} * kWidth * sizeof(U) || t >= f + n * sizeof(U)) continue;
-            TWIN_WARN_IF(true, kBadArgument, loc,
+            TWIN_RULE_IF(true, kCastOverlap, kBadArgument, loc,
                          "Cast: destination and source overlap, and repeat %u overwrites what later ones read", i);
             break;
         }

@@ -123,7 +123,7 @@ inline bool CheckLaneOverlap(const VectorCall& call, const Operands& all, const 
             if (call.chains && i == 1 && stands && src.begin == dst.begin) continue;
             for (uint32_t r = 0; r < runs.count; ++r) {
                 look(src, repeat, runs.run[r], [&](uint32_t by) {
-                    TWIN_WARN_IF(by != 0, kBadArgument, call.loc,
+                    TWIN_RULE_IF(by != 0, kRepeatReads, kBadArgument, call.loc,
                                  "%s: repeat %u reads from source %u what repeat %u has written", call.name, repeat, i,
                                  by - 1u);
                 });
@@ -140,7 +140,7 @@ inline bool CheckLaneOverlap(const VectorCall& call, const Operands& all, const 
             const Run& run = runs.run[n % runs.count];
             if (src.At(repeat, run.lane) == dst.At(repeat, run.lane) && src.element == dst.element) continue;
             look(src, repeat, run, [&](uint32_t by) {
-                TWIN_WARN_IF(by == repeat + 1, kBadArgument, call.loc,
+                TWIN_RULE_IF(by == repeat + 1, kOverlap, kBadArgument, call.loc,
                              "%s: destination and source %u overlap in part; they may be the same, or apart", call.name,
                              i);
                 overlaps |= by == repeat + 1;

@@ -172,7 +172,7 @@ inline void SumRows(const LocalTensor<T>& dst, const LocalTensor<T>& src, const 
                     const LocalTensor<uint8_t>* scratch, const twin::Loc& loc) {
     static_assert(twin::kReduceType<T>, "Sum: half and float only");
     TWIN_RAISE_IF(p.n > p.inner || p.n == 0, kBadArgument, loc, "Sum: n %u must be from 1 to inner, %u", p.n, p.inner);
-    TWIN_WARN_IF(p.inner * sizeof(T) % twin::kBlockBytes != 0, kBadArgument, loc,
+    TWIN_RULE_IF(p.inner * sizeof(T) % twin::kBlockBytes != 0, kSumInner, kBadArgument, loc,
                  "Sum: inner %u must be a multiple of 32 bytes", p.inner);
     SetMaskNorm();
     ResetMask();
@@ -181,7 +181,7 @@ inline void SumRows(const LocalTensor<T>& dst, const LocalTensor<T>& src, const 
     const twin::Access all = src.Part(static_cast<uint64_t>(p.outter) * p.inner, loc, "Sum source");
     twin::Access read = all;
     if (p.n != p.inner) read = {all.begin, p.n * sizeof(T), p.outter, p.inner * sizeof(T)};
-    TWIN_WARN_IF(!Apart(write, all), kBadArgument, loc, "Sum: destination and source overlap");
+    TWIN_RULE_IF(!Apart(write, all), kSumOverlap, kBadArgument, loc, "Sum: destination and source overlap");
     if (scratch != nullptr) {
         const twin::Access tmp = scratch->Part(scratch->GetSize(), loc, "Sum scratch");
         CheckApart("Sum", "scratch", write, tmp, loc);
