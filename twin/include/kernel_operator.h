@@ -22,7 +22,9 @@
 #include "twin/vector/sequence.h"
 #include "twin/vector/sort.h"
 
-// ---- what the emulator refuses by name, see refused.h ----
+// ---- what the emulator refuses by name ----
+//
+// refused.h has the names and the reasons; other unknown names are unknown to the compiler as well.
 
 namespace AscendC {
 

@@ -82,8 +82,9 @@ void RaiseOrList(Rule rule, Finding kind, const Loc& loc, const char* format, ..
     va_end(arguments);
     const Core* core = g_current_core;
     const LaunchSpec* spec = core != nullptr ? core->launch->spec : nullptr;
-    if (spec == nullptr || spec->warnings == nullptr || (LevelOf(rule) == RuleLevel::kError && !spec->lists_all))
-        ThrowFault(kind, line + " [" + SourceOf(rule) + "]");
+    const RuleText& text = kRules[static_cast<int>(rule)];
+    if (spec == nullptr || spec->warnings == nullptr || (text.level == RuleLevel::kError && !spec->lists_all))
+        ThrowFault(kind, line + " [" + text.source + "]");
     spec->warnings->insert(line);
 }
 

@@ -26,7 +26,7 @@ struct LaunchSpec {
     bool watch_polls = false;                   // the kernel does not declare its polls: notice repeated reads
     const char* name = "";                      // of the op, for timelines
     Timeline* timeline = nullptr;               // fast engine: where to record events, or null
-    std::set<std::string>* warnings = nullptr;  // where broken rules of rules.h are listed, or null: they are findings
+    std::set<std::string>* warnings = nullptr;  // where broken rules (fault.h) are listed, or null: they are findings
     bool lists_all = false;                     // those that documents forbid, too
     double deadline_s = 0;  // all cores polling in vain this long is a hang; 0: the kernel has its own
     // Checked engine: a reason why this rank must not touch these window bytes now, or null.

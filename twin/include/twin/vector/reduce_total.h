@@ -214,8 +214,9 @@ template <class T>
 inline twin::Reduced ReadReduced(const twin::Reduced& kept, const char* name, const char* after, const twin::Loc& loc) {
     static_assert(twin::kReduceType<T>, "special registers of reductions: half and float only");
     twin::CompletePipe(twin::Pipe::kV);
-    TWIN_RAISE_IF(kept.bytes != sizeof(T), kBadArgument, loc, "%s of %zu-byte elements: it reads the result of %s%s",
-                  name, sizeof(T), after, kept.bytes == 0 ? ", and none has run" : " of the same element type");
+    TWIN_RULE_IF(kept.bytes != sizeof(T), kOtherReduction, kBadArgument, loc,
+                 "%s of %zu-byte elements: it reads the result of %s%s", name, sizeof(T), after,
+                 kept.bytes == 0 ? ", and none has run" : " of the same element type");
     return kept;
 }
 template <class T>
