@@ -3,33 +3,15 @@
 
 namespace {
 
-// An integer attribute by its name in the definition, or its default.
-int64_t IntegerOf(const moe::OpInterface& op, const gert::RuntimeAttrs& attributes, const char* name) {
-    for (size_t i = 0; i < op.attributes.size; ++i) {
-        if (strcmp(op.attributes[i].name, name) != 0) continue;
-        const int64_t* given = attributes.GetInt(i);
-        return given == nullptr ? op.attributes[i].value : *given;
-    }
-    return moe::kNoValue;
-}
-
-struct Range {
-    const char* name;
-    int64_t first, last;
-};
-
-bool InRange(const char* op, const Range& range, int64_t value) {
-    if (value >= range.first && value <= range.last) return true;
-    return moe::ReportError(op, "%s is %lld, it must be %lld to %lld", range.name, static_cast<long long>(value),
-                            static_cast<long long>(range.first), static_cast<long long>(range.last));
-}
+using moe::InRange;
+using moe::IntegerOf;
 
 // The probe's own attributes, except the window, the deadline and the head.
 bool Fill(const moe::OpInterface& op, const gert::RuntimeAttrs& attributes, moe::MoeProbeTiling& tiling) {
     const int64_t world = IntegerOf(op, attributes, "ep_world_size");
     constexpr int64_t kWord = UINT32_MAX;
     const struct {
-        Range range;
+        moe::Range range;
         uint32_t& target;
     } rules[] = {
         {{"ep_world_size", 1, moe::kMaxWorld}, tiling.world},
@@ -90,20 +72,6 @@ ge::graphStatus TileProbe(gert::TilingContext* context) {
     return context != nullptr && PlanProbe(*context) ? ge::GRAPH_SUCCESS : ge::GRAPH_FAILED;
 }
 
-// One block per core that a launch may have.
-ge::graphStatus InferShapeProbe(gert::InferShapeContext* context) {
-    gert::Shape* shape = context == nullptr ? nullptr : context->GetOutputShape(0);
-    if (shape == nullptr) return ge::GRAPH_FAILED;
-    shape->SetDimNum(2);
-    shape->SetDim(0, moe::kProbeReportBlocks);
-    shape->SetDim(1, moe::kBlockWords);
-    return ge::GRAPH_SUCCESS;
-}
-
-ge::graphStatus InferDataTypeProbe(gert::InferDataTypeContext* context) {
-    return context == nullptr ? ge::GRAPH_FAILED : context->SetOutputDataType(0, ge::DT_INT32);
-}
-
 }  // namespace
 
 namespace ops {
@@ -111,7 +79,7 @@ namespace ops {
 class AscendMoeProbe : public OpDef {
 public:
     explicit AscendMoeProbe(const char* name) : OpDef(name) {
-        moe::DescribeOp(moe::kOpProbe, {InferShapeProbe, InferDataTypeProbe, TileProbe}, *this);
+        moe::DescribeOp(moe::kOpProbe, {moe::InferShapeOfBlocks, moe::InferDataTypeOfBlocks, TileProbe}, *this);
     }
 };
 

@@ -17,10 +17,9 @@ extern "C" __global__ __aicore__ void ascend_moe_distribute_combine(
     (void)tpSendCounts;
     (void)expandScales;
     const moe::CombineArguments arguments = {
-        expandX,      expertIds,       expandIdx, epSendCounts,       expertScales,
-        xActiveMask,  sharedExpertX,   oriX,      constExpertAlpha_1, constExpertAlpha_2,
-        constExpertV, performanceInfo, x,         errorRecord,        workspaceGM,
-        tilingGM};
+        expandX,     expertIds,          expandIdx,          epSendCounts, expertScales,    xActiveMask, sharedExpertX,
+        oriX,        constExpertAlpha_1, constExpertAlpha_2, constExpertV, performanceInfo, x,           errorRecord,
+        workspaceGM, tilingGM,           moe::WholeLaunch()};
     constexpr bool kCodes = !AscendC::IsSameType<DTYPE_X, float>::value;  // rows of fp32 travel as they are
     AscendC::TPipe pipe;
     if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_COMBINE)) {

@@ -28,7 +28,8 @@ extern "C" __global__ __aicore__ void ascend_moe_distribute_dispatch(
                                               expandScales,
                                               errorRecord,
                                               workspaceGM,
-                                              tilingGM};
+                                              tilingGM,
+                                              moe::WholeLaunch()};
     AscendC::TPipe pipe;
     if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH)) {
         moe::Run<moe::WindowDispatch<DTYPE_X, false, false>, moe::kPlain>(arguments, tiling, pipe);

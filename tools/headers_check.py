@@ -25,9 +25,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIM = ROOT / "tools" / "headers_check_shim.h"
-ENTRIES = [
-    ROOT / "op_kernel" / f"ascend_moe_{name}.cpp" for name in ("distribute_dispatch", "distribute_combine", "probe")
-]
+NAMES = ("distribute_dispatch", "distribute_combine", "probe", "one_card")
+ENTRIES = [ROOT / "op_kernel" / f"ascend_moe_{name}.cpp" for name in NAMES]
 DTYPES = ("bfloat16_t", "half", "float")
 FLAGS = ["-std=c++17", "-fmax-errors=5", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-parameter"]
 FLAGS += ["-DASCENDC_CPU_DEBUG=1", "-D__CCE_AICORE__=220", "-D__DAV_C220__", "-DASCENDC_DUMP=0"]
@@ -202,10 +201,11 @@ def entry_jobs(compiler: Compiler, entries: Sequence[Path]) -> Iterator[Job]:
             raise CheckError(f"no kernel entry {entry}")
         keys, kernel_type, tiling_struct = read_entry(compiler, entry)
         print(f"{entry.name}: tiling keys {keys}, {kernel_type}, {tiling_struct}")
+        dtypes = DTYPES if "DTYPE_X" in entry.read_text() else DTYPES[:1]
         for key in keys:
             symbol = f"{entry.stem}_{key}_tilingkey"
             added = (f"-DTILING_KEY_VAR={key}UL", f"-D{entry.stem}={symbol}")
-            for dtype in DTYPES:
+            for dtype in dtypes:
                 yield Job(entry, f"{key} {dtype}", symbol, (f"-DDTYPE_X={dtype}", *added))
 
 

@@ -53,6 +53,9 @@ def validate(
     times: Annotated[
         bool, typer.Option("--times", help="With --bringup: also time the phases of an op, beside the model's.")
     ] = False,
+    one_card: Annotated[
+        int | None, typer.Option("--one-card", metavar="W", help="Instead run W ranks (2, 4 or 8) on one device.")
+    ] = None,
     comm_alg: options.CommAlg = "",
     as_json: options.Json = "",
 ) -> None:
@@ -69,6 +72,10 @@ def validate(
             raise ArgumentError(f"--dtype {name!r} is none of {', '.join(DTYPES)}", argument="dtype")
     if ranks is not None and not 1 <= ranks <= MAX_WORLD:
         raise ArgumentError(f"--ranks {ranks} must be in 1..{MAX_WORLD}", argument="ranks")
+    if one_card is not None:
+        if ranks is not None or bring_up:
+            raise ArgumentError("--one-card sets the ranks: leave out --ranks and --bringup", argument="one_card")
+        raise typer.Exit(_one_card(one_card, device, (seed, extra), as_json))
     if times and not bring_up:
         raise ArgumentError("--times needs --bringup: give both", argument="times")
     what = "" if not bring_up else "times" if times else "probes"
@@ -84,6 +91,21 @@ def validate(
     ]
     with options.comm_alg_of_ops(comm_alg):
         raise typer.Exit(_validate(device, ranks, own, (seed, extra, names), what, as_json))
+
+
+def _one_card(world: int, device: str, drawn: tuple[int, int], as_json: str) -> int:
+    """Run all ranks on one device and return the command's exit code; ``drawn``: seed, number of random calls."""
+    import torch
+
+    from ascend_moe import validate as validation
+    from ascend_moe.validate import one_card
+
+    here = validation.find(device)
+    started("validate", f"{world} ranks on one device, {here.about}")
+    with bar("results") as advance:
+        place = torch.device("npu", 0) if here.kind == "npu" else torch.device("cpu")
+        result = one_card.validate(world, place, here.about, drawn, lambda *counts: advance("results", *counts))
+    return _print({"text": validation.text(result), **result.as_dict()}, as_json)
 
 
 def _validate(

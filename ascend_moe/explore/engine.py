@@ -165,7 +165,7 @@ class PlannedProgram:
         spec.comm_world, spec.comm_rank = self.program.world, call.rank
         spec.window_mib, spec.cores = self._window_bytes // MIB, self.program.cores
         spec.registered_mib, spec.list_cores = spec.window_mib, self.program.list_cores
-        spec.ub_bytes = self.program.ub_bytes
+        spec.ub_bytes = self.program.ub_bytes or (self._library.am_card_ub_bytes() if self.program.one_card else 0)
         patient = self.fault is None or self.fault.impatient != call.rank
         spec.deadline_micros = _DEADLINE_MICROS if patient else _DEADLINE_MICROS // 3
         spec.context_kind = CONTEXTS.index("a2" if self.program.servers else "table")
@@ -263,12 +263,14 @@ _SIGNATURES = {
     "am_engine_is_checked": (c_int, ()),
     "am_plan_create": (c_void_p, (c_void_p, c_void_p)),
     "am_plan_destroy": (None, (c_void_p,)),
+    "am_card_ub_bytes": (c_uint32, ()),
     "am_need_tiling": (c_uint64, (c_void_p, c_char_p, c_uint64)),
     "am_error_message": (None, (c_void_p, c_char_p, c_uint64)),
     "am_error_name": (c_char_p, (c_int,)),
     "am_explore_create": (c_void_p, (c_int, c_uint64, c_uint64)),
     "am_explore_destroy": (None, (c_void_p,)),
     "am_explore_servers": (c_int, (c_void_p, c_int, c_int)),
+    "am_explore_one_card": (None, (c_void_p, c_int)),
     "am_explore_program": (c_int, (c_void_p, c_void_p, c_int)),
     "am_explore_run": (None, (c_void_p, c_void_p, c_void_p)),
     "am_explore_distinct": (c_uint64, (c_void_p,)),
@@ -391,6 +393,7 @@ class World:
         self._keep = [steps]
         if self.library.am_explore_servers(self._handle, case.servers, case.near):
             raise MemoryError(f"no memory for the staging of {self.size} ranks")
+        self.library.am_explore_one_card(self._handle, case.one_card)
         index = {name: at for at, name in enumerate(calls.tensor_names())}
         for step, call in zip(steps, program.calls, strict=True):
             inputs = (c_void_p * len(index))()

@@ -8,6 +8,7 @@ from typing import Any
 
 from ascend_moe.call import DEFAULTS
 from ascend_moe.errors import ArgumentError
+from ascend_moe.native.plans import MAX_CORES
 from ascend_moe.ops.collectives import MAX_BATCH
 from ascend_moe.plan import limits
 from ascend_moe.reference.cases import BATCHES, DTYPES, IDS, MASKS, QUANTS, SPARSE, Case
@@ -37,7 +38,7 @@ _KEYS = {
     "seed": "s",
 }
 _RARE = ("servers", "list_cores", "ub_bytes", "spare", "shared")  # written if they are not the default
-_FLAGS = ("weights", "plain", "odd", "tail", "near", "flags", "measured")
+_FLAGS = ("weights", "plain", "odd", "tail", "near", "flags", "measured", "one_card")
 # Words of a case other than numbers -> field and value.
 _WORDS: dict[str, tuple[str, object]] = {
     **{word: ("algorithm", word) for word in (*ALGORITHMS, TWO_LEVELS)},
@@ -75,6 +76,7 @@ class Program(Case):
         spare: the plans use the minimum UB and ``spare`` - 1 rows more, so that few rows or chunks are in flight;
             0: ``ub_bytes``.
         measured: the ops take performance_info.
+        one_card: all ranks of an op are one launch, each on its own group of ``cores`` cores.
         fault_kind: one of ``FAULTS`` occurs, at a place that ``seed`` selects.
     """
 
@@ -92,6 +94,7 @@ class Program(Case):
     near: bool = False
     flags: bool = False
     measured: bool = False
+    one_card: bool = False
     fault_kind: str = ""
 
     def case_of(self, dispatch: int) -> Case:
@@ -180,6 +183,16 @@ def checked(case: Program) -> Program:
     need(by_copies, "{} reads other ranks' windows, servers must be 0", case.algorithm)
     able = case.contract == 2 and case.algorithm != TWO_LEVELS
     need(able or not case.measured, "performance_info needs v2 and another algorithm than hierarchy")
+    able = case.dtype == "bf16" and not case.smooth and case.rows == "own" and not case.fault_kind
+    rule = "one_card needs bf16 without smooth scales, registered rows and faults"
+    need(able or not case.one_card, rule)
+    launched = case.world * case.cores
+    need(
+        launched <= MAX_CORES or not case.one_card,
+        "one_card has {} cores (w*c), there must be at most {}",
+        launched,
+        MAX_CORES,
+    )
     need(bool(servers) or not case.flags, "flags need several servers, servers must not be 0")
     most = limits()["moe_expert_num"]
     need(case.experts <= most, "{} experts (w*l), there must be at most {}", case.experts, most)

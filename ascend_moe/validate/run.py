@@ -117,7 +117,7 @@ def run_case(place: DevicePlace, case: Case) -> Iterable[Result]:
         for rank, result in enumerate(want)
     ]
     try:
-        got = combine(place, case, _padded(rows[place.rank], case, sent[0]), sent)
+        got = combine(place, case, padded(rows[place.rank], case, sent[0]), sent)
         ascend_moe.check()
     except RuntimeError as error:
         yield result("combine", False, f"raised {type(error).__name__}: {error}")
@@ -152,7 +152,7 @@ def _is_fault(error: RuntimeError, fault: reference.Fault) -> tuple[bool, str]:
     return ok, "" if ok else f"raised {type(error).__name__}: {error}; expected {fault}"
 
 
-def _padded(rows: torch.Tensor, case: Case, expand_x: torch.Tensor) -> torch.Tensor:
+def padded(rows: torch.Tensor, case: Case, expand_x: torch.Tensor) -> torch.Tensor:
     """Pad the rows of a rank's experts to the length of dispatch's output, with NaN if ``case.tail``."""
     rest = float("nan") if case.tail else 0.0
     whole = torch.full((expand_x.shape[0], case.hidden), rest, dtype=rows.dtype)

@@ -109,6 +109,20 @@ AM_API uint64_t am_timestamps_text(const uint32_t* words, char* text, uint64_t b
 // Returns 0, or a kernel fault as above.
 AM_API int am_probe(void* comm, const void* tiling, uint64_t tiling_bytes, uint32_t* report, char* fault,
                     uint64_t fault_bytes);
+// Several ranks in one launch, on this machine or one NPU (op_kernel/protocol/one_card.h). arguments: what the kernel
+// of `plan` takes, from inputs by tensor index and outputs by output index, then the record, workspace and tiling: 18
+// addresses. context: of one rank, an A2 context if `staging` is not 0, else a window table; `window` is rank 0's,
+// those of the others lie `stride` bytes further each, first data_bytes of data, then 1 MiB of state; `staging`
+// likewise. Returns its bytes, which need not be copied anywhere (out null). launch: runs the kernel on world * cores
+// cores; `ranks`: per rank context, 0, 18 arguments; `barrier`: 64 blocks of 32 bytes, zeros; `ranges`: address and
+// bytes of each memory that it may touch.
+AM_API void am_card_arguments(const void* plan, const uint64_t* inputs, const uint64_t* outputs, const uint64_t* others,
+                              uint64_t* out);
+AM_API uint64_t am_card_context(int rank, int world, uint64_t window, uint64_t staging, uint64_t stride,
+                                uint64_t data_bytes, void* out);
+AM_API uint32_t am_card_ub_bytes(void);
+AM_API int am_card_launch(const uint64_t* ranks, uint32_t* barrier, uint32_t world, uint32_t cores, uint64_t tiling_key,
+                          const uint64_t* ranges, uint64_t count, char* fault, uint64_t fault_bytes);
 // This machine's best, for comparison in benchmarks: plain C++ without kernel and window. Copies row from[i] to `to` +
 // i * row_bytes, for i < count. Method 0: memcpy; 1: stores that bypass the caches (rows of a multiple of 64 bytes,
 // 16-byte aligned; otherwise memcpy), drained; 2: through 192 KiB of scratch, as a core moves GM to UB to GM. Returns
@@ -139,6 +153,8 @@ AM_API void am_explore_destroy(void* exploration);
 // Uses A2 contexts in which this many ranks share a server; 0 (the default): window tables, all ranks share
 // one server. To call before a program.
 AM_API int am_explore_servers(void* exploration, int ranks_per_server, int intra_node_stores);
+// Whether the following programs run the ops of all ranks as one launch (op_kernel/ascend_moe_one_card.cpp).
+AM_API void am_explore_one_card(void* exploration, int one_card);
 // Returns 1 when the registered areas have no room for the rows of its combines.
 AM_API int am_explore_program(void* exploration, const void* steps, int count);
 AM_API void am_explore_run(void* exploration, const void* options, void* result);

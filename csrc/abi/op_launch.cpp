@@ -1,7 +1,6 @@
 #include "op_launch.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -50,8 +49,6 @@ struct Kernels {
 
 template <DispatchEntry::Type* kDispatch, CombineEntry::Type* kCombine>
 constexpr Kernels kKernels = {&DispatchEntry::Call<kDispatch>, &CombineEntry::Call<kCombine>};
-
-constexpr size_t kMostArguments = std::max<size_t>(moe::DispatchArgument::kCount, moe::CombineArgument::kCount);
 
 // Outputs are undefined past the received rows. Small ones are zeroed anyway, so that tools that
 // compare whole tensors twice (opcheck) see equal bytes; large ones would cost as much as the op.
@@ -138,8 +135,7 @@ void OpLaunch::Prepare() {
     const moe::OpInterface& op = moe::InterfaceOf(plan_.call.op);
     moe::OutputDesc shapes[moe::kMostOutputs];
     const uint32_t outputs = moe::OutputsOf(plan_.spec, shapes);
-    std::array<GM_ADDR, kMostArguments> arguments = {};
-    GM_ADDR* next = arguments.data();
+    GM_ADDR* next = arguments_.data();
     for (const moe::OpTensor& input : op.inputs) {
         const moe::TensorIndex index = moe::IndexOf(input, plan_.spec.contract);
         if (moe::Given(plan_.spec, index))
@@ -156,7 +152,9 @@ void OpLaunch::Prepare() {
     const void* tiling = plan_.dispatch() ? plan_.tiling() : CombineTiling();
     *next++ = Add(tiling, plan_.tiling_bytes(), twin::GmKind::kWorkspace, "tiling");
     const Kernels& kernels = KernelsOf(plan_.call.xType);
-    kernel_ = [kernel = plan_.dispatch() ? kernels.dispatch : kernels.combine, arguments] { kernel(arguments.data()); };
+    kernel_ = [kernel = plan_.dispatch() ? kernels.dispatch : kernels.combine, arguments = arguments_] {
+        kernel(arguments.data());
+    };
 }
 
 // The plan's, unless expand_x lies in the registered area and this op publishes it there.

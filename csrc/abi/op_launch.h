@@ -1,12 +1,15 @@
 // One op of one rank, ready to run: the kernel with its arguments, and the GM ranges that it may touch.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <string>
 
 #include "communicator.h"
+#include "rules/op_tables.h"
 #include "rules/plan.h"
 #include "twin/api/qualifiers.h"
 #include "twin/engine/engine.h"
@@ -25,6 +28,8 @@ struct Plan {
     uint64_t tiling_bytes() const { return dispatch() ? sizeof(call.dispatch) : sizeof(call.combine); }
 };
 
+constexpr size_t kMostArguments = std::max<size_t>(moe::DispatchArgument::kCount, moe::CombineArgument::kCount);
+
 // Copies a text, as much as fits. Returns the bytes that all of it takes.
 uint64_t GiveText(const std::string& from, char* to, uint64_t bytes);
 
@@ -37,6 +42,9 @@ public:
     const RegisteredArea::State& registered() const { return registered_; }
     twin::LaunchSpec& spec() { return spec_; }
     const std::function<void()>& kernel() const { return kernel_; }
+    const Plan& plan() const { return plan_; }
+    // By moe::DispatchArgument or CombineArgument.
+    const std::array<GM_ADDR, kMostArguments>& arguments() const { return arguments_; }
     // To call after the kernel: zeroes the ends of outputs that no kernel writes, unless it has only sent.
     void Finish();
     // To call right before the kernel, after all earlier ops: takes the epoch that the kernel will use.
@@ -63,6 +71,7 @@ private:
     void* const* outputs_;
     twin::LaunchSpec spec_;
     std::function<void()> kernel_;
+    std::array<GM_ADDR, kMostArguments> arguments_ = {};
     GM_ADDR workspace_ = nullptr;
     uint8_t* scratch_ = nullptr;  // the workspace, as the host sees it
     uint64_t scratch_bytes_ = 0;

@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "engines/card_launch.h"
 #include "engines/local_ranks.h"
 #include "rules/message.h"
 
@@ -107,7 +108,11 @@ struct Exploration {
         sent_.assign(ranks_.size(), nullptr);
         for (size_t rank = 0; rank < ranks_.size(); ++rank) ranks_[rank].CloseRegisteredArea();
         for (uint32_t i = 0; i < count; ++i) ops_.push_back(std::make_unique<Op>(*this, steps[i]));
+        cards_.clear();
+        if (one_card_) DealCards();
     }
+    // Whether all ranks of an op are one launch, see protocol/one_card.h. Before the program.
+    void UseOneCard(bool one_card) { one_card_ = one_card; }
 
     void Run(const am_explore_options& options, am_explore_result& result);
     bool WriteTrace(const char* path, const char* header) const;
@@ -185,6 +190,16 @@ struct Exploration {
         return PartOf(step) == moe::kPartFinish ? std::exchange(sent_[static_cast<size_t>(step.rank)], nullptr)
                                                 : nullptr;
     }
+    // The first op of each rank, then the second of each, are a launch each.
+    void DealCards() {
+        std::vector<std::vector<Op*>> of_rank(ranks_.size());
+        for (const auto& op : ops_) of_rank[static_cast<size_t>(op->step.rank)].push_back(op.get());
+        for (size_t number = 0; number < of_rank[0].size(); ++number) {
+            std::vector<LocalOp*> ops;
+            for (const auto& own : of_rank) ops.push_back(own[number]);
+            cards_.push_back(std::make_unique<CardOp>(ops));
+        }
+    }
     void Restore(uint32_t epoch);
     static void LeavesNothing(const Op& op, uint32_t number, am_explore_result& result);
     void AddsToTimes(const Op& op, uint32_t number, am_explore_result& result) const;
@@ -203,6 +218,8 @@ struct Exploration {
     std::vector<Area> areas_;
     std::vector<char> failed_;  // ranks, by number
     std::vector<std::unique_ptr<Op>> ops_;
+    std::vector<std::unique_ptr<CardOp>> cards_;  // one card: the ops by launch
+    bool one_card_ = false;
     std::vector<const RegisteredRows*> sent_;  // by rank: the op that the next step finishes
     twin::Explorer explorer_;
     twin::RunResult last_;
@@ -272,7 +289,12 @@ void Exploration::Run(const am_explore_options& options, am_explore_result& resu
             if (options.faults.kill_rank >= 0 && !options.faults.kill_unseen)
                 ranks_[rank].MarkLost(options.faults.kill_rank);
         }
-        for (const auto& op : ops_) programs[static_cast<size_t>(op->step.rank)].steps.push_back(&op->program);
+        if (one_card_) {
+            programs.resize(1);
+            for (const auto& card : cards_) programs[0].steps.push_back(&card->program);
+        } else {
+            for (const auto& op : ops_) programs[static_cast<size_t>(op->step.rank)].steps.push_back(&op->program);
+        }
         last_ = explorer_.Run(programs, Translate(options, seed));
         ++result.schedules;
         result.steps += last_.steps;
@@ -419,6 +441,7 @@ int am_explore_servers(void* exploration, int ranks_per_server, int intra_node_s
         ExplorationAt(exploration).UseServers(static_cast<uint32_t>(ranks_per_server), intra_node_stores != 0);
     });
 }
+void am_explore_one_card(void* exploration, int one_card) { ExplorationAt(exploration).UseOneCard(one_card != 0); }
 int am_explore_program(void* exploration, const void* steps, int count) {
     return ops::Tried([=] {
         ExplorationAt(exploration).SetProgram(static_cast<const am_explore_step*>(steps), static_cast<uint32_t>(count));

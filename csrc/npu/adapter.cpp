@@ -100,6 +100,13 @@ void Probe(c10::string_view group_ep, int64_t ep_world_size, int64_t ep_rank_id,
                      window_mib, timeout_us, ranks_per_server, intra_node_stores, report);
 }
 
+// torch.ops.ascend_moe_npu.one_card: several ranks in one launch; `ranks`: the address of their table.
+void OneCard(int64_t ranks, int64_t world, int64_t cores, int64_t tiling_key, const at::Tensor& barrier) {
+    const c10::OptionalDeviceGuard guard(barrier.device());
+    AM_REQUIRE(aclnnAscendMoeOneCard);
+    EXEC_NPU_CMD_EXT(aclnnAscendMoeOneCard, ranks, world, cores, tiling_key, barrier);
+}
+
 // torch.ops.ascend_moe_npu.registered_tensor: a tensor over a block of a registered area (am_registered_take); its
 // storage calls `release` (am_registered_release) when it is freed.
 at::Tensor RegisteredTensor(int64_t address, at::IntArrayRef sizes, at::ScalarType dtype, at::Device device,
@@ -149,10 +156,14 @@ TORCH_LIBRARY(ascend_moe_npu, library) {
     library.def(
         "probe(str group_ep, int ep_world_size, int ep_rank_id, int mode, int nonce, int rounds, int cycles, "
         "int window_mib, int timeout_us, int ranks_per_server, int intra_node_stores, Tensor(a!) report) -> ()");
+    library.def("one_card(int ranks, int world, int cores, int tiling_key, Tensor(a!) barrier) -> ()");
     library.def(
         "registered_tensor(int address, int[] sizes, ScalarType dtype, Device device, int area, int generation, "
         "int release) -> Tensor",
         &ascend_moe_npu::RegisteredTensor);
 }
 
-TORCH_LIBRARY_IMPL(ascend_moe_npu, PrivateUse1, library) { library.impl("probe", &ascend_moe_npu::Probe); }
+TORCH_LIBRARY_IMPL(ascend_moe_npu, PrivateUse1, library) {
+    library.impl("probe", &ascend_moe_npu::Probe);
+    library.impl("one_card", &ascend_moe_npu::OneCard);
+}

@@ -153,6 +153,27 @@ inline bool ReadAttributes(const OpInterface& op, const gert::RuntimeAttrs& attr
     return true;
 }
 
+// An integer attribute by its name in the definition, or its default.
+inline int64_t IntegerOf(const OpInterface& op, const gert::RuntimeAttrs& attributes, const char* name) {
+    for (size_t i = 0; i < op.attributes.size; ++i) {
+        if (strcmp(op.attributes[i].name, name) != 0) continue;
+        const int64_t* given = attributes.GetInt(i);
+        return given == nullptr ? op.attributes[i].value : *given;
+    }
+    return kNoValue;
+}
+
+struct Range {
+    const char* name;
+    int64_t first, last;
+};
+
+inline bool InRange(const char* op, const Range& range, int64_t value) {
+    if (value >= range.first && value <= range.last) return true;
+    return ReportError(op, "%s is %lld, it must be %lld to %lld", range.name, static_cast<long long>(value),
+                       static_cast<long long>(range.first), static_cast<long long>(range.last));
+}
+
 // Everything in the context; the kernel checks the communicator's own size and rank.
 template <typename Context>
 bool ReadCall(const Context& context, uint32_t code, CallSpec& call, CannAttributes& others) {

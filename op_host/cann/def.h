@@ -64,6 +64,19 @@ ge::graphStatus InferDataTypes(gert::InferDataTypeContext* context) {
     return ge::GRAPH_SUCCESS;
 }
 
+// Of an op whose one output has a block of 32 bytes per core that a launch may have.
+inline ge::graphStatus InferShapeOfBlocks(gert::InferShapeContext* context) {
+    gert::Shape* shape = context == nullptr ? nullptr : context->GetOutputShape(0);
+    if (shape == nullptr) return ge::GRAPH_FAILED;
+    shape->SetDimNum(2);
+    shape->SetDim(0, kMaxCores);
+    shape->SetDim(1, kBlockWords);
+    return ge::GRAPH_SUCCESS;
+}
+inline ge::graphStatus InferDataTypeOfBlocks(gert::InferDataTypeContext* context) {
+    return context == nullptr ? ge::GRAPH_FAILED : context->SetOutputDataType(0, ge::DT_INT32);
+}
+
 // ---- the definition ----
 
 inline ge::DataType ColumnType(uint32_t type, const RowTypes& column) {
@@ -137,7 +150,8 @@ inline void DescribeOp(uint32_t code, const OpFunctions& functions, ops::OpDef& 
     definition.AICore().SetTiling(functions.tile).SetCheckSupport(RefuseGraph);
     DescribeSoc("ascend910b", "static_false", definition);
     DescribeSoc("ascend910_93", "static_true", definition);
-    definition.MC2().HcclGroup("group_ep");  // group_tp joins it with the TP domain
+    // group_tp joins it with the TP domain. On one card there is no group.
+    if (code != kOpOneCard) definition.MC2().HcclGroup("group_ep");
 }
 
 }  // namespace moe

@@ -150,11 +150,23 @@
     INTEGER(ranks_per_server, kOptional, 0, kNeither)                                                                 \
     INTEGER(intra_node_stores, kOptional, 0, kNeither)
 
+// Several ranks in one launch (protocol/one_card.h): the ranks' tensors are not CANN's.
+#define ASCEND_MOE_ONE_CARD_INPUTS(INPUT, RENAMED, REFUSED)
+#define ASCEND_MOE_ONE_CARD_OUTPUTS(OUTPUT, RENAMED)                                                                  \
+    OUTPUT(barrier, kTypeInt32) /* [kMaxCores, kBlockWords], zeros at the launch */
+
+#define ASCEND_MOE_ONE_CARD_ATTRIBUTES(TEXT, INTEGER, REFUSED)                                                        \
+    INTEGER(ranks, kRequired, 0, kNeither)                                                                            \
+    INTEGER(world, kRequired, 0, kNeither)                                                                            \
+    INTEGER(cores, kRequired, 0, kNeither)                                                                            \
+    INTEGER(tiling_key, kRequired, 0, kNeither)
+
 // Code, type as CANN knows it, its rows above, columns of its dtype lists.
 #define ASCEND_MOE_OPS(OP)                                                                                            \
     OP(kOpDispatch, AscendMoeDistributeDispatch, DISPATCH, 6)                                                         \
     OP(kOpCombine, AscendMoeDistributeCombine, COMBINE, 3)                                                            \
-    OP(kOpProbe, AscendMoeProbe, PROBE, 1)
+    OP(kOpProbe, AscendMoeProbe, PROBE, 1)                                                                            \
+    OP(kOpOneCard, AscendMoeOneCard, ONE_CARD, 1)
 
 // Columns of the dtype lists: kRows and kWireRows. A binary of the kernel is built for each. Dispatch sends rows as
 // they are, or as int8 if it quantizes: the columns after the third, which other ops do not have.

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "probe/tiling.h"
+#include "protocol/one_card.h"
 #include "args.h"
 
 namespace moe {

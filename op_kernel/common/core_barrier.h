@@ -2,7 +2,7 @@
 #ifndef ASCEND_MOE_COMMON_CORE_BARRIER_H
 #define ASCEND_MOE_COMMON_CORE_BARRIER_H
 
-#include "base.h"
+#include "core_group.h"
 
 namespace moe {
 
@@ -65,14 +65,15 @@ __aicore__ inline void Worsen(OpStatus& status, const OpStatus& other) {
 // waits that have one.
 class CoreBarrier {
 public:
-    // `tag`: CoreBarrierTag of this launch. `kind`: kBarrierByBlocks or kBarrierBySyncAll.
+    // `tag`: CoreBarrierTag of this launch. `kind`: kBarrierByBlocks or kBarrierBySyncAll, which needs `sync`.
     __aicore__ inline void Init(TPipe& pipe, GM_ADDR state, uint32_t world, uint32_t tag, uint32_t core, uint32_t cores,
-                                uint32_t kind = kBarrierByBlocks) {
+                                uint32_t kind = kBarrierByBlocks, RankSync* sync = nullptr) {
         blocks_ = state + CoreBarrierOffset(world, 0);
         tag_ = tag;
         core_ = core;
         cores_ = cores;
         kind_ = kind;
+        sync_ = sync;
         lanes_ = CoreBarrierLanes(cores);
         pipe.InitBuffer(buf_, CoreBarrierBytes(cores));
         if (cores == 1) return;
@@ -93,7 +94,7 @@ public:
         Post(Row(round), buf_.Get<uint32_t>(), mine);
         if (kind_ == kBarrierBySyncAll) {
             AscendC::PipeBarrier<PIPE_ALL>();
-            AscendC::SyncAll<true>();  // the first poll finds all blocks
+            sync_->Wait();  // the first poll finds all blocks
         } else {
             MOE_CORE_BARRIER();
         }
@@ -180,6 +181,7 @@ private:
     uint32_t core_ = 0;
     uint32_t cores_ = 1;
     uint32_t kind_ = kBarrierByBlocks;
+    RankSync* sync_ = nullptr;
     uint32_t lanes_ = 0;
     bool fine_ = true;
 };

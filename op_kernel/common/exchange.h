@@ -68,16 +68,21 @@ public:
     // Reads the context and the epoch. Returns false if the context does not match the tiling; core 0 has then written
     // the error record. `performance`: performance_info, if info.measures. `tiling`: in GM; `head`: this core's copy of
     // its head.
-    __aicore__ inline bool Enter(TPipe& pipe, const MoeDistributeInfo& info, uint32_t op, GM_ADDR workspace,
-                                 GM_ADDR performance, GM_ADDR record, GM_ADDR tiling,
+    __aicore__ inline bool Enter(TPipe& pipe, const MoeDistributeInfo& info, uint32_t op, const CoreGroup& group,
+                                 GM_ADDR workspace, GM_ADDR performance, GM_ADDR record, GM_ADDR tiling,
                                  const MoeDistributeMc2Head& head) {
         timestamps_.Init(info);
         pipe_ = &pipe;
         performance_ = performance;
         info_ = &info;
-        core_ = static_cast<uint32_t>(AscendC::GetBlockIdx());
-        context_.Init(AscendC::GetHcclContext<0>(), info);
-        link_.Open(context_, core_, tiling, head);
+        core_ = group.core;
+        sync_.Init(group, info.cores);
+        context_.Init(group.context, info);
+        if (sync_.one_card()) {
+            link_.CopyItems();
+        } else {
+            link_.Open(context_, core_, tiling, head);
+        }
         const ContextMismatch mismatch = context_.Check();
         if (mismatch.field != kContextFieldCount) {
             OpStatus status = InvalidOf(info, kContextMismatch, mismatch.field, mismatch.ours);
@@ -104,7 +109,8 @@ public:
     }
     __aicore__ inline void BarrierInit() {
         const uint32_t tag = CoreBarrierTag(epoch_, info_->part == kPartFinish) ^ barrierTag_;
-        barrier_.Init(*pipe_, context_.state(info_->rank), info_->world, tag, core_, info_->cores, info_->coreBarrier);
+        barrier_.Init(*pipe_, context_.state(info_->rank), info_->world, tag, core_, info_->cores, info_->coreBarrier,
+                      &sync_);
     }
 
     // ---- the first core barrier ----
@@ -212,7 +218,7 @@ public:
     }
     // When all cores have staged rows, messages and items, core 0 posts the first `count` items of the list.
     __aicore__ inline void PostItems(uint32_t count) {
-        AscendC::SyncAll<true>();
+        sync_.Wait();
         if (core_ == 0) link_.Post(items_.address(), count);
     }
 
@@ -428,6 +434,7 @@ private:
     AlgorithmHints hints_;
     FailureReport report_;
     CoreBarrier barrier_;
+    RankSync sync_;
     StatusWriter writers_[kMostMessagesInUb];
     UbBuf messageBuf_;
     OpStatus status_;

@@ -26,6 +26,7 @@ struct CombineArguments {
     GM_ADDR errorRecord;
     GM_ADDR workspace;
     GM_ADDR tiling;
+    CoreGroup group;
 };
 
 __aicore__ inline OpStatus MismatchOf(const MoeDistributeInfo& info, uint32_t expert, uint32_t ours, uint32_t theirs) {

@@ -26,6 +26,7 @@ struct DispatchArguments {
     GM_ADDR errorRecord;
     GM_ADDR workspace;
     GM_ADDR tiling;
+    CoreGroup group;
 };
 
 // Which rows a binary of the entry sends: CANN builds one for each type of expand_x.

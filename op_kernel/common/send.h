@@ -6,6 +6,7 @@
 #define ASCEND_MOE_COMMON_SEND_H
 
 #include "contexts.h"
+#include "core_group.h"
 
 // The header of Hccl<> has moved between toolkits.
 #if __has_include("lib/hccl/hccl.h")
@@ -418,9 +419,13 @@ public:
         Start(slot_.server, context.address(), tiling, head, 0);
         open_ = true;
     }
+    // One card: instead of Open. Items are copied by the core that posts them.
+    __aicore__ inline void CopyItems() { copies_ = true; }
     // Posts a list of `count` items in GM, in parts, because HCCL's server counts the items of a list in 8 bits.
     // Everything they copy must have drained.
     __aicore__ inline void Post(GM_ADDR list, uint32_t count) {
+        for (uint32_t i = 0; copies_ && i < count; ++i) ItemCopier().Copy(list + static_cast<uint64_t>(i) * kBlock);
+        if (copies_) return;
         for (uint32_t at = 0; at < count; at += kMostItems) {
             slot_.server.template BatchWrite<true>(list + static_cast<uint64_t>(at) * kBlock,
                                                    Min(kMostItems, count - at));
@@ -455,6 +460,7 @@ private:
 
     Slot slot_;
     bool open_ = false;
+    bool copies_ = false;
 };
 
 }  // namespace moe

@@ -63,8 +63,8 @@ public:
     }
 
     __aicore__ inline void Process(TPipe& pipe) {
-        if (exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.performanceInfo, args_.errorRecord,
-                            args_.tiling, tiling_->mc2))
+        if (exchange_.Enter(pipe, *info_, kOpCombine, args_.group, args_.workspace, args_.performanceInfo,
+                            args_.errorRecord, args_.tiling, tiling_->mc2))
             Run();
         exchange_.Exit();
     }

@@ -62,8 +62,8 @@ public:
         stored_.Init(*info_, args_.expandIdx);
     }
     __aicore__ inline void Process(TPipe& pipe) {
-        if (exchange_.Enter(pipe, *info_, kOpDispatch, args_.workspace, args_.performanceInfo, args_.errorRecord,
-                            args_.tiling, tiling_->mc2))
+        if (exchange_.Enter(pipe, *info_, kOpDispatch, args_.group, args_.workspace, args_.performanceInfo,
+                            args_.errorRecord, args_.tiling, tiling_->mc2))
             Run();
         exchange_.Exit();
     }

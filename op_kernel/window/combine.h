@@ -117,8 +117,8 @@ protected:
         rowBytes_ = ReturnedRowBytes(*info_, size);
     }
     __aicore__ inline bool Enter(TPipe& pipe) {
-        return exchange_.Enter(pipe, *info_, kOpCombine, args_.workspace, args_.performanceInfo, args_.errorRecord,
-                               args_.tiling, tiling_->mc2);
+        return exchange_.Enter(pipe, *info_, kOpCombine, args_.group, args_.workspace, args_.performanceInfo,
+                               args_.errorRecord, args_.tiling, tiling_->mc2);
     }
     // For UB layouts that count ids or sums.
     __aicore__ inline void RoutingInit() {

@@ -37,7 +37,8 @@ TYPES = {
 DTYPE_OF = {code: dtype for dtype, code in TYPES.items()}
 OP_TYPES = {native.OP_DISPATCH: "AscendMoeDistributeDispatch", native.OP_COMBINE: "AscendMoeDistributeCombine"}
 PROBE_TYPE = "AscendMoeProbe"  # of the bring-up; its calls are no CallSpec
-ALL_TYPES = (*OP_TYPES.values(), PROBE_TYPE)
+ONE_CARD_TYPE = "AscendMoeOneCard"  # as the probe
+ALL_TYPES = (*OP_TYPES.values(), PROBE_TYPE, ONE_CARD_TYPE)
 A2, A3 = "Ascend910B3", "Ascend910_9391"
 CONTEXT_A3, CONTEXT_A2 = 1, 2
 GROUP = "hccl_ep_group_0"
@@ -74,7 +75,7 @@ def probe() -> Any:
         root / "vnpu/cann_shim/cann_shim.cpp",
         *sorted((root / "op_host").glob("*.cpp")),
     ]
-    assert len(sources) == 5, f"op_host has {len(sources) - 2} sources, 3 are known"
+    assert len(sources) == 6, f"op_host has {len(sources) - 2} sources, 4 are known"
     read = [path for folder in ("op_host", "op_kernel", "vnpu/cann_shim") for path in (root / folder).rglob("*.*")]
     texts = [path.read_text() for path in sorted({*read, *sources})]
     made = cache_directory() / "tests" / f"op-host-{digest_of(compiler(), *texts)}.so"

@@ -40,7 +40,7 @@ function(npu_op_code_gen)
   record(ASCEND_COMPUTE_UNIT ${ASCEND_COMPUTE_UNIT})
   get_target_property(includes cust_intf_pub INTERFACE_INCLUDE_DIRECTORIES)
   record(cust_intf_pub ${includes})
-  foreach(op distribute_dispatch distribute_combine probe)
+  foreach(op distribute_dispatch distribute_combine probe one_card)
     file(WRITE ${ASCEND_AUTOGEN_PATH}/$ENV{OPS_PROJECT_NAME}_ascend_moe_${op}.cpp "")
   endforeach()
   file(WRITE ${ASCEND_AUTOGEN_PATH}/op_proto.cc "")
@@ -252,7 +252,7 @@ def test_asc_route_to_the_end(tmp_path: Path) -> None:
     assert [word for word in generated.split(" ") if word.endswith(".cpp")] == sources
     lines = (out / "out/calls.txt").read_text().splitlines()
     libraries = {words[1]: words[2:] for words in map(str.split, lines) if words[0] == "npu_op_library"}
-    ops = ("distribute_combine", "distribute_dispatch", "probe")
+    ops = ("distribute_combine", "distribute_dispatch", "one_card", "probe")
     entries = [f"{auto}/aclnnInner_ascend_moe_{op}.cpp" for op in ops]
     entries.append(f"{host}/op_api/aclnn_ascend_moe.cpp")
     assert libraries["cust_opapi"] == ["ACLNN", *entries]

@@ -18,7 +18,7 @@ from twin_oracle import compiler
 
 from ascend_moe.native.library import native_source_root as source_root
 
-OPS = ("DistributeDispatch", "DistributeCombine", "Probe")
+OPS = ("DistributeDispatch", "DistributeCombine", "Probe", "OneCard")
 NULL_ARGUMENT = 161001
 FROM_BELOW = 4321
 AICPU, MTE = 0, 1

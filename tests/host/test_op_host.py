@@ -9,13 +9,27 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
+import struct
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from op_host_calls import A2, A3, GROUP, PROBE_TYPE, OpCall, Tiled, definition, plan, probe, shapes, tile
+from op_host_calls import (
+    A2,
+    A3,
+    GROUP,
+    ONE_CARD_TYPE,
+    PROBE_TYPE,
+    OpCall,
+    Tiled,
+    definition,
+    plan,
+    probe,
+    shapes,
+    tile,
+)
 from torch_calls import local_addends
 
 from ascend_moe.ops import calls as native
@@ -400,8 +414,12 @@ def probe_call(soc: str = A3, cores: int = 48, **attributes: int | str) -> str:
         "ranks_per_server": 4,
         **attributes,
     }
-    lines = [f"op {PROBE_TYPE}", f"soc {soc}", f"cores {cores}"]
-    for name, (kind, default) in definition(PROBE_TYPE).attributes.items():
+    return call_of(PROBE_TYPE, soc, cores, values)
+
+
+def call_of(op_type: str, soc: str, cores: int, values: dict[str, int | str]) -> str:
+    lines = [f"op {op_type}", f"soc {soc}", f"cores {cores}"]
+    for name, (kind, default) in definition(op_type).attributes.items():
         lines.append(f"{'number' if kind == 'int' else 'text'} {values.get(name, default)}")
     return "\n".join(lines)
 
@@ -447,3 +465,20 @@ def test_the_probes_tiling_is_that_of_the_twin(soc: str, kind: int, cores: int) 
 def test_probe_refuses(changes: dict[str, int | str], text: str) -> None:
     error = tile(probe_call(**changes)).error
     assert error.startswith(f"{PROBE_TYPE}: {text}")
+
+
+# ---- several ranks in one launch
+
+
+def test_one_card_launches_what_its_caller_has_planned() -> None:
+    """The address, key and cores that it is given, without a group; not more cores than there are."""
+
+    def call(cores: int) -> str:
+        values: dict[str, int | str] = {"ranks": 4096, "world": 4, "cores": cores, "tiling_key": 11102}
+        return call_of(ONE_CARD_TYPE, A3, 48, values)
+
+    tiled = tile(call(12))
+    assert (tiled.error, tiled.data) == ("", struct.pack("<QII", 4096, 4, 12))
+    assert (tiled.key, tiled.cores, tiled.schedule_mode) == (11102, 48, 1)
+    assert shapes(call(12)) == [(INT, (64, 8))] and definition(ONE_CARD_TYPE).groups == []
+    assert tile(call(13)).error == f"{ONE_CARD_TYPE}: cores is 13, it must be 1 to 12"

@@ -15,6 +15,7 @@ from builds import Build, MutantBuilds
 from faulty_programs import LONG as LONG_SHARES
 from faulty_programs import WRONG_INPUTS, faulty, long_faulty
 from large_shares import LARGE_SHARES
+from one_card_programs import SMALL
 from table import (
     BORDERS,
     DIRECT,
@@ -31,6 +32,7 @@ from table import (
     LEVELS_KILLED,
     LONG_LISTS,
     MANY_RANKS,
+    ONE_CARD,
     ROLES,
     SERVERS,
     SHARED_ROWS,
@@ -180,6 +182,8 @@ def special(build: Build, finder: str) -> explore.Result:
         return explore.campaign(schedules=MOST_SCHEDULES, library=build.checked())
     if finder == LARGE:
         return _campaign(build, map(explore.parse, LARGE_SHARES), 2 * len(LARGE_SHARES), 1, a_case=2)
+    if finder == ONE_CARD:
+        return _campaign(build, [case for _ in range(LIMIT) for case in SMALL], LIMIT, 1, a_case=1)
     if finder == IN_PARTS:
         return _campaign(build, [explore.parse(IN_PARTS_CASE)], 1, 1, a_case=1)
     if finder == LONG_LISTS:
@@ -227,7 +231,7 @@ def check(mutant: Mutant, finder: str, builds: MutantBuilds) -> str:
         kinds = forged(build, *FORGERY[finder])
         assert kinds, f"forged counts do not show {mutant.name}"
         return ", ".join(sorted(kinds))
-    assert finder in (*SEARCHES, DRAWN, LARGE, LONG_LISTS, SHARED_ROWS, FAULTS, IN_PARTS)
+    assert finder in (*SEARCHES, DRAWN, LARGE, LONG_LISTS, SHARED_ROWS, FAULTS, IN_PARTS, ONE_CARD)
     if finder in SEARCHES:
         results = [search(build, seed, finder) for seed in SEEDS]
     else:

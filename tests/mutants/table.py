@@ -13,15 +13,15 @@ from dataclasses import dataclass
 # those of the "two levels" of hierarchy, also "killed" in processes, or "explored" (these on both engines). On the
 # checked engine: explore mode with cases of the algorithm "window" or "direct", of ranks on several "servers", also
 # with "flags" in blocks that come in any order, of registered rows ("registered"), of "roles" (direct, some cores make
-# lists), of "long lists", of "shared rows" (direct, owners read a row once for all their experts), of "large" shares,
-# with "faults" (ranks that die or call no more, wrong inputs, corrupted blocks), or with "forged" counts in a status
-# message, also where combine keeps its "sums" then, or of ops in "two launches"; or what `ascend-moe explore -n 2000`
-# has "drawn"; or a case of so many ranks that their messages are matched in "parts".
+# lists), of all ranks in one launch ("one card"), of "long lists", of "shared rows" (direct, owners read a row once for
+# all their experts), of "large" shares, with "faults" (ranks that die or call no more, wrong inputs, corrupted blocks),
+# or with "forged" counts in a status message, also where combine keeps its "sums" then, or of ops in "two launches"; or
+# what `ascend-moe explore -n 2000` has "drawn"; or a case of so many ranks that their messages are matched in "parts".
 SUITE, ZERO_COPY, BORDERS, FAILURES = "suite", "zero copy", "borders", "failures"
 WINDOW, SERVERS, DIRECT, LENT, ROLES = "window", "servers", "direct", "registered", "roles"
 LONG_LISTS, SHARED_ROWS, FAULTS = "long lists", "shared rows", "faults"
 LARGE, FORGED, SUMS, TWO_LAUNCHES, DRAWN = "large", "forged", "sums", "two launches", "drawn"
-FLAGS = "flags"
+FLAGS, ONE_CARD = "flags", "one card"
 MANY_RANKS, IN_PARTS = "many ranks", "parts"
 TIMES = "times"
 LEVELS, LEVELS_KILLED, LEVELS_EXPLORED = "two levels", "two levels killed", "two levels explored"
@@ -418,7 +418,26 @@ PATCHES = r"""
 @ common/exchange
 = posted_before_staged: items leave before the cores have met over what they staged
 ! servers | illegal argument, wrong result, hang, out of bounds | seen
-- AscendC::SyncAll<true>();
+- sync_.Wait();
+# All ranks in one launch: groups of cores, which copy the items between servers.
+@ common/core_group
+= group_not_awaited: a core goes on before the others of its group have arrived
+! one card | race between cores, wrong result, hang, CorruptStatus, illegal argument, out of bounds
+- while (!AllArrived(row)) MOE_POLL_HINT();
++ AllArrived(row);
+= group_lacks_a_core: the last core of a group is not waited for
+! one card | race between cores, wrong result, hang, CorruptStatus, illegal argument, out of bounds
+- core < cores_; ++core) arrived
++ core + 1 < cores_; ++core) arrived
+= group_arrives_before_its_stores: a core has arrived before its stores have landed
+! one card | race between cores, wrong result, hang, CorruptStatus, illegal argument, out of bounds
+- AscendC::PipeBarrier<PIPE_ALL>();
+- ++calls_;
++ ++calls_;
+= message_beside_rows: the message of an item leaves together with its rows
+! one card | race between cores, wrong result, CorruptStatus
+- return Min(kFlaggedBlock - static_cast<uint32_t>(remote % kFlaggedBlock), static_cast<uint32_t>(left));
++ return Min(kCardPieceBytes, static_cast<uint32_t>(left));
 @ common/status_wait
 = flags_unchecked: a message alone says that its rows have come
 ! flags | wrong result

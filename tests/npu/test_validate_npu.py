@@ -46,6 +46,19 @@ def test_validate_passes_on_the_virtual_npu(soc: str) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize(("soc", "cores"), [(A3, 12), (A2, 10)])
+def test_four_ranks_pass_on_one_virtual_npu(soc: str, cores: int, tmp_path: Path) -> None:
+    """A launch of the operator for each dispatch and each combine, none of another operator."""
+    env = {"ASCEND_MOE_VNPU_REPORT": str(tmp_path / "report")}
+    code, printed = on_vnpu(soc, "validate", "--one-card", "4", "--extra", "0", "--json", devices=1, **env)
+    found = read(printed)
+    assert code == 0 and found["ok"], printed
+    assert found["device"] == f"virtual npu, {soc}, 4 ranks on one device, 8 and {cores} cores each"
+    (report,) = map(json.loads, (tmp_path / "report").read_text().splitlines())
+    assert report["launches"] == {"AscendMoeOneCard": 2 * found["cases"]}
+
+
+@pytest.mark.nightly
 def test_validate_passes_between_two_servers() -> None:
     """8 ranks of an A2 on two servers."""
     options = ("--extra", "0", "--dtype", "bf16")

@@ -67,8 +67,7 @@ FORBIDDEN = [
 ]
 # Only the waits, stamps, and the probe of what waits stand on, may look at the clock or say that they poll.
 POLLS = {
-    f"op_kernel/{name}.h"
-    for name in ("common/aborts", "common/base", "common/exchange", "common/core_barrier", "common/status_wait")
+    f"op_kernel/common/{name}.h" for name in ("aborts", "base", "exchange", "core_barrier", "core_group", "status_wait")
 }
 POLLS |= {f"op_kernel/probe/{name}.h" for name in ("probe", "shared")}
 

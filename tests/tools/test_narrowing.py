@@ -24,7 +24,7 @@ IMPLICIT = re.compile(
     r"(op_kernel/\S+?):\d+.*conversion from .* to ‘(?:AscendC::)?(?:u?int(?:8|16)_t|(?:unsigned |signed )?char|"
     r"short(?: unsigned)?(?: int)?)’"
 )
-ENTRIES = ("ascend_moe_distribute_dispatch.cpp", "ascend_moe_distribute_combine.cpp", "ascend_moe_probe.cpp")
+ENTRIES = [f"ascend_moe_{name}.cpp" for name in ("distribute_dispatch", "distribute_combine", "probe", "one_card")]
 
 
 def casts(folder: Path) -> list[str]:

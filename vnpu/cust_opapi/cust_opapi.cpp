@@ -58,7 +58,8 @@ constexpr int kTilingError = 561002;
 // clang-format off
 #define VNPU_MOE_FUNCTIONS(X)                                                                    \
     X(am_comm_create) X(am_comm_destroy) X(am_comm_use_context) X(am_comm_use_servers)           \
-    X(am_comm_use_links) X(am_spec_bytes) X(am_plan_create) X(am_plan_destroy) X(am_plan_tiling) X(am_run) X(am_probe)
+    X(am_comm_use_links) X(am_spec_bytes) X(am_plan_create) X(am_plan_destroy) X(am_plan_tiling) X(am_run) X(am_probe)  \
+    X(am_card_launch)
 // clang-format on
 
 struct Library {
@@ -301,6 +302,23 @@ int PrepareProbe(const cann_shim::Call& call, std::vector<uint8_t> tiling, aclOp
     return kOk;
 }
 
+// Of AscendMoeOneCard: the caller has planned and placed everything.
+int PrepareOneCard(const cann_shim::Call& call, const cann_shim::Tiling& tiling, aclOpExecutor& made) {
+    moe::MoeOneCardTiling card;
+    memcpy(&card, tiling.data.bytes.data(), sizeof(card));
+    auto* const barrier = static_cast<uint32_t*>(call.outputs.back().data);
+    made.run = [=, type = made.type, key = tiling.tilingKey] {
+        Count(counts.launches, type);
+        constexpr uint64_t kEverything[] = {0, UINT64_MAX};
+        char fault[1024] = "";
+        const auto* const ranks = reinterpret_cast<const uint64_t*>(card.ranks);
+        if (TheLibrary().am_card_launch(ranks, barrier, card.world, card.cores, key, kEverything, 1, fault,
+                                        sizeof(fault)) != 0)
+            Fault(type, fault);
+    };
+    return kOk;
+}
+
 bool Empty(const cann_shim::Tensor& tensor) {
     const std::vector<int64_t>& dims = tensor.shape.origin.dims;
     return !tensor.given || std::find(dims.begin(), dims.end(), 0) != dims.end();
@@ -314,13 +332,15 @@ int Prepare(uint32_t op, cann_shim::Call call, aclOpExecutor& made, uint64_t& wo
     if (!TheLibrary().error.empty()) return vnpu_error("%s", TheLibrary().error.c_str()), kInnerError;
     if (std::all_of(call.outputs.begin(), call.outputs.end(), Empty)) return kOk;
     const cann_shim::Tensor& last = call.outputs.back();
-    if (op != moe::kOpProbe && (Empty(last) || last.shape.origin.dims[0] != moe::kErrorRecordWords))
+    const bool has_record = op == moe::kOpDispatch || op == moe::kOpCombine;
+    if (has_record && (Empty(last) || last.shape.origin.dims[0] != moe::kErrorRecordWords))
         return vnpu_error("%s: error_record must have %u elements", known.type, moe::kErrorRecordWords), kBadArgument;
     call.soc = vnpu_soc();
     call.vectorCores = call.soc.rfind("Ascend910B", 0) == 0 ? kCoresA2 : kCoresA3;
     cann_shim::Tiling tiling = cann_shim::Tile(call);
     if (!tiling.ok) return vnpu_error("%s: tiling failed: %s", known.type, tiling.error.c_str()), kTilingError;
     for (const size_t bytes : tiling.workspaces) workspace += bytes;
+    if (op == moe::kOpOneCard) return PrepareOneCard(call, tiling, made);
     if (op == moe::kOpProbe) return PrepareProbe(call, std::move(tiling.data.bytes), made);
     // What the tiling function has just read, as it has.
     moe::CallSpec spec;
