@@ -25,4 +25,4 @@ from .ops.autograd import set_int8_gradient as set_int8_gradient
 from .ops.begin import begin_combine as begin_combine
 from .ops.begin import begin_dispatch as begin_dispatch
 from .ops.npu_communicator import check as check
-from .timeline.record import trace as trace
+from .ops.trace import trace as trace

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "ascend_moe"
 # What users import beside ascend_moe itself.
 MODULES = (
     *("errors", "settings", "dispatchers", "experts", "experts.activations", "routers", "permute", "placement"),
-    *("checkpoint", "layer_ops", "npu", "torch_npu_ops", "reference", "timeline", "plan"),
+    *("checkpoint", "layer_ops", "npu", "torch_npu_ops", "reference", "plan"),
     *("interop.deep_ep", "interop.fused_moe", "interop.megatron", "interop.sglang", "interop.vllm"),
     *("interop.vllm_ascend", "interop.vllm_plugin", "interop.sglang_plugin", "interop.cann_ops_transformer"),
     "shim.torch_npu",

@@ -16,8 +16,8 @@ from ascend_moe.cli.progress import bar, started
 from ascend_moe.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from ascend_moe.timeline import Timeline
-    from ascend_moe.timeline.stats import OpRun
+    from ascendc_twin.timeline import Timeline
+    from ascendc_twin.timeline.stats import OpRun
 
 app = typer.Typer()
 HEAD = ["step, µs", "work", "worst", "%", "cores", "SyncAll", "wait", "MB"]
@@ -56,7 +56,7 @@ def trace(
             raise ArgumentError(why, argument="out")
     from ascend_moe.predict import roundtrip
     from ascend_moe.predict.roundtrip import TraceRequest
-    from ascend_moe.timeline import chrome, picture
+    from ascendc_twin.timeline import chrome, picture
 
     shape = options.shape_of(preset, hidden, topk, experts)
     asked: dict[str, Any] = {"op": op, "algorithm": comm_alg, "repeat": repeat, "pick": pick, "seed": seed}
@@ -84,8 +84,8 @@ def trace(
 
 def as_dict(timeline: Timeline) -> dict[str, Any]:
     """The summary for JSON; times in ns."""
-    from ascend_moe.timeline import picture
-    from ascend_moe.timeline.stats import longest_waits, op_runs, phase_rows
+    from ascendc_twin.timeline import picture
+    from ascendc_twin.timeline.stats import longest_waits, op_runs, phase_rows
 
     def step(row: Any) -> dict[str, Any]:
         names = ("working", "worst", "cores", "sync_all", "wait", "bytes")
@@ -116,8 +116,8 @@ def as_dict(timeline: Timeline) -> dict[str, Any]:
 
 def text(timeline: Timeline) -> list[str]:
     """The summary as lines."""
-    from ascend_moe.timeline import picture
-    from ascend_moe.timeline.stats import longest_waits, op_runs
+    from ascendc_twin.timeline import picture
+    from ascendc_twin.timeline.stats import longest_waits, op_runs
 
     lines = filled(f"{timeline.title} [{timeline.source}]".split())
     if "rounds" in timeline.details:
@@ -135,8 +135,8 @@ def text(timeline: Timeline) -> list[str]:
 
 def _cells(run: OpRun) -> list[list[str]]:
     """One row per step. Work: time in which any core of a rank works in the step, mean over ranks."""
-    from ascend_moe.timeline import picture
-    from ascend_moe.timeline.stats import phase_rows
+    from ascendc_twin.timeline import picture
+    from ascendc_twin.timeline.stats import phase_rows
 
     rows = []
     for row in phase_rows(run):

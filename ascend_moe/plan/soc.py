@@ -1,58 +1,18 @@
-"""The supported SoCs: properties for plans, and hardware costs for the timed engine.
-
-Core counts are vector_core_cnt and ai_core_cnt in the platform_config ini files of CANN 8.1.RC1. The costs are in
-``data/soc_costs.json``, each with its source.
-"""
+"""The SoCs and hardware costs of `ascendc_twin.soc`, with this package's error for other names."""
 
 from __future__ import annotations
 
-import functools
-import json
-from dataclasses import dataclass
-from importlib import resources
-from typing import Any
+from ascendc_twin.soc import DEFAULT_SOC as DEFAULT_SOC
+from ascendc_twin.soc import KINDS as KINDS
+from ascendc_twin.soc import SOC_OF_SERIES as SOC_OF_SERIES
+from ascendc_twin.soc import SOCS as SOCS
+from ascendc_twin.soc import UB_KIB as UB_KIB
+from ascendc_twin.soc import Cost as Cost
+from ascendc_twin.soc import Soc as Soc
+from ascendc_twin.soc import cost_table as cost_table_of
+from ascendc_twin.soc import hardware_costs as hardware_costs
 
 from ..errors import need_one_of
-
-UB_KIB = 192  # of every AIV core of both series
-
-
-@dataclass(frozen=True)
-class Soc:
-    """One SoC by the name in ``npu-smi`` and CANN; on A3 one die of two in a package. Cores are those of a rank.
-
-    ``series``: A2 (Ascend910B, servers joined by RDMA) or A3 (Ascend910_93, one supernode).
-    """
-
-    name: str
-    series: str
-    aiv: int
-    aic: int
-    ranks_per_server: int
-
-    @property
-    def window_holds_state(self) -> bool:
-        """Whether the state area is the last MiB of the window, as on A2."""
-        return self.series == "A2"
-
-
-SOCS: dict[str, Soc] = {
-    soc.name: soc
-    for soc in (
-        Soc("Ascend910B1", "A2", 48, 24, 8),
-        Soc("Ascend910B2", "A2", 48, 24, 8),
-        Soc("Ascend910B3", "A2", 40, 20, 8),
-        Soc("Ascend910B4", "A2", 40, 20, 8),
-        Soc("Ascend910_9391", "A3", 48, 24, 16),
-        Soc("Ascend910_9392", "A3", 48, 24, 16),
-        Soc("Ascend910_9381", "A3", 48, 24, 16),
-        Soc("Ascend910_9382", "A3", 48, 24, 16),
-        Soc("Ascend910_9372", "A3", 40, 20, 16),
-        Soc("Ascend910_9362", "A3", 40, 20, 16),
-    )
-}
-DEFAULT_SOC = "Ascend910_9391"
-SOC_OF_SERIES = {"A2": "Ascend910B3", "A3": DEFAULT_SOC}  # the default of each series
 
 
 def soc(name: str) -> Soc:
@@ -61,34 +21,6 @@ def soc(name: str) -> Soc:
     return SOCS[name]
 
 
-# ---- costs
-
-KINDS = ("published", "assumed")
-
-
-@dataclass(frozen=True)
-class Cost:
-    """One cost. ``kind``: published or assumed; ``source``: where it is published, or why it is assumed."""
-
-    name: str
-    value: float
-    kind: str
-    source: str
-
-
-@functools.cache
-def hardware_costs() -> Any:
-    """Return ``data/soc_costs.json``: figures by series and by SoC."""
-    return json.loads(resources.files("ascend_moe").joinpath("data/soc_costs.json").read_text(encoding="utf-8"))
-
-
 def cost_table(name: str) -> dict[str, Cost]:
     """Return all costs of a SoC by name."""
-    document = hardware_costs()
-    chip = soc(name)
-    figures = document["series"][chip.series] | document["socs"][name]
-    table = {key: Cost(key, float(one["value"]), one["kind"], one["source"]) for key, one in figures.items()}
-    table["ranks_per_server"] = Cost(
-        "ranks_per_server", chip.ranks_per_server, "published", "ascend_moe/plan/soc.py: dies of one server"
-    )
-    return table
+    return cost_table_of(soc(name).name)

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from ascendc_twin.timeline import LAUNCH, PREDICTED, Event, Timeline
+from ascendc_twin.timeline.stats import OpRun, op_runs
+
 from .. import plan
 from .._text import OPS, TRACED
 from ..call import DEFAULTS, CallOptions
@@ -17,10 +20,8 @@ from ..dispatchers import MC2Dispatcher
 from ..errors import ArgumentError, need, need_one_of
 from ..native.windows import timeout_s
 from ..ops.calls import core_count
+from ..ops.trace import trace
 from ..settings import DEFAULT_WINDOW_MIB
-from ..timeline import LAUNCH, PREDICTED, Event, Timeline
-from ..timeline.record import trace
-from ..timeline.stats import OpRun, op_runs
 from . import predict
 
 PREDICTED_EVENTS = 1_000_000  # per op

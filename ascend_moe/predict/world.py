@@ -6,14 +6,17 @@ import ctypes
 import functools
 from collections.abc import Mapping, Sequence
 from ctypes import c_char, c_char_p, c_double, c_int, c_int32, c_uint32, c_uint64, c_void_p
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from ascendc_twin.timeline import EVENT_BYTES, from_native
+from ascendc_twin.timing import Timing, links_of, path_of
+
 from .. import plan as planning
-from .. import settings, timeline
+from .. import settings
 from ..comm.registered import DTYPES
 from ..errors import ArgumentError, AscendMoeError, need
 from ..native import library, timestamps
@@ -29,7 +32,6 @@ ALGORITHMS = {
     "zero-copy": ("direct", True),
     "hierarchy": ("hierarchy", False),  # between servers only
 }
-_EVENT_BYTES = 64  # twin::TimelineEvent
 _LIMIT_NS = 20e6  # of modelled time
 _SMALLEST_ROW = 2048  # elements; shorter rows are always moved, as their size does not identify them
 
@@ -81,48 +83,14 @@ def timed_library() -> ctypes.CDLL:
 
 
 @dataclass(frozen=True)
-class OpPrediction:
+class OpPrediction(Timing):
     """Prediction of one op on all ranks.
 
     Attributes:
-        us: microseconds from the common launch until the last rank ends.
-        spent: (step of the kernel, what the scalar unit did or waited for) -> microseconds on the critical path.
-        link_use: kind of resource -> share of the bandwidth of the busiest one.
-        link_bytes: kind of resource -> bytes through all of them.
-        vector_us: microseconds for which V of a core works, of the core with most.
-        sync_alls, polled_barriers: core barriers of a rank, by SyncAll and by polled blocks.
+        polled_barriers: core barriers of a rank by polled blocks.
     """
 
-    us: float
-    spent: dict[tuple[str, str], float]
-    link_use: dict[str, float]
-    link_bytes: dict[str, float]
-    vector_us: float = 0.0
-    events: list[timeline.Event] = field(default_factory=list)
-    instructions: int = 0
-    sync_alls: int = 0
     polled_barriers: int = 0
-
-    @property
-    def phases(self) -> dict[str, float]:
-        """Microseconds by step of the kernel, in order; the sum is ``us``."""
-        return self._sums(0)
-
-    @property
-    def pipes(self) -> dict[str, float]:
-        """Microseconds by what the scalar unit did or waited for; the sum is ``us``."""
-        return self._sums(1)
-
-    @property
-    def link_us(self) -> dict[str, float]:
-        """Microseconds for which the busiest resource of each kind carries bytes."""
-        return {name: share * self.us for name, share in self.link_use.items()}
-
-    def _sums(self, part: int) -> dict[str, float]:
-        sums: dict[str, float] = {}
-        for key, us in self.spent.items():
-            sums[key[part]] = sums.get(key[part], 0.0) + us
-        return sums
 
 
 def check(request: Request, algorithm: str) -> None:
@@ -210,20 +178,14 @@ class TimedWorld:
         if result.failed:
             raise AscendMoeError(f"prediction of {op}: {result.message.decode()}")
         self._raise_what_ranks_report(op)
-        use: dict[str, float] = {}
-        moved: dict[str, float] = {}
-        for name, _, size, gbps in self._lines(self._library.am_timed_links):
-            use[name] = max(use.get(name, 0.0), float(size) / float(gbps) / result.total_ns)
-            moved[name] = moved.get(name, 0.0) + float(size)
-        memory = ctypes.create_string_buffer(result.events * _EVENT_BYTES)
+        memory = ctypes.create_string_buffer(result.events * EVENT_BYTES)
         self._library.am_timed_events(self._handle, memory, result.events)
         return OpPrediction(
             result.total_ns / 1e3,
-            {(step, cause): float(ns) / 1e3 for step, cause, ns in self._lines(self._library.am_timed_path)},
-            use,
-            moved,
+            path_of(self._lines(self._library.am_timed_path)),
+            *links_of(self._lines(self._library.am_timed_links), result.total_ns),
             result.vector_ns / 1e3,
-            timeline.from_native(ctypes.addressof(memory), result.events),
+            from_native(ctypes.addressof(memory), result.events),
             result.instructions,
             result.sync_alls,
             result.polled_barriers,
@@ -311,11 +273,11 @@ class TimedWorld:
         step.rank, step.plan = rank, plan
         step.inputs, step.outputs = ctypes.addressof(inputs), ctypes.addressof(targets)
 
-    def _lines(self, function: Any) -> list[list[str]]:
+    def _lines(self, function: Any) -> list[str]:
         size = function(self._handle, None, 0)
         text = ctypes.create_string_buffer(size)
         function(self._handle, text, size)
-        return [line.split("\t") for line in text.value.decode().splitlines()]
+        return text.value.decode().splitlines()
 
     def _raise_what_ranks_report(self, op: str) -> None:
         times, record = (c_double * 2)(), (c_int32 * 64)()

@@ -64,15 +64,6 @@ struct TimedWorld {
     twin::TimedResult last_;
 };
 
-twin::Costs CostsFrom(const double* values) {
-    twin::Costs costs;
-    size_t at = 0;
-#define AM_COST(name) costs.name = values[at++];
-    TWIN_COSTS(AM_COST)
-#undef AM_COST
-    return costs;
-}
-
 void TimedWorld::Run(const am_timed_step* steps, int count, const double* costs, const am_timed_options& options,
                      am_timed_result& result) {
     memset(&result, 0, sizeof(result));
@@ -89,7 +80,7 @@ void TimedWorld::Run(const am_timed_step* steps, int count, const double* costs,
     run.payload_bytes = options.payload_bytes;
     run.limit_ns = options.limit_ns;
     run.events = options.events;
-    last_ = engine_.Run(programs, CostsFrom(costs), run);
+    last_ = engine_.Run(programs, twin::CostsFrom(costs), run);
     result.total_ns = last_.total_ns;
     result.vector_ns = last_.vector_ns;
     result.instructions = last_.instructions;
@@ -124,11 +115,7 @@ int am_timed_servers(void* timed, int ranks_per_server) {
     return ops::Tried([=] { ops::WorldAt(timed).ranks_.UseServers(static_cast<uint32_t>(ranks_per_server), false); });
 }
 
-const char* am_timed_cost_names(void) {
-#define AM_NAME(name) #name " "
-    return TWIN_COSTS(AM_NAME);
-#undef AM_NAME
-}
+const char* am_timed_cost_names(void) { return twin::CostNames(); }
 
 void am_timed_run(void* timed, const void* steps, int count, const double* costs, const void* options, void* result) {
     am_timed_result& out = *static_cast<am_timed_result*>(result);
@@ -142,19 +129,11 @@ void am_timed_run(void* timed, const void* steps, int count, const double* costs
 }
 
 uint64_t am_timed_path(void* timed, char* text, uint64_t bytes) {
-    std::string lines;
-    for (const twin::PathPart& part : ops::WorldAt(timed).last_.path)
-        lines += part.phase + "\t" + twin::CauseName(part.cause) + "\t" + std::to_string(part.ns) + "\n";
-    return ops::GiveText(lines, text, bytes);
+    return ops::GiveText(twin::PathText(ops::WorldAt(timed).last_), text, bytes);
 }
 
 uint64_t am_timed_links(void* timed, char* text, uint64_t bytes) {
-    std::string lines;
-    for (const twin::LinkUse& use : ops::WorldAt(timed).last_.links) {
-        lines += use.name + "\t" + std::to_string(use.rank) + "\t" + std::to_string(use.bytes) + "\t" +
-                 std::to_string(use.gbps) + "\n";
-    }
-    return ops::GiveText(lines, text, bytes);
+    return ops::GiveText(twin::LinkText(ops::WorldAt(timed).last_), text, bytes);
 }
 
 int am_timed_outcome(void* timed, int step, double* times, int32_t* record) {

@@ -13,7 +13,7 @@ from ascend_moe.plan import Request
 from ascend_moe.plan.soc import cost_table
 from ascend_moe.predict.world import TimedWorld
 from ascend_moe.settings import TIMESTAMPS
-from ascend_moe.timeline import PHASE, Event
+from ascendc_twin.timeline import PHASE, Event
 
 ORDER = {
     ("window", "dispatch"): ["SendBuffInit", "AlltoAllDispatch", "SetStatus", "WaitStatus", "LocalWindowCopy"],

@@ -88,7 +88,7 @@ def test_wheel_is_for_any_python_and_holds_what_it_should() -> None:
     names = {str(name) for name in distribution.files or []}
     for name in ("py.typed", "lib/libascend_moe.so", "_src/CMakeLists.txt", "_src/tools/source_hash.py"):
         assert f"ascend_moe/{name}" in names
-    for name in ("include/kernel_operator.h", "CMakeLists.txt", "lib/SOURCES", "py.typed"):
+    for name in ("include/kernel_operator.h", "CMakeLists.txt", "lib/SOURCES", "py.typed", "data/soc_costs.json"):
         assert f"ascendc_twin/{name}" in names
     assert {"ascend_vnpu/py.typed", "ascend_vnpu/operators/registry.py"} <= names
     # make installs outside pip's build isolation, where torch is.

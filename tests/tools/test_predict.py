@@ -17,7 +17,7 @@ from ascend_moe.plan.soc import KINDS, SOCS, cost_table, hardware_costs
 from ascend_moe.predict import ALGORITHMS, Prediction, predict, report, runnable
 from ascend_moe.predict import world as timed_world
 from ascend_moe.predict.world import TimedWorld, timed_library
-from ascend_moe.timeline import Event
+from ascendc_twin.timeline import Event
 
 SMALL = Request(ranks=4, experts=16, topk=4, hidden=2048, batch=9, quant_mode=2, cores=6)
 COSTS = {name: one.value for name, one in cost_table("Ascend910_9391").items()}

@@ -19,14 +19,14 @@ import torch.distributed as dist
 from rank_processes import Ranks, values
 
 import ascend_moe
-from ascend_moe import timeline
 from ascend_moe._text import write_whole
 from ascend_moe.cli import trace as trace_command
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout
 from ascend_moe.ops import callbacks
 from ascend_moe.predict import roundtrip
-from ascend_moe.timeline import MEASURED, PREDICTED, Event, Timeline, chrome, stats
-from ascend_moe.timeline import picture as trace_picture
+from ascendc_twin import timeline
+from ascendc_twin.timeline import MEASURED, PREDICTED, Event, Timeline, chrome, stats
+from ascendc_twin.timeline import picture as trace_picture
 
 WORLD, BATCH, HIDDEN, TOPK, EXPERTS = 2, 8, 2560, 4, 8
 

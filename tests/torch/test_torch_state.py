@@ -345,7 +345,7 @@ def test_results_depend_on_no_states_of_torch_together(seed: int, clusters: Clus
 
 # What makes parameters on the default device, measures it, or runs in `on_the_host`.
 BY_DEFAULT = {"interop/sglang/weights.py", "interop/deep_ep/utils.py", "placement.py"}
-TOOLS = {"bench", "cli", "doctor", "explore", "plan", "predict", "reference", "run", "shim", "timeline"}
+TOOLS = {"bench", "cli", "doctor", "explore", "plan", "predict", "reference", "run", "shim"}
 TOOLS |= {"validate", "vnpu"}
 FLOATS = {"empty", "eye", "linspace", "ones", "rand", "randn", "zeros"}
 MADE = FLOATS | {"arange", "as_tensor", "full", "randint", "randperm", "tensor"}

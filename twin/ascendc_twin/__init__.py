@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .errors import ArgumentError, LibraryError, TwinBuildError, TwinError, TwinFault
-    from .kernels import Exploration, Kernels, LaunchResult, Member, Windows, build, load
+    from .kernels import Exploration, Kernels, LaunchResult, Member, Timing, Windows, build, load
 
 __all__ = [
     "ArgumentError",
@@ -27,6 +27,7 @@ __all__ = [
     "LaunchResult",
     "LibraryError",
     "Member",
+    "Timing",
     "TwinBuildError",
     "TwinError",
     "TwinFault",

@@ -13,8 +13,10 @@ from typing import Any
 
 from .entries import Entry, entry_of
 from .errors import ArgumentError, LibraryError
+from .timeline import from_native
+from .timing import Timing, links_of, path_of
 
-ABI = 4
+ABI = 5
 MAX_ARGUMENTS = 40
 _SHOWN_KEYS = 32
 TENSOR, WINDOW_DATA, WINDOW_STATE, WORKSPACE = range(4)
@@ -71,6 +73,7 @@ class Launch(ctypes.Structure):
         ("argument_count", c_uint32),
         ("block_dim", c_uint32),
         ("tiling_key", c_uint64),
+        ("name", c_char_p),
         ("ranges", POINTER(Range)),
         ("range_count", c_uint32),
         ("warn", c_uint32),
@@ -81,11 +84,14 @@ class Launch(ctypes.Structure):
 
 
 class Options(ctypes.Structure):
-    """How the checked engine schedules."""
+    """How the checked engine schedules, and what the timed one is to do."""
 
     _fields_ = (
         *((name, c_uint64) for name in ("seed", "max_steps")),
         *((name, c_uint32) for name in ("policy", "unordered", "explicit_sync", "pct_depth")),
+        ("costs", POINTER(c_double)),
+        ("limit_ns", c_double),
+        ("events", c_uint64),
     )
 
 
@@ -97,6 +103,11 @@ class TwinOutcome(ctypes.Structure):
         ("reserved", c_int32),
         ("steps", c_uint64),
         ("trace_hash", c_uint64),
+        ("total_ns", c_double),
+        ("vector_ns", c_double),
+        ("sync_alls", c_uint64),
+        ("events", c_void_p),
+        ("event_count", c_uint64),
         ("finding", ctypes.c_char * 64),
         ("text", ctypes.c_char * 4096),
         ("suspect", ctypes.c_char * 1024),
@@ -109,10 +120,12 @@ _SIGNATURES: Mapping[str, tuple[Any, Sequence[Any]]] = {
     "twin_abi": (c_uint32, ()),
     "twin_engine": (c_char_p, ()),
     "twin_policies": (c_char_p, ()),
+    "twin_cost_names": (c_char_p, ()),
     "twin_world_create": (c_void_p, (c_uint32,)),
     "twin_world_destroy": (None, (c_void_p,)),
     "twin_world_run": (c_int, (c_void_p, POINTER(Launch), POINTER(Options), POINTER(TwinOutcome))),
     "twin_world_run_rank": (c_int, (c_void_p, c_uint32, POINTER(Launch), POINTER(TwinOutcome))),
+    "twin_world_times": (c_uint64, (c_void_p, c_char_p, c_uint64)),
     "twin_context_bytes": (c_uint64, (c_uint32, c_uint32)),
     "twin_context_offset": (c_uint64, ()),
     "twin_context_fill": (None, (POINTER(Group), c_uint32, c_void_p, c_uint64)),
@@ -148,6 +161,7 @@ class Engine:
         self.library = open_kernels(str(path))
         self.mode = str(self.library.twin_engine().decode())
         self.policies: tuple[str, ...] = tuple(self.library.twin_policies().decode().split(","))
+        self.cost_names: tuple[str, ...] = tuple(self.library.twin_cost_names().decode().split())
         lines = self.library.twin_entries().decode().splitlines()
         self.entries = {entry.name: entry for entry in map(entry_of, lines)}
         self._worlds: dict[tuple[int, int], int] = {}
@@ -200,6 +214,28 @@ class Engine:
         if name not in allowed:
             raise ArgumentError(f"policy is one of {', '.join(allowed)}, not {name!r}", argument="policy")
         return Options(seed, max_steps, self.policies.index(name), int(unordered), int(not auto_sync), 3)
+
+    def timed(self, costs: Mapping[str, float], limit_s: float, events: int) -> Options:
+        """How to time: what the hardware costs, the end of modelled time, and how many events to record."""
+        options = Options(limit_ns=limit_s * 1e9, events=events)
+        options.costs = (c_double * len(self.cost_names))(*(costs[name] for name in self.cost_names))
+        return options
+
+    def times(self, world: int, native: TwinOutcome) -> Timing:
+        """Read what the last timed run of these native ranks took."""
+        size = self.library.twin_world_times(world, None, 0)
+        text = ctypes.create_string_buffer(size)
+        self.library.twin_world_times(world, text, size)
+        path, _, links = text.value.decode().partition("\n\n")
+        return Timing(
+            native.total_ns / 1e3,
+            path_of(path.splitlines()),
+            *links_of(links.splitlines(), native.total_ns),
+            native.vector_ns / 1e3,
+            from_native(native.events or 0, native.event_count),
+            int(native.steps),
+            int(native.sync_alls),
+        )
 
 
 def policy_in_turn(done: int) -> str:

@@ -31,7 +31,7 @@ CACHE = Cache("ASCENDC_TWIN_CACHE", "ascendc_twin")
 PATIENCE = 3.0  # seconds after which a compilation is logged
 _log = logging.getLogger("ascendc_twin")
 SOURCES = (".cpp", ".cc", ".cxx", ".cce", ".asc")
-CHECKED_SUFFIX = ".checked.so"
+SUFFIXES = {"fast": ".so", "checked": ".checked.so", "timed": ".timed.so"}  # of a library, by its engine
 
 PathLike = str | os.PathLike[str]
 
@@ -50,11 +50,11 @@ def build(
 
     Args:
         sources: one kernel source or several; each is compiled alone, all are linked together.
-        output: ``name.so``; the checked engine's library is ``name.checked.so`` beside it. None: the
+        output: ``name.so``; beside it the other engines' libraries ``name.checked.so`` and ``name.timed.so``. None: the
             libraries stay in the user's cache, by the hash of everything they were compiled from.
         defines: as after ``-D``: ``"DTYPE_X=half"``.
         includes: as after ``-I``.
-        engine: "fast", "checked" or "both".
+        engine: "fast", "checked", "timed" or, for fast and checked, "both".
         tiling_keys: the instances of template kernels to compile; None: all.
         debug: for gdb: without optimization, and with all names (-O0 -g).
 
@@ -84,11 +84,11 @@ def build(
 
 
 def engines_of(engine: str) -> tuple[str, ...]:
-    """The engines that the argument ``engine`` names: "fast", "checked" or "both"."""
+    """The engines that the argument ``engine`` names: one of `ENGINES`, or "both"."""
     if engine == "both":
-        return ENGINES
+        return ENGINES[:2]
     if engine not in ENGINES:
-        raise ArgumentError(f"engine is fast, checked or both, not {engine!r}", argument="engine")
+        raise ArgumentError(f"engine is {', '.join(ENGINES)} or both, not {engine!r}", argument="engine")
     return (engine,)
 
 
@@ -106,8 +106,8 @@ def source_paths(sources: PathLike | Iterable[PathLike]) -> tuple[Path, ...]:
 
 def engine_path(library: Path, engine: str) -> Path:
     """Path of one engine's library, given the path of any engine's."""
-    stem = library.name.removesuffix(CHECKED_SUFFIX).removesuffix(".so")
-    return library.with_name(stem + (CHECKED_SUFFIX if engine == "checked" else ".so"))
+    found = next((suffix for suffix in reversed(SUFFIXES.values()) if library.name.endswith(suffix)), "")
+    return library.with_name(library.name.removesuffix(found) + SUFFIXES[engine])
 
 
 def _install(library: Path, target: Path) -> None:
@@ -139,7 +139,7 @@ def said_if_slow(what: str) -> Iterator[None]:
 
 # ---- the compiler
 
-ENGINES = ("fast", "checked")
+ENGINES = tuple(SUFFIXES)
 _PARALLEL = 2
 
 # As in CANN's CPU debug builds and in the AIV half of a kernel's build for A2 and A3.
@@ -233,7 +233,7 @@ def _common_flags(engine: str) -> list[str]:
     flags += ["-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-pthread"]
     if platform.machine() in ("x86_64", "AMD64"):
         flags.append("-march=x86-64-v2")
-    return flags + (["-DTWIN_CHECKED=1"] if engine == "checked" else [])
+    return flags + ([] if engine == "fast" else [f"-DTWIN_{engine.upper()}=1"])
 
 
 def _kernel_flags(

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from .abi import Engine, policy_in_turn
 from .arguments import Arguments
 from .compiling import ENGINES, SOURCES, PathLike, build, engine_path, source_paths
 from .errors import ArgumentError, TwinFault
+from .soc import DEFAULT_SOC, costs_of, soc_named
+from .timing import Timing
 from .windows import Groups, Member, Windows, members_of
 
-__all__ = ["Exploration", "Kernels", "LaunchResult", "Member", "Windows", "build", "load"]
+__all__ = ["Exploration", "Kernels", "LaunchResult", "Member", "Timing", "Windows", "build", "load"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Exploration:
 
 MAX_CORES = 64
 DEADLINE_S = 60.0
+_MODELLED = 1e-3  # of a deadline, in the timed engine's time
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,13 @@ class LaunchResult:
     Attributes:
         steps, trace_hash: checked mode: the number of steps, and a hash of their order.
         warnings: a line for each place that broke a rule; rules that CANN documents with ``warn=True`` only.
+        time: timed mode: what the launch takes on an NPU, by the model.
     """
 
     steps: int = 0
     trace_hash: int = 0
     warnings: tuple[str, ...] = ()
+    time: Timing | None = None
 
 
 class Run:
@@ -121,6 +126,7 @@ class Run:
 
     def _describe(self, launch: abi.Launch, arguments: Arguments, members: tuple[Member, ...]) -> None:
         launch.entry = self._engine.address(self._name)
+        launch.name = self._name.encode()
         launch.block_dim = self._block_dim
         launch.warn = int(self._warn)
         launch.deadline_s = DEADLINE_S
@@ -180,7 +186,28 @@ class Run:
             arguments.finish()
         warnings = tuple(native.warnings.decode(errors="replace").splitlines())
         self._suspect = native.suspect.decode(errors="replace")
-        return native if failed else LaunchResult(int(native.steps), int(native.trace_hash), warnings)
+        if failed:
+            return native
+        timing = self._engine.times(world, native) if self._engine.mode == "timed" else None
+        return LaunchResult(int(native.steps), int(native.trace_hash), warnings, timing)
+
+    def costs(self, soc: str, replaced: Mapping[str, float] | None) -> dict[str, float]:
+        """What the hardware costs, and the ranks of a server as the windows have them. Refuses what cannot be timed."""
+        chip, wanted = soc_named(soc), dict(replaced or {})
+        if self._block_dim > chip.aiv:
+            text = f"block_dim is {self._block_dim}; {soc} has {chip.aiv} AIV cores"
+            raise ArgumentError(text, argument="block_dim")
+        if self.shared is not None:
+            text = "rank=: the timed engine runs all ranks of a group together: call launch once, without rank"
+            raise ArgumentError(f"{self._name}: {text}", argument="rank")
+        for number, members in enumerate(self._members):
+            if other := [member for member in members if member.rank != number]:
+                text = f"rank {number} is rank {other[0].rank} of a group; the timed engine needs one number"
+                raise ArgumentError(f"{self._name}: windows: {text}", argument="windows")
+        for windows in self._groups().values():
+            if windows.ranks_per_server < windows.world:
+                wanted.setdefault("ranks_per_server", windows.ranks_per_server)
+        return costs_of(soc, wanted)
 
     def _groups(self) -> dict[int, Windows]:
         return {id(member.windows): member.windows for members in self._members for member in members}
@@ -307,6 +334,7 @@ def load(
     includes: Iterable[PathLike] = (),
     tiling_keys: Iterable[int] | None = None,
     debug: bool = False,
+    engine: str = "fast",
 ) -> Kernels:
     """Open kernels: a source (.cpp), built when it is first needed, or a library that `build` made.
 
@@ -316,19 +344,20 @@ def load(
         includes: folders of headers.
         tiling_keys: the instances of template kernels to build; None: all.
         debug: of a source: for gdb, without optimization and with all names (-O0 -g).
+        engine: the ``mode`` of launches that name none: "fast", "checked" or "timed".
 
     Raises:
         TwinBuildError: a source does not compile. LibraryError: `build` did not make the library.
         ArgumentError: there is no such file.
     """
-    return Kernels(Path(path), tuple(defines), tuple(map(Path, includes)), tiling_keys, debug)
+    return Kernels(Path(path), tuple(defines), tuple(map(Path, includes)), tiling_keys, debug, engine)
 
 
 class Kernels:
     """The kernels of one library. Its launches run one after the other, except those with ``rank=``.
 
     Args:
-        path, defines, includes, tiling_keys, debug: as of `load`, which makes it.
+        path, defines, includes, tiling_keys, debug, engine: as of `load`, which makes it.
 
     Raises:
         ArgumentError: there is no such library.
@@ -341,6 +370,7 @@ class Kernels:
         includes: tuple[Path, ...] = (),
         tiling_keys: Iterable[int] | None = None,
         debug: bool = False,
+        engine: str = "fast",
     ) -> None:
         self._path, self._defines, self._includes, self._debug = path, defines, includes, debug
         self._tiling_keys = None if tiling_keys is None else tuple(tiling_keys)
@@ -350,8 +380,8 @@ class Kernels:
             source_paths(path)
         elif not path.is_file():
             raise ArgumentError(f"there is no library {path}", argument="path")
-        only_checked = path.suffix == ".so" and not engine_path(path, "fast").is_file()
-        self._any = self._engine("checked" if only_checked else "fast")
+        self._mode, there = engine, [name for name in ENGINES if engine_path(path, name).is_file()]
+        self._any = self._engine(engine if engine != "fast" or path.suffix in SOURCES or not there else there[0])
 
     @property
     def names(self) -> list[str]:
@@ -382,7 +412,7 @@ class Kernels:
         rank: int | None = None,
         workspace_bytes: int | None = None,
         timeout_s: float | None = DEADLINE_S,
-        mode: str = "fast",
+        mode: str | None = None,
         seed: int = 0,
         policy: str | None = None,
         unordered: bool = False,
@@ -390,6 +420,9 @@ class Kernels:
         max_steps: int = 50_000_000,
         warn: bool = False,
         data: Iterable[str] = (),
+        soc: str = DEFAULT_SOC,
+        costs: Mapping[str, float] | None = None,
+        events: int = 0,
     ) -> LaunchResult:
         """Run a kernel to its end; tensors among ``args`` are read and written in place.
 
@@ -409,23 +442,31 @@ class Kernels:
                 launched by other threads.
             workspace_bytes: insert a zeroed GM workspace of this size before the tiling.
             timeout_s: all cores polling this long and nothing moving is a hang; None: no limit. Checked mode
-                sees by itself when nothing can move, and takes this time for polls that store at each look.
-            mode: "fast" or "checked". Checked runs all cores of all ranks under one schedule, chosen by
-                ``policy`` ("late", "random", "lazy", "pct") and ``seed``; default "late" at seed 0, else
-                "random". unordered: stores land in any order. auto_sync=False: the compiler inserts no
+                sees by itself when nothing can move, and takes this time for polls that store at each look. Timed
+                mode takes a thousandth of it, in modelled time.
+            mode: "fast", "checked" or "timed"; default: ``engine`` of `load`. Checked runs all cores of all ranks under
+                one schedule, chosen by ``policy`` ("late", "random", "lazy", "pct") and ``seed``; default "late" at
+                seed 0, else "random". unordered: stores land in any order. auto_sync=False: the compiler inserts no
                 PipeBarrier<PIPE_V> between dependent vector calls. max_steps: more is a hang.
             warn: rules of CANN's documents that kernels in use break and NPUs let pass (twin/README.md) are listed in
                 the result's ``warnings`` too, and do not end the launch.
             data: checked mode: names of workspaces and windows ("workspace" or the parameter's name, "windowsIn",
                 "windowsOut", "windowsExp") that hold no flags. Elsewhere in these a store of single 32-byte blocks
                 counts as a flag, and is in no race.
+            soc, costs, events: timed mode: the SoC whose costs count, costs by name that replace some of them, and how
+                many events at most to record for a timeline. The result's ``time`` is the prediction.
 
         Raises:
             TwinFault: the kernel broke a rule; one line says what, where, on which rank and core.
             ArgumentError: the call does not fit the entry. TwinBuildError: see `load`.
         """
-        engine = self._engine(mode)
+        engine = self._engine(mode or self._mode)
         run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, rank, workspace_bytes, warn, data)
+        if engine.mode == "timed":
+            limit_s = float("inf") if timeout_s is None else timeout_s * _MODELLED
+            options = engine.timed(run.costs(soc, costs), limit_s, events)
+            with self._running:
+                return run.once(engine.world(run.size, -1), options, timeout_s)
         options = engine.schedule(seed, policy, unordered=unordered, auto_sync=auto_sync, max_steps=max_steps)
         if run.shared is not None:
             return run.once(engine.world(run.size, run.shared.windows.number), options, timeout_s)
@@ -475,7 +516,7 @@ class Kernels:
 
     def _engine(self, mode: str) -> Engine:
         if mode not in ENGINES:
-            raise ArgumentError(f"mode is fast or checked, not {mode!r}", argument="mode")
+            raise ArgumentError(f"mode is one of {', '.join(ENGINES)}, not {mode!r}", argument="mode")
         with self._opening:
             if mode not in self._engines:
                 self._engines[mode] = Engine(self._library(mode))
@@ -488,7 +529,8 @@ class Kernels:
         path = engine_path(self._path, mode)
         if not path.is_file():
             raise ArgumentError(
-                f"{self._path} has no library of the {mode} engine beside it: build it with engine='both'",
+                f"{self._path} has no library of the {mode} engine beside it: build it with"
+                f" engine='{'timed' if mode == 'timed' else 'both'}'",
                 argument="mode",
             )
         return path

@@ -15,6 +15,7 @@ import ascendc_twin
 KERNELS = Path(__file__).resolve().parent / "kernels"
 MODES = ["fast", "checked"]
 modes = pytest.mark.parametrize("mode", MODES)
+engines = pytest.mark.parametrize("mode", [*MODES, pytest.param("timed", marks=pytest.mark.nightly)])
 HALF = "DTYPE_X=half"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foreign_runs import HALF, Swap, kernels, modes, tiling
+from foreign_runs import HALF, Swap, engines, kernels, modes, tiling
 from numpy.typing import NDArray
 
 import ascendc_twin
@@ -28,7 +28,7 @@ def rng(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@modes
+@engines
 @pytest.mark.parametrize("length,cores", [(2048, 8), (1003, 5), (7, 3), (40, 48)])
 def test_a_kernel_adds(mode: str, length: int, cores: int) -> None:
     x, y = (rng(length + i).standard_normal(length).astype(np.float16) for i in range(2))
@@ -38,7 +38,7 @@ def test_a_kernel_adds(mode: str, length: int, cores: int) -> None:
     assert np.array_equal(z, x + y)
 
 
-@modes
+@engines
 def test_add_of_torch_tensors_in_place(mode: str) -> None:
     """A tiling key that the kernel does not have runs nothing."""
     x = torch.randn(96, generator=torch.Generator().manual_seed(3)).half()
@@ -48,7 +48,7 @@ def test_add_of_torch_tensors_in_place(mode: str) -> None:
         assert torch.equal(x, want)
 
 
-@modes
+@engines
 @pytest.mark.parametrize("cores", [1, 6])
 def test_prefix_sum_over_soft_sync_all_and_atomic_add(mode: str, cores: int) -> None:
     x = rng(9).integers(-50, 50, cores * 24).astype(np.int32)
@@ -126,7 +126,7 @@ def exchange(
         assert not any((windows.data(r)[-64:]).any() for r in range(world))
 
 
-@modes
+@engines
 @pytest.mark.parametrize("world,rows,cores", [(2, 3, 2), (4, 5, 3), (1, 2, 1)])
 def test_batch_write_delivers_rows(mode: str, world: int, rows: int, cores: int) -> None:
     exchange(mode, world, rows, cores)
@@ -152,7 +152,7 @@ RDMA = r"load or store of 32 bytes in the \"windowsIn of rank \d\" of rank \d: H
 MEMORY = r"BatchWrite to the \"windowsIn of rank \d\" of rank \d: HCCL has linked that rank by memory"
 
 
-@modes
+@engines
 @pytest.mark.parametrize(
     ("links", "share", "stores", "finding"),
     [
@@ -179,7 +179,7 @@ def test_batch_write_of_more_than_255_items_is_found() -> None:
 # ---- flags inside the data ----
 
 
-@modes
+@engines
 @pytest.mark.parametrize("world,rows,chunks,cores", [(2, 3, 3, 4), (4, 2, 1, 3), (4, 30, 2, 48)])
 def test_chunks_that_carry_their_flag(mode: str, world: int, rows: int, chunks: int, cores: int) -> None:
     windows = ascendc_twin.Windows(world, data_bytes=1 << 17, flags_in_data=True)
@@ -218,7 +218,7 @@ def test_a_rank_that_is_never_launched_is_waited_for_no_longer_than_the_deadline
 # ---- polls that nobody declared ----
 
 
-@modes
+@engines
 @pytest.mark.parametrize("key", range(3), ids=["flag", "scalar word", "heartbeat"])
 def test_waits_within_a_rank(mode: str, key: int) -> None:
     cores = 4
@@ -229,7 +229,7 @@ def test_waits_within_a_rank(mode: str, key: int) -> None:
     assert (seen[:-1, 0] > 0).all() == (key == 2)
 
 
-@modes
+@engines
 @pytest.mark.parametrize("key", range(3), ids=["flag", "scalar word", "heartbeat"])
 def test_a_wait_for_nobody_is_a_hang(mode: str, key: int) -> None:
     """Every core waits for the next, and none tells first."""
@@ -274,7 +274,7 @@ HABITS: dict[int, tuple[str, str, list[float]]] = {
 ALLOWED = (0, 1, 6, 23, 24, 26)  # no document forbids them: warnings in any case
 
 
-@modes
+@engines
 @pytest.mark.parametrize("key", HABITS)
 def test_habits_are_findings_or_warnings(mode: str, key: int) -> None:
     text, finding, want = HABITS[key]
@@ -291,7 +291,7 @@ def test_habits_are_findings_or_warnings(mode: str, key: int) -> None:
     assert y[: len(want)].tolist() == want
 
 
-@modes
+@engines
 @pytest.mark.parametrize("seed", range(24))
 def test_drawn_overlaps_are_made_repeat_by_repeat(mode: str, seed: int) -> None:
     """A count form, a comparison, a mask form, and a count form whose destination lies before its source."""
@@ -330,7 +330,7 @@ def test_warnings_of_all_ranks_and_schedules_are_listed() -> None:
     assert result.ok and done.warnings == result.warnings and len(done.warnings) == 1
 
 
-@modes
+@engines
 @pytest.mark.parametrize("key,address", [(10, "0x10"), (11, "0x10"), (12, "no address")])
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_pointer_into_nowhere_is_a_finding(mode: str, key: int, address: str, world: int) -> None:
@@ -434,7 +434,7 @@ def test_a_wrong_result_is_a_finding() -> None:
     assert found.text == said and str(found).endswith(said)
 
 
-@modes
+@engines
 def test_queues_may_be_passed_by_value(mode: str) -> None:
     """As helper functions of kernels in use take them; their buffers are the same for each copy."""
     draw = random.Random(5)

@@ -17,6 +17,7 @@
 #include "twin/engine/copy_agent.h"
 #include "twin/engine/engine.h"
 #include "twin/engine/explore.h"
+#include "twin/engine/predict.h"
 
 extern "C" {
 
@@ -41,6 +42,7 @@ struct TwinLaunch {
     uint32_t argument_count;
     uint32_t block_dim;
     uint64_t tiling_key;
+    const char* name;
     const TwinRange* ranges;
     uint32_t range_count;
     uint32_t warn;       // rules that kernels in use break without harm are listed, not raised
@@ -49,7 +51,7 @@ struct TwinLaunch {
     double deadline_s;   // nothing moves this long: a hang. 0: wait for ever
 };
 
-// How the checked engine runs; the fast one has no choices.
+// How the checked engine runs, then how the timed one does; the fast one has no choices.
 struct TwinOptions {
     uint64_t seed;
     uint64_t max_steps;
@@ -57,6 +59,9 @@ struct TwinOptions {
     uint32_t unordered;
     uint32_t explicit_sync;
     uint32_t pct_depth;
+    const double* costs;  // in the order of twin_cost_names
+    double limit_ns;      // of modelled time, after which a poll is a hang
+    uint64_t events;      // at most so many are stored
 };
 
 // What came of it. `finding` is empty where the kernel threw something else than a fault.
@@ -65,6 +70,11 @@ struct TwinOutcome {
     int32_t reserved;
     uint64_t steps;
     uint64_t trace_hash;
+    double total_ns;  // of the timed engine, as all up to `event_count`
+    double vector_ns;
+    uint64_t sync_alls;
+    const twin::TimelineEvent* events;  // until the next run
+    uint64_t event_count;
     char finding[64];
     char text[4096];
     char suspect[1024];   // of RunResult
@@ -94,11 +104,25 @@ public:
     bool Run(const TwinLaunch* launches, const TwinOptions& options, TwinOutcome* outcome);
     bool RunRank(uint32_t rank, const TwinLaunch& launch, TwinOutcome* outcome,
                  const std::atomic<bool>* stop = nullptr);
+    // Of the last timed run: how the critical path was spent, an empty line, and what each link carried.
+    std::string times() const { return times_; }
 
 private:
+#if defined(TWIN_CHECKED) || defined(TWIN_TIMED)
+    struct Programs {
+        std::vector<ProgramStep> steps;
+        std::vector<RankProgram> ranks;
+    };
+    // All ranks' launches, for an engine that runs them together.
+    Programs ProgramsOf(const TwinLaunch* launches, std::set<std::string>* warnings);
+#endif
     std::vector<std::unique_ptr<Rank>> ranks_;
-#ifdef TWIN_CHECKED
+    std::string times_;
+#if defined(TWIN_CHECKED)
     Explorer explorer_;
+#elif defined(TWIN_TIMED)
+    TimedEngine engine_;
+    TimedResult last_;
 #endif
 };
 
@@ -168,6 +192,7 @@ LaunchSpec SpecOf(const TwinLaunch& launch, Warnings* warnings) {
     LaunchSpec spec;
     spec.block_dim = launch.block_dim;
     spec.tiling_key = launch.tiling_key;
+    spec.name = launch.name;
     spec.watch_polls = true;
     spec.deadline_s = launch.deadline_s;
     spec.warnings = warnings;
@@ -241,24 +266,33 @@ bool RankSet::RunRank(uint32_t number, const TwinLaunch& launch, TwinOutcome* ou
     return false;
 }
 
-#ifdef TWIN_CHECKED
+#if defined(TWIN_CHECKED) || defined(TWIN_TIMED)
+
+RankSet::Programs RankSet::ProgramsOf(const TwinLaunch* launches, Warnings* warnings) {
+    Programs programs{std::vector<ProgramStep>(size()), std::vector<RankProgram>(size())};
+    for (uint32_t rank = 0; rank < size(); ++rank) {
+        const TwinLaunch& launch = launches[rank];
+        Rank& owner = *ranks_[rank];
+        ProgramStep& step = programs.steps[rank];
+        step.spec = SpecOf(launch, warnings);
+        step.kernel = [&launch] { CallEntry(launch); };
+        step.begin = [&launch, &owner] { owner.BeginAgents(launch); };
+        step.end = [&launch, &owner] { owner.EndAgents(launch, false); };
+        step.name = launch.name;
+        programs.ranks[rank].rank = static_cast<int>(rank);
+        programs.ranks[rank].steps = {&step};
+    }
+    return programs;
+}
+
+#endif
+
+#if defined(TWIN_CHECKED)
 
 bool RankSet::Run(const TwinLaunch* launches, const TwinOptions& options, TwinOutcome* outcome) {
     const BadAddresses caught;
     Warnings warnings;
-    std::vector<ProgramStep> steps(size());
-    std::vector<RankProgram> programs(size());
-    for (uint32_t rank = 0; rank < size(); ++rank) {
-        const TwinLaunch& launch = launches[rank];
-        Rank& owner = *ranks_[rank];
-        steps[rank].spec = SpecOf(launch, &warnings);
-        steps[rank].kernel = [&launch] { CallEntry(launch); };
-        steps[rank].begin = [&launch, &owner] { owner.BeginAgents(launch); };
-        steps[rank].end = [&launch, &owner] { owner.EndAgents(launch, false); };
-        steps[rank].name = "kernel";
-        programs[rank].rank = static_cast<int>(rank);
-        programs[rank].steps = {&steps[rank]};
-    }
+    Programs programs = ProgramsOf(launches, &warnings);
     RunOptions wanted;
     wanted.policy = static_cast<Policy>(options.policy);
     wanted.seed = options.seed;
@@ -266,13 +300,35 @@ bool RankSet::Run(const TwinLaunch* launches, const TwinOptions& options, TwinOu
     wanted.explicit_sync = options.explicit_sync != 0;
     wanted.pct_depth = options.pct_depth;
     wanted.max_steps = options.max_steps;
-    const RunResult result = explorer_.Run(programs, wanted);
+    const RunResult result = explorer_.Run(programs.ranks, wanted);
     outcome->steps = result.steps;
     outcome->trace_hash = result.trace_hash;
     CopyText(outcome->suspect, sizeof(outcome->suspect), result.suspect.c_str());
     ReportWarnings(outcome, warnings);
     if (result.failed) ReportFailure(outcome, 0, FindingName(result.kind), result.message.c_str());
     return !result.failed;
+}
+
+#elif defined(TWIN_TIMED)
+
+bool RankSet::Run(const TwinLaunch* launches, const TwinOptions& options, TwinOutcome* outcome) {
+    const BadAddresses caught;
+    Warnings warnings;
+    Programs programs = ProgramsOf(launches, &warnings);
+    TimedOptions wanted;
+    wanted.limit_ns = options.limit_ns;
+    wanted.events = options.events;
+    last_ = engine_.Run(programs.ranks, CostsFrom(options.costs), wanted);
+    times_ = PathText(last_) + "\n" + LinkText(last_);
+    outcome->steps = last_.instructions;
+    outcome->total_ns = last_.total_ns;
+    outcome->vector_ns = last_.vector_ns;
+    outcome->sync_alls = last_.sync_alls;
+    outcome->events = last_.events.data();
+    outcome->event_count = last_.events.size();
+    ReportWarnings(outcome, warnings);
+    if (last_.failed) ReportFailure(outcome, 0, FindingName(last_.kind), last_.message.c_str());
+    return !last_.failed;
 }
 
 #else
@@ -309,9 +365,15 @@ bool RankSet::Run(const TwinLaunch* launches, const TwinOptions&, TwinOutcome* o
 #pragma GCC visibility push(default)
 extern "C" {
 
-uint32_t twin_abi() { return 4; }
+uint32_t twin_abi() { return 5; }
 
+#ifdef TWIN_TIMED
+const char* twin_engine() { return "timed"; }
+const char* twin_cost_names() { return twin::CostNames(); }
+#else
 const char* twin_engine() { return twin::kChecked ? "checked" : "fast"; }
+const char* twin_cost_names() { return ""; }
+#endif
 
 // The names of the checked engine's policies, in the order of their numbers.
 const char* twin_policies() { return "late,random,lazy,pct,replay,exhaustive"; }
@@ -337,6 +399,13 @@ int twin_world_run(void* world, const TwinLaunch* launches, const TwinOptions* o
 int twin_world_run_rank(void* world, uint32_t rank, const TwinLaunch* launch, TwinOutcome* outcome) {
     *outcome = TwinOutcome();
     return static_cast<twin::third_party::RankSet*>(world)->RunRank(rank, *launch, outcome) ? 0 : 1;
+}
+
+// Copies the text of the last timed run, as far as it fits; returns the bytes of all of it.
+uint64_t twin_world_times(void* world, char* text, uint64_t bytes) {
+    const std::string times = static_cast<twin::third_party::RankSet*>(world)->times();
+    if (bytes != 0) twin::third_party::CopyText(text, bytes, times.c_str());
+    return times.size() + 1;
 }
 
 // A context blob is the twin's header, the context, and what it points at. `workspace` is memory of the

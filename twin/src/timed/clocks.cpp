@@ -174,9 +174,10 @@ Outcome World::Schedule(CoreState& core, const Instruction& instruction) {
     copy.share = ShareOf(gm, *copy.range);
     const bool window = copy.range->window();
     const int peer = window ? static_cast<int>(copy.owner) : -1;
-    const bool status = copy.range->atomic_blocks;
+    const bool status = MayBeFlag(core, *copy.range, store);
     const double handed = core.now;
-    if (store || !status) EndWait(core);
+    if (store || !status || (core.core.watch != nullptr && !core.polled)) EndWait(core);
+    core.polled = false;
     if (store) {
         Store(core, instruction, copy);
     } else {
@@ -184,7 +185,7 @@ Outcome World::Schedule(CoreState& core, const Instruction& instruction) {
     }
     const bool left_out = !options_.payload && !status && !instruction.atomic && gm.bytes >= options_.payload_bytes &&
                           (copy.range->bulk || (window && copy.range->kind != GmKind::kWindowState));
-    if (store && status && !instruction.atomic) {
+    if (store && status && (!instruction.atomic || core.core.watch != nullptr)) {
         const uint64_t flow = Defer(core, instruction, copy);
         Trace(core, Pipe::kMte3, instruction.name, copy.start, copy.end, gm.bytes * gm.count, peer, flow);
         return Outcome::kLater;
@@ -203,12 +204,31 @@ Outcome World::Schedule(CoreState& core, const Instruction& instruction) {
     return left_out ? Outcome::kSkip : Outcome::kNow;
 }
 
-void World::OrderScalarAccess(CoreState& core, const GmRange& range) {
+// Whether other cores may wait for a store into this range. Kernels that do not declare their polls may do so anywhere:
+// then every store lands as status does. Tensors into which nothing is stored are only read.
+bool World::MayBeFlag(CoreState& core, const GmRange& range, bool store) const {
+    if (core.core.watch == nullptr || range.kind != GmKind::kTensor)
+        return range.atomic_blocks || core.core.watch != nullptr;
+    if (store) core.rank->stored.insert(range.begin);
+    return core.rank->stored.count(range.begin) != 0;
+}
+
+void World::OrderScalarAccess(CoreState& core, const GmRange& range, const Access& access, bool store) {
     if (unwinding_) return;
     Mark(core);
     const uint32_t owner = range.owner >= 0 ? static_cast<uint32_t>(range.owner) : core.rank->index;
+    const bool undeclared = core.core.watch != nullptr;
+    if (undeclared && (store || !core.polled)) EndWait(core);
+    core.polled = false;
     Wait(core, core.now + fabric_->RoundTrip(core.rank->index, owner, false), Cause::kScalar);
     YieldUntil(core, core.now);
+    if (!undeclared) return;
+    if (store) {
+        ranks_[owner]->landings.push_back(
+            {access.begin, access.bytes, core.now, ++flows_, std::make_shared<Path>(core.path)});
+    } else {
+        Look(core, access, core.now);
+    }
 }
 
 // ---- flags ----
@@ -227,6 +247,7 @@ void World::FlagWait(CoreState& core, uint32_t flag, Pipe to) {
     const double at = core.flag[flag] + costs_.flag_latency_ns;
     if (to == Pipe::kS) {
         Wait(core, at, CauseOf(core.flag_from[flag]));
+        SeeLanded(core);
     } else {
         PipeClock& clock = core.pipes[Index(to)];
         clock.ready = std::max(clock.ready, at);
@@ -243,7 +264,14 @@ void World::Barrier(CoreState& core, Pipe pipe) {
     }
     for (Pipe each : {Pipe::kV, Pipe::kMte2, Pipe::kMte3}) WaitPipe(core, each);
 }
-void World::WaitPipe(CoreState& core, Pipe pipe) { Wait(core, core.pipes[Index(pipe)].done, CauseOf(pipe)); }
+void World::WaitPipe(CoreState& core, Pipe pipe) {
+    Wait(core, core.pipes[Index(pipe)].done, CauseOf(pipe));
+    SeeLanded(core);
+}
+// What S has waited for is in memory, also for reads past the API: of a kernel every store of which lands later.
+void World::SeeLanded(CoreState& core) {
+    if (core.core.watch != nullptr) YieldUntil(core, core.now);
+}
 
 // ---- status ----
 
@@ -251,7 +279,9 @@ void World::WaitPipe(CoreState& core, Pipe pipe) { Wait(core, core.pipes[Index(p
 uint64_t World::Defer(CoreState& core, const Instruction& instruction, const Copy& copy) {
     const Access& to = instruction.write;
     const Access& from = instruction.reads[0];
-    Pending* pending = new Pending{copy.arrived + costs_.visible_ns,
+    const double visible = copy.arrived + costs_.visible_ns;
+    // What a kernel knows to be complete is there, whatever it takes for a flag.
+    Pending* pending = new Pending{core.core.watch != nullptr ? std::min(visible, copy.end) : visible,
                                    ++stores_,
                                    to.begin,
                                    copy.owner,
@@ -260,7 +290,9 @@ uint64_t World::Defer(CoreState& core, const Instruction& instruction, const Cop
                                    {},
                                    {},
                                    ++flows_,
-                                   std::make_shared<Path>(core.path)};
+                                   std::make_shared<Path>(core.path),
+                                   instruction.atomic ? core.core.atomic_op : uint8_t{0},
+                                   core.core.atomic_type};
     for (uint32_t i = 0; i < to.count; ++i) {
         const uint8_t* piece = reinterpret_cast<const uint8_t*>(from.begin + i * from.stride);
         pending->bytes.insert(pending->bytes.end(), piece, piece + to.bytes);
@@ -310,14 +342,51 @@ void World::Land(double until) {
         const std::unique_ptr<Pending> first(pending_.top());
         pending_.pop();
         if (first->bytes.empty()) LandItem(first->item);
-        for (uint64_t at = 0, piece = 0; at < first->bytes.size(); at += first->piece, ++piece) {
-            PublishBlocks(reinterpret_cast<uint8_t*>(first->to + piece * first->stride), &first->bytes[at],
-                          first->piece);
-        }
+        LandBytes(*first);
         const uint64_t pieces = first->bytes.empty() ? 1 : first->bytes.size() / first->piece;
-        ranks_[first->rank]->landings.push_back({first->to, (pieces - 1) * first->stride + first->piece, first->visible,
-                                                 first->flow, std::move(first->path)});
+        RankState& rank = *ranks_[first->rank];
+        rank.landings.push_back({first->to, (pieces - 1) * first->stride + first->piece, first->visible, first->flow,
+                                 std::move(first->path)});
+        if (rank.landings.size() >= rank.trim_at) Trim(rank);
     }
+}
+
+void World::LandBytes(const Pending& pending) const {
+    using Update = void (*)(uint8_t, uint8_t*, const uint8_t*, uint64_t);
+    static constexpr Update kUpdates[] = {nullptr,
+                                          &AtomicUpdate<float>,
+                                          &AtomicUpdate<half>,
+                                          &AtomicUpdate<bfloat16_t>,
+                                          &AtomicUpdate<int32_t>,
+                                          &AtomicUpdate<int16_t>,
+                                          &AtomicUpdate<int8_t>};  // by AtomicTypeOf
+    for (uint64_t at = 0, piece = 0; at < pending.bytes.size(); at += pending.piece, ++piece) {
+        uint8_t* const to = reinterpret_cast<uint8_t*>(pending.to + piece * pending.stride);
+        if (pending.atomic_op != 0) {
+            kUpdates[pending.atomic_type](pending.atomic_op, to, &pending.bytes[at], pending.piece);
+        } else {
+            PublishBlocks(to, &pending.bytes[at], pending.piece);
+        }
+    }
+}
+
+// Forgets the landings that came before the looks that go on: of a kernel every store of which lands they are many.
+// Any core may look at any rank's windows, but waits are for what lands in its own rank.
+void World::Trim(RankState& rank) {
+    size_t needed = rank.landings.size();
+    for (uint32_t i = 0; i < rank.cores; ++i) {
+        const CoreState& core = *cores_[rank.first + i];
+        if (core.status == CoreStatus::kDone) continue;
+        if (core.fruitless_at >= 0) needed = std::min(needed, core.scan_from);
+        if (core.looking) needed = std::min(needed, core.look_size);
+    }
+    rank.landings.erase(rank.landings.begin(), rank.landings.begin() + static_cast<long>(needed));
+    for (uint32_t i = 0; i < rank.cores; ++i) {
+        CoreState& core = *cores_[rank.first + i];
+        core.scan_from -= std::min(core.scan_from, needed);
+        core.look_size -= std::min(core.look_size, needed);
+    }
+    rank.trim_at = 2 * rank.landings.size() + 1024;
 }
 
 // A look at status. If it sees a block that landed after the latest look in vain, the wait was for that
@@ -351,11 +420,17 @@ void World::Poll(CoreState& core, const Loc& loc) {
     if (unwinding_) return;
     Mark(core);
     ++result_.looks;
+    core.polled = true;
     if (core.fruitless_at < 0) core.wait_began = core.looked_at;
     core.fruitless_at = core.looked_at;
     core.scan_from = core.look_size;
     core.looking = false;
     Wait(core, core.now + costs_.poll_ns, Cause::kStatus);
+    Idle(core, loc);
+}
+
+void World::Idle(CoreState& core, const Loc& loc) {
+    if (unwinding_) return;
     core.core.blocked_at = loc;
     if (core.now > options_.limit_ns) {
         FailHanging("still polling at the end of the time that the run is given");
@@ -368,7 +443,9 @@ void World::Poll(CoreState& core, const Loc& loc) {
 void World::EndWait(CoreState& core) {
     core.looking = false;
     if (core.fruitless_at < 0) return;
-    Trace(core, Pipe::kS, "wait", core.wait_began, core.now, 0, -1, core.released_by);
+    // A repeated read that nothing has ended was no wait.
+    if (core.released_by != 0 || core.core.watch == nullptr)
+        Trace(core, Pipe::kS, "wait", core.wait_began, core.now, 0, -1, core.released_by);
     core.fruitless_at = -1;
     core.released_by = 0;
 }

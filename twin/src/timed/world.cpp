@@ -59,10 +59,9 @@ TimedResult World::Run(std::vector<RankProgram>& programs, const Costs& costs, c
         delete pending_.top();
         pending_.pop();
     }
-    Finding kind;
     result_.failed = failure_ != nullptr;
     if (failure_) {
-        result_.message = TextOf(failure_, &kind);
+        result_.message = TextOf(failure_, &result_.kind);
     } else {
         Collect(result_);
     }
@@ -121,7 +120,9 @@ void World::StartStep(RankState& rank) {
         core.core.ub = ub_ + static_cast<size_t>(rank.first + i) * kUbBytes;
         core.core.launch = &rank.launch;
         core.core.timed = &core;
-        core.core.phase = phases_[0];
+        // Kernels that declare their polls name their steps as well.
+        core.core.phase = spec.watch_polls ? rank.step->name : phases_[0];
+        if (spec.watch_polls) core.core.watch = std::make_unique<PollWatch>();
         core.rank = &rank;
         core.global = rank.first + i;
         for (PipeClock& clock : core.pipes) clock = PipeClock();
@@ -131,11 +132,12 @@ void World::StartStep(RankState& rank) {
         core.path = rank.path;
         core.phase = nullptr;
         core.fruitless_at = -1;
-        core.looking = false;
+        core.looking = core.polled = false;
         core.scan_from = core.look_size = rank.landings.size();
         core.released_by = 0;
         Mark(core);
         Wait(core, start + costs_.launch_ns + i * costs_.stagger_ns, Cause::kLaunch);
+        if (spec.watch_polls) core.phase_began = core.now;  // its only step is the kernel
         for (PipeClock& clock : core.pipes) clock.free = clock.ready = clock.done = core.now;
         core.status = CoreStatus::kReady;
         StartFiber(core);
@@ -173,6 +175,7 @@ void World::Loop() {
         core.status = CoreStatus::kReady;
         Resume(core);
         ++result_.switches;
+        if (failure_) return;
         RankState& rank = *core.rank;
         if (core.status == CoreStatus::kDone && rank.launch.live == 0) {
             FinishStep(rank);
@@ -300,9 +303,9 @@ Outcome Schedule(Core& core, const Instruction& instruction) {
     CoreState& here = static_cast<CoreState&>(*core.timed);
     return WorldOf(here).Schedule(here, instruction);
 }
-void OrderScalarAccess(Core& core, const GmRange& range) {
+void OrderScalarAccess(Core& core, const GmRange& range, const void* at, uint64_t bytes, bool store) {
     CoreState& here = static_cast<CoreState&>(*core.timed);
-    WorldOf(here).OrderScalarAccess(here, range);
+    WorldOf(here).OrderScalarAccess(here, range, {reinterpret_cast<uintptr_t>(at), bytes}, store);
 }
 
 }  // namespace timed
@@ -317,7 +320,13 @@ void CompletePipe(Pipe pipe) { WorldOf(Here()).WaitPipe(Here(), pipe); }
 void SyncAllCores(const Loc& loc) { WorldOf(Here()).SyncAll(Here(), loc); }
 void PollYield(const Loc& loc) { WorldOf(Here()).Poll(Here(), loc); }
 void SuspectedPoll(const Loc& loc) { WorldOf(Here()).Poll(Here(), loc); }
-void Yield(const Loc&, bool) { WorldOf(Here()).YieldUntil(Here(), Here().now); }
+void Yield(const Loc& loc, bool idle) {
+    if (idle) {
+        WorldOf(Here()).Idle(Here(), loc);
+    } else {
+        WorldOf(Here()).YieldUntil(Here(), Here().now);
+    }
+}
 void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc) {
     WorldOf(Here()).CrossSet(Here(), mode, pipe, id, loc);
 }
@@ -327,6 +336,34 @@ int64_t SystemCycle() { return static_cast<int64_t>(Here().now / 20); }  // 50 c
 const char* CauseName(Cause cause) {
     static const char* const kNames[] = {"S", "V", "MTE2", "MTE3", "SyncAll", "status", "launch", "post"};
     return kNames[static_cast<int>(cause)];
+}
+
+const char* CostNames() {
+#define TWIN_NAME(name) #name " "
+    return TWIN_COSTS(TWIN_NAME);
+#undef TWIN_NAME
+}
+Costs CostsFrom(const double* values) {
+    Costs costs;
+#define TWIN_COST(name) costs.name = *values++;
+    TWIN_COSTS(TWIN_COST)
+#undef TWIN_COST
+    return costs;
+}
+
+std::string PathText(const TimedResult& result) {
+    std::string lines;
+    for (const PathPart& part : result.path)
+        lines += part.phase + "\t" + CauseName(part.cause) + "\t" + std::to_string(part.ns) + "\n";
+    return lines;
+}
+std::string LinkText(const TimedResult& result) {
+    std::string lines;
+    for (const LinkUse& use : result.links) {
+        lines += use.name + "\t" + std::to_string(use.rank) + "\t" + std::to_string(use.bytes) + "\t" +
+                 std::to_string(use.gbps) + "\n";
+    }
+    return lines;
 }
 
 TimedEngine::TimedEngine() : world_(std::make_unique<timed::World>()) {}

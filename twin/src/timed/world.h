@@ -7,6 +7,7 @@
 #include <exception>
 #include <memory>
 #include <queue>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -95,6 +96,7 @@ struct CoreState : Hot {
     // Of the wait that is going on: when the looks that were fruitless last began, and the landings known
     // then.
     bool looking = false;
+    bool polled = false;  // the next read is one more look of a poll that was noticed
     double looked_at = 0;
     double fruitless_at = -1;
     size_t look_size = 0;
@@ -138,7 +140,9 @@ struct RankState {
     double end = 0;                   // of the latest core of this step
     const CoreState* last = nullptr;  // that core
     Path path;                        // up to the end of the step before
-    std::vector<Landing> landings;
+    std::vector<Landing> landings;    // those that a wait may still be for
+    size_t trim_at = 1024;            // as many are looked through
+    std::set<uintptr_t> stored;       // begins of the tensors that a kernel with undeclared polls has stored into
 };
 
 class World : FiberHost<World, CoreState> {
@@ -148,7 +152,7 @@ public:
 
     // From fibers.
     Outcome Schedule(CoreState& core, const Instruction& instruction);
-    void OrderScalarAccess(CoreState& core, const GmRange& range);
+    void OrderScalarAccess(CoreState& core, const GmRange& range, const Access& access, bool store);
     void FlagSet(CoreState& core, uint32_t flag, Pipe from);
     void FlagWait(CoreState& core, uint32_t flag, Pipe to);
     void Barrier(CoreState& core, Pipe pipe);
@@ -163,6 +167,8 @@ public:
     // Returns when the item has arrived.
     double Post(CoreState& core, const CopyItem& item, double& free);
     void YieldUntil(CoreState& core, double time);
+    // A core that has read only what it had read before.
+    void Idle(CoreState& core, const Loc& loc);
 
 private:
     friend class FiberHost<World, CoreState>;
@@ -185,6 +191,8 @@ private:
         CopyItem item;
         uint64_t flow;
         std::shared_ptr<Path> path;
+        uint8_t atomic_op = 0;  // 0: replaces what is there
+        uint8_t atomic_type = 0;
     };
     struct Later {
         bool operator()(const Pending* a, const Pending* b) const {
@@ -211,6 +219,8 @@ private:
     void ReleaseBarrier(RankState& rank);
     void Land(double until);
     void LandItem(const CopyItem& item);
+    void LandBytes(const Pending& pending) const;
+    void Trim(RankState& rank);
     void FailHanging(const char* how);
 
     void Mark(CoreState& core);
@@ -222,6 +232,8 @@ private:
     double ShareOf(const Access& gm, const GmRange& range) const;
     void Read(CoreState& core, const Instruction& instruction, Copy& copy);
     void Store(CoreState& core, const Instruction& instruction, Copy& copy);
+    bool MayBeFlag(CoreState& core, const GmRange& range, bool store) const;
+    void SeeLanded(CoreState& core);
     void Look(CoreState& core, const Access& access, double at);
     void EndWait(CoreState& core);
     uint64_t Defer(CoreState& core, const Instruction& instruction, const Copy& copy);

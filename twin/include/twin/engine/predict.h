@@ -70,6 +70,8 @@ struct Costs {
     TWIN_COSTS(TWIN_COST_FIELD)
 #undef TWIN_COST_FIELD
 };
+const char* CostNames();  // in their order, a blank after each
+Costs CostsFrom(const double* values);
 
 // Where a core's time goes on the critical path.
 enum class Cause : uint8_t { kScalar, kVector, kMte2, kMte3, kSync, kStatus, kLaunch, kPost, kCount };
@@ -100,6 +102,7 @@ struct StepTime {
 
 struct TimedResult {
     bool failed = false;
+    Finding kind = Finding::kHang;
     std::string message;
     double total_ns = 0;         // until the last rank has ended
     double vector_ns = 0;        // in which V of a core works, of the core that has most
@@ -114,6 +117,10 @@ struct TimedResult {
     std::vector<LinkUse> links;
     std::vector<TimelineEvent> events;
 };
+
+// A line an entry, its fields separated by tabs: phase, cause, ns; name, rank, bytes, GB/s.
+std::string PathText(const TimedResult& result);
+std::string LinkText(const TimedResult& result);
 
 namespace timed {
 class World;

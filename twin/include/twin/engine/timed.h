@@ -24,7 +24,7 @@ enum class Outcome : unsigned char {
 };
 // Moves the clocks; lets other cores run first where the order matters.
 Outcome Schedule(Core& core, const Instruction& instruction);
-void OrderScalarAccess(Core& core, const GmRange& range);
+void OrderScalarAccess(Core& core, const GmRange& range, const void* at, uint64_t bytes, bool store);
 
 }  // namespace timed
 
@@ -49,14 +49,14 @@ inline void UbPointed() {}
 // A scalar GM access costs a GM round trip; the data cache is not modelled.
 template <class T>
 inline T ScalarLoad(const T* from, const GmRange& range, const Loc&) {
-    timed::OrderScalarAccess(current_core(), range);
+    timed::OrderScalarAccess(current_core(), range, from, sizeof(T), false);
     T value{};
     __atomic_load(const_cast<T*>(from), &value, __ATOMIC_ACQUIRE);
     return value;
 }
 template <class T>
 inline void ScalarStore(T* to, T value, const GmRange& range, const Loc&) {
-    timed::OrderScalarAccess(current_core(), range);
+    timed::OrderScalarAccess(current_core(), range, to, sizeof(T), true);
     __atomic_store(to, &value, __ATOMIC_RELEASE);
 }
 inline void CleanLines(uintptr_t, bool, const Loc&) {}

@@ -1,5 +1,5 @@
 // Events of an op for a timeline: one for each instruction or wait. Plain data, so that an array of them
-// crosses the C ABI as it is (ascend_moe/timeline reads it and checks its size).
+// crosses the C ABI as it is (ascendc_twin/timeline reads it).
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct TimelineEvent {
     const char* phase;  // Core::phase: the step of the op, "" before the first
 };
 
-static_assert(sizeof(TimelineEvent) == 64, "ascend_moe/timeline.py reads this layout");
+static_assert(sizeof(TimelineEvent) == 64, "ascendc_twin/timeline reads this layout");
 
 // ---- what the fast engine records of a launch for a timeline: phases, SyncAll, waits, larger copies, status
 // stores and the waits that they ended. Without a recorder each costs a core one test of a pointer ----

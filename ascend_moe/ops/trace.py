@@ -1,4 +1,4 @@
-"""``ascend_moe.trace``: record a timeline of ops on the CPU twin."""
+"""``ascend_moe.trace``: record a timeline of ops on the CPU twin, whose events are those of `ascendc_twin.timeline`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from pathlib import Path
 
 import torch
 
+from ascendc_twin.timeline import EVENT_BYTES, MEASURED, Event, Timeline, chrome, from_native
+
 from .._text import write_whole
-from ..errors import ArgumentError, AscendMoeError
+from ..errors import ArgumentError, AscendMoeError, LibraryError
 from ..native import library
-from . import MEASURED, Event, Timeline, chrome, from_native
 
 DEFAULT_EVENTS = 500_000  # an op of a rank has some thousands, of 64 bytes each
 
@@ -129,6 +130,10 @@ def _leave(recording: Recording) -> bool:
 def _read() -> tuple[list[Event], int]:
     """Return the events so far, and the number of dropped ones."""
     native, dropped = library.lib(), ctypes.c_uint64()
+    if native.am_trace_event_bytes() != EVENT_BYTES:
+        raise LibraryError(
+            f"{library.library_path()} lays out timeline events differently: rebuild it with {library.build_command()}"
+        )
     room = native.am_trace_events(None, 0, None)  # unfinished launches may still add some
     memory = (ctypes.c_char * (room * native.am_trace_event_bytes()))()
     native.am_trace_events(memory, room, ctypes.byref(dropped))

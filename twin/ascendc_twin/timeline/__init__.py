@@ -9,9 +9,6 @@ from itertools import groupby
 
 import numpy as np
 
-from ..errors import LibraryError
-from ..native import library
-
 MEASURED = "measured on this CPU"
 PREDICTED = "predicted (model)"
 PIPES = ("S", "V", "MTE2", "MTE3")
@@ -22,6 +19,7 @@ LAUNCH, PHASE, WAIT, SYNC_ALL, ARRIVAL = "launch", "phase", "wait", "SyncAll", "
 # twin::TimelineEvent (twin/include/twin/engine/timeline.h).
 _NAMES = ("start_ns", "end_ns", "bytes", "flow", "rank", "core", "peer", "pipe", "name", "phase")
 _LAYOUT = np.dtype([*zip(_NAMES, ("f8", "f8", "u8", "u8", "i4", "u4", "i4", "u4", "u8", "u8"), strict=True)])
+EVENT_BYTES = _LAYOUT.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +102,10 @@ def from_native(address: int, count: int) -> list[Event]:
     Args:
         address: address of the array.
         count: number of events.
-
-    Raises:
-        LibraryError: the library was built from other sources, with another layout of events.
     """
-    if library.lib().am_trace_event_bytes() != _LAYOUT.itemsize:
-        raise LibraryError(
-            f"{library.library_path()} lays out timeline events differently: rebuild it with {library.build_command()}"
-        )
     if count == 0:
         return []
-    raw = (ctypes.c_char * (count * _LAYOUT.itemsize)).from_address(address)
+    raw = (ctypes.c_char * (count * EVENT_BYTES)).from_address(address)
     rows = np.frombuffer(memoryview(raw), dtype=_LAYOUT)
     pointers = np.unique(np.concatenate([rows["name"], rows["phase"]])).tolist()
     text = {pointer: ctypes.string_at(pointer).decode() if pointer else "" for pointer in pointers}

@@ -1,0 +1,111 @@
+"""The supported SoCs: their properties, and what the timed engine takes their hardware to cost.
+
+Core counts are vector_core_cnt and ai_core_cnt in the platform_config ini files of CANN 8.1.RC1. The costs are in
+``data/soc_costs.json``, each with its source.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import ArgumentError
+
+UB_KIB = 192  # of every AIV core of both series
+
+
+@dataclass(frozen=True)
+class Soc:
+    """One SoC by the name in ``npu-smi`` and CANN; on A3 one die of two in a package. Cores are those of a rank.
+
+    ``series``: A2 (Ascend910B, servers joined by RDMA) or A3 (Ascend910_93, one supernode).
+    """
+
+    name: str
+    series: str
+    aiv: int
+    aic: int
+    ranks_per_server: int
+
+    @property
+    def window_holds_state(self) -> bool:
+        """Whether the state area is the last MiB of the window, as on A2."""
+        return self.series == "A2"
+
+
+SOCS: dict[str, Soc] = {
+    soc.name: soc
+    for soc in (
+        Soc("Ascend910B1", "A2", 48, 24, 8),
+        Soc("Ascend910B2", "A2", 48, 24, 8),
+        Soc("Ascend910B3", "A2", 40, 20, 8),
+        Soc("Ascend910B4", "A2", 40, 20, 8),
+        Soc("Ascend910_9391", "A3", 48, 24, 16),
+        Soc("Ascend910_9392", "A3", 48, 24, 16),
+        Soc("Ascend910_9381", "A3", 48, 24, 16),
+        Soc("Ascend910_9382", "A3", 48, 24, 16),
+        Soc("Ascend910_9372", "A3", 40, 20, 16),
+        Soc("Ascend910_9362", "A3", 40, 20, 16),
+    )
+}
+DEFAULT_SOC = "Ascend910_9391"
+SOC_OF_SERIES = {"A2": "Ascend910B3", "A3": DEFAULT_SOC}  # the default of each series
+
+
+def soc_named(name: str) -> Soc:
+    """Return the SoC of this name."""
+    if name not in SOCS:
+        raise ArgumentError(f"soc is one of {', '.join(SOCS)}, not {name!r}", argument="soc")
+    return SOCS[name]
+
+
+# ---- costs
+
+KINDS = ("published", "assumed")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One cost. ``kind``: published or assumed; ``source``: where it is published, or why it is assumed."""
+
+    name: str
+    value: float
+    kind: str
+    source: str
+
+
+@functools.cache
+def hardware_costs() -> Any:
+    """Return ``data/soc_costs.json``: figures by series and by SoC."""
+    return json.loads((Path(__file__).parent / "data" / "soc_costs.json").read_text(encoding="utf-8"))
+
+
+def cost_table(name: str) -> dict[str, Cost]:
+    """Return all costs of a SoC by name."""
+    document = hardware_costs()
+    chip = soc_named(name)
+    figures = document["series"][chip.series] | document["socs"][name]
+    table = {key: Cost(key, float(one["value"]), one["kind"], one["source"]) for key, one in figures.items()}
+    table["ranks_per_server"] = Cost(
+        "ranks_per_server", chip.ranks_per_server, "published", "ascendc_twin/soc.py: dies of one server"
+    )
+    return table
+
+
+def costs_of(name: str, replaced: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Return the value of every cost of a SoC, those in ``replaced`` as given there.
+
+    Raises:
+        ArgumentError: there is no such SoC, no such cost, or a value is below 0.
+    """
+    values = {key: cost.value for key, cost in cost_table(name).items()}
+    for key, value in (replaced or {}).items():
+        if key not in values:
+            raise ArgumentError(f"costs has {key!r}; the costs are {', '.join(values)}", argument="costs")
+        if not 0 <= value < float("inf"):
+            raise ArgumentError(f"costs: {key} is {value}; it must be a number from 0 on", argument="costs")
+    return values | dict(replaced or {})
