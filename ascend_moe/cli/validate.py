@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from ascend_moe import validate as validation
-    from ascend_moe.validate import probes
-    from ascend_moe.validate.times import Phase
+    from ascend_moe.validate.supervisor import Outcome
 
 app = typer.Typer()
 DEFAULT_RANKS = 4
@@ -64,7 +63,8 @@ def validate(
     The command starts its ranks itself; under torchrun it is one rank.
 
     Exit code 0: all equal. 1: a difference, a wrong error, or a rank that stopped. 2: wrong options.
-    With --bringup 0: all probes passed. 1: one failed. 3: none failed, some cannot run here.
+    With --bringup 0: all probes passed. 1: one failed or ended by a fault. 3: neither, but some cannot run here.
+    Probes run in processes of their own; results are printed, and appended to a file to send back, as they come.
     """
     names = tuple(name for name in dtype.split(",") if name)
     for name in names:
@@ -126,23 +126,19 @@ def _validate(
     from ascend_moe import validate as validation
     from ascend_moe.native import binding, library
     from ascend_moe.native.windows import ranks_per_server
-    from ascend_moe.validate import bringup
     from ascend_moe.validate.cases import matrix
 
-    here = validation.find(device)
     os.environ.setdefault(settings.TIMEOUT_S.name, DEFAULT_TIMEOUT_S)
+    if bring_up and validation.under_torchrun():
+        return _supervise(device, None, bring_up, as_json)
+    here = validation.find(device)
     if validation.under_torchrun():
-        return _rank(here, lambda world: matrix(world, *drawn), bring_up, as_json)
+        return _rank(here, lambda world: matrix(world, *drawn), as_json)
     if here.kind == "npu":
         started("validate", here.about)
         return _start(here, ranks, own, bring_up, as_json)
     if bring_up:
-        ranks = ranks or 2
-        started("validate", f"{here.about}: every probe on {ranks} ranks")
-        with steps("validate", "probes") as begin:
-            results = bringup.on_threads(ranks, begin)
-            phases = bringup.times_on_threads(ranks, begin) if bring_up == "times" else []
-        return _report(f"{here.about}, {ranks} ranks", results, as_json, phases=phases, ranks=ranks)
+        return _supervise(device, ranks or 2, bring_up, as_json)
     library.lib()  # reports a missing library before anything starts
     binding.library()
     ranks = ranks or DEFAULT_RANKS
@@ -154,32 +150,49 @@ def _validate(
     return _print({"text": validation.text(result), **result.as_dict()}, as_json)
 
 
-def _rank(device: validation.Device, choose: validation.Choose, bring_up: str, as_json: str) -> int:
+def _supervise(device: str, threads: int | None, bring_up: str, as_json: str) -> int:
+    """Run the bring-up with ``threads`` ranks as threads, or one rank of torchrun (None).
+
+    Rank 0 prints each result; with --json, all of them at the end.
+    """
+    from torch.distributed.rendezvous import rendezvous
+
+    from ascend_moe.validate import bringup, supervisor
+
+    store, rank, world = (None, 0, threads) if threads else next(iter(rendezvous("env://")))
+    ranks = bringup.Ranks(device, world, rank, threads=bool(threads), timed=bring_up == "times")
+
+    def show(line: object) -> None:
+        if rank == 0 and as_json != "-":
+            print(line, flush=True)
+
+    with steps("validate", "probes") if rank == 0 else nullcontext(lambda step: None) as begin:
+        outcome = supervisor.Supervisor(ranks, store, begin, show).run()
+    path = settings.VALIDATE_OUTCOME.get()
+    if rank == 0 and path:
+        path.write_text(json.dumps(asdict(outcome)))
+    elif rank == 0:
+        code = _report(outcome, as_json)
+        return 0 if code == 3 and not threads else code  # torchrun would report a crash
+    return 0
+
+
+def _rank(device: validation.Device, choose: validation.Choose, as_json: str) -> int:
     """Run one rank of torchrun. Rank 0 prints the result, or writes it for the process that started it."""
     import torch.distributed as dist
 
     from ascend_moe import validate as validation
-    from ascend_moe.validate import bringup
 
-    place, about = open_group(device)
-    path, code, ranks = settings.VALIDATE_OUTCOME.get(), 0, dist.get_world_size()
-    found: dict[str, Any] | None = None
-    if bring_up:
-        with steps("validate", "probes") if dist.get_rank() == 0 else nullcontext(bringup.silent) as begin:
-            results, stored = bringup.in_group(device, place, begin)
-            phases = bringup.times_in_group(device, place, results, begin) if bring_up == "times" else []
-        if dist.get_rank() == 0:
-            found = {"about": about, "probes": [asdict(result) for result in results], "stored": stored}
-            found |= {"times": [asdict(phase) for phase in phases], "ranks": ranks}
-    elif (result := _compare(place, about, choose)) is not None:
+    place, code = validation.open_group(device), 0
+    about = device.about if device.kind == "npu" else "cpu"
+    about += f", {dist.get_world_size()} processes, {dist.get_backend()}"
+    path = settings.VALIDATE_OUTCOME.get()
+    if (result := _compare(place, about, choose)) is not None:
         found = {"text": validation.text(result), **result.as_dict()}
-    if found is not None and path:
-        path.write_text(json.dumps(found))
-    elif found is not None and bring_up:
-        code = _report(about, results, as_json, stored, phases, ranks)
-        code = 0 if code == 3 else code  # torchrun would report a crash
-    elif found is not None:
-        code = _print(found, as_json)
+        if path:
+            path.write_text(json.dumps(found))
+        else:
+            code = _print(found, as_json)
     dist.destroy_process_group()
     return code
 
@@ -199,23 +212,9 @@ def _compare(place: torch.device, about: str, choose: validation.Choose) -> vali
         return validation.processes(place, about, choose, lambda done: advance(RESULTS, done, max(done, most)))
 
 
-def open_group(device: validation.Device) -> tuple[torch.device, str]:
-    """Join torchrun's default group; return this rank's device and a description of it."""
-    import torch
-    import torch.distributed as dist
-
-    if device.kind == "npu":
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        torch.npu.set_device(local)  # type: ignore[attr-defined,unused-ignore]
-        dist.init_process_group("hccl")
-        return torch.device("npu", local), f"{device.about}, {dist.get_world_size()} processes, hccl"
-    dist.init_process_group("gloo")
-    return torch.device("cpu"), f"cpu, {dist.get_world_size()} processes, gloo"
-
-
 def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bring_up: str, as_json: str) -> int:
     """Start torchrun on the NPUs of this machine and report what its rank 0 has written."""
-    from ascend_moe.validate import probes
+    from ascend_moe.validate import probes, supervisor
     from ascend_moe.validate.times import Phase
 
     ranks = ranks or (device.count if bring_up else min(device.count, MAX_WORLD))
@@ -224,15 +223,16 @@ def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bri
     with tempfile.TemporaryDirectory(prefix="ascend_moe_validate_") as folder:
         path = Path(folder) / "outcome.json"
         env = {settings.VALIDATE_OUTCOME.name: str(path)}
-        code = torchrun(ranks, ["validate", *own, "--device", "npu"], env)
+        json_of_ranks = ["--json", "-"] * (as_json == "-" and bool(bring_up))  # they print nothing then
+        code = torchrun(ranks, ["validate", *own, *json_of_ranks, "--device", "npu"], env)
         found = json.loads(path.read_text()) if path.is_file() else None
     why = f"rank 0 ended without a result (torchrun: exit code {code})"
     if bring_up:
         if found is None:
             raise AscendMoeError(f"bringup: {why}")
-        results = [probes.ProbeResult(**result) for result in found["probes"]]
-        phases = [Phase(**phase) for phase in found["times"]]
-        return _report(found["about"], results, as_json, found["stored"], phases, found["ranks"])
+        found["results"] = [probes.ProbeResult(**result) for result in found["results"]]
+        found["phases"] = [Phase(**phase) for phase in found["phases"]]
+        return _report(supervisor.Outcome(**found), as_json)
     if found is None:
         print(f"ascend-moe validate: {why}", file=sys.stderr)
         return 1
@@ -257,21 +257,16 @@ def _print(result: dict[str, Any], as_json: str) -> int:
     return 0 if result["ok"] else 1
 
 
-def _report(
-    about: str,
-    results: Sequence[probes.ProbeResult],
-    as_json: str,
-    stored: str = "",
-    phases: Sequence[Phase] = (),
-    ranks: int = 0,
-) -> int:
-    """Print the results of --bringup, where they were stored, and --times; return the exit code."""
+def _report(outcome: Outcome, as_json: str) -> int:
+    """Print what follows the results of --bringup, or all of it as JSON; return the exit code."""
     from ascend_moe.validate import probes, times
 
-    lines = [about, "", *map(str, results), "", probes.summary(results), *[stored] * bool(stored)]
+    results, phases = outcome.results, outcome.phases
+    lines = ["", probes.summary(results), *[outcome.stored] * bool(outcome.stored), f"results: {outcome.path}"]
     if phases:
-        lines += ["", *times.lines(phases, times.configuration(ranks))]
-    printed = {"device": about, "probes": [asdict(result) for result in results], "stored": stored}
+        lines += ["", *times.lines(phases, times.configuration(outcome.ranks))]
+    printed = {"device": outcome.about, "probes": [asdict(result) for result in results], "stored": outcome.stored}
+    printed["file"] = outcome.path
     if phases:
         printed["times"] = [asdict(phase) for phase in phases]
     show(printed, as_json, lambda: print("\n".join(lines)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from .. import settings
 from .._text import installed_version
 from ..errors import AscendMoeError
 from ..native import library, opp, probe_results
-from ..native.probe_results import cann_version
+from ..native.probe_results import cann_version, driver_version
 from . import Diagnostic, error, fine, warn
 from .machine import version_numbers
 
@@ -139,15 +138,11 @@ def _pair(torch_npu: str, cann: str) -> Iterator[Diagnostic]:
 
 
 def _driver(root: Path) -> Diagnostic:
-    info, smi = root / "driver" / "version.info", shutil.which("npu-smi")
-    try:
-        match = re.search(r"(?i)^version\s*=\s*(\S+)", info.read_text(), re.MULTILINE)
-    except OSError:
-        match = None
-    if match is None and smi is None:
+    found, smi = driver_version(root), shutil.which("npu-smi")
+    if not found and smi is None:
         return fine("driver", "none: this machine has no NPU, or the container hides its driver")
-    version = match.group(1) if match else "of unknown version"
-    if match and version_numbers(version)[:2] < (25, 0):
+    version = found or "of unknown version"
+    if found and version_numbers(version)[:2] < (25, 0):
         why = "windows between servers and HCCL's hierarchy need 25.0.RC1.1 or later"
         return warn("driver", version, why, "install a newer driver and firmware")
     devices = len(list(Path("/dev").glob("davinci[0-9]*")))

@@ -96,6 +96,15 @@ def cann_version(root: Path = _ROOT) -> tuple[str, Path | None]:
     return "", None
 
 
+def driver_version(root: Path = _ROOT) -> str:
+    """Return the version of the NPU driver, or "" if it is not found."""
+    try:
+        match = re.search(r"(?i)^version\s*=\s*(\S+)", (root / "driver" / "version.info").read_text(), re.MULTILINE)
+    except OSError:
+        return ""
+    return match.group(1) if match else ""
+
+
 def machine(soc: str, topology: str) -> Machine:
     """Return the kind of machine that this process runs on; the virtual NPU counts as a separate kind."""
     virtual = settings.VNPU.is_set()
@@ -157,7 +166,7 @@ def write(
     barriers: Mapping[str, float] | None = None,
     links: Mapping[str, str] | None = None,
 ) -> Path:
-    """Store the results of a bring-up on ``ranks`` ranks, replacing earlier ones; return the path."""
+    """Store the results of a complete bring-up on ``ranks`` ranks, replacing earlier ones at once; return the path."""
     path = kind.path
     path.parent.mkdir(mode=0o700, exist_ok=True)
     results = ProbeResults(
@@ -171,11 +180,6 @@ def write(
     write_whole(path, json.dumps({"format": _FORMAT, **asdict(results)}, indent=2) + "\n")
     path.chmod(0o644)  # independent of the umask: a file that others may write is refused
     return path
-
-
-def forget(kind: Machine) -> None:
-    """Remove the results: a bring-up that does not finish must leave none."""
-    kind.path.unlink(missing_ok=True)
 
 
 def read(path: Path) -> ProbeResults | None:

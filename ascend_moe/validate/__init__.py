@@ -260,3 +260,24 @@ def _npu() -> tuple[Device | None, str]:
         return None, f"torch_npu cannot be used: {str(error).partition(chr(10))[0]}"
     virtual = is_active()
     return Device("npu", f"{'virtual ' if virtual else ''}npu, {name}", count, virtual), ""
+
+
+def open_group(device: Device, name: str = "", rank: int = -1, world: int = -1) -> torch.device:
+    """Join the default group of torchrun's ranks and return this rank's device.
+
+    ``name``: of a group beside others of the job, of these ranks. Another process hosts the job's store, so that this
+    one may end and be followed by others, with another name.
+    """
+    store: Any = None
+    if name:
+        c10d: Any = dist
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = c10d.PrefixStore(name, c10d.TCPStore(*address, is_master=False))
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # no rank of this group hosts it
+    if device.kind == "cpu":
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        return torch.device("cpu")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    torch.npu.set_device(local)  # type: ignore[attr-defined,unused-ignore]
+    dist.init_process_group("hccl", store=store, rank=rank, world_size=world)
+    return torch.device("npu", local)

@@ -1,7 +1,8 @@
-"""The bring-up: all probes in order, on ranks that are threads on the twin or processes of torchrun.
+"""The steps of a bring-up, and the process that runs them for one rank or for ranks as threads (`Session`).
 
-This module also contains the probes that use dispatch and combine only. They are the same on the twin, the virtual
-NPU and an NPU. Each runs on all ranks with its own communicator; ``run(rank's DevicePlace)`` returns what it observed.
+validate/supervisor.py starts such processes and survives them. This module also contains the probes that use dispatch
+and combine only. They are the same on the twin, the virtual NPU and an NPU. Each runs on all ranks with its own
+communicator; ``run(rank's DevicePlace)`` returns what it observed.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -26,10 +27,21 @@ from ascend_moe.native import probe_results
 from ascend_moe.ops import npu_communicator
 from ascend_moe.ops.npu_communicator import soc_of
 from ascend_moe.ops.npu_servers import ServerRecord, module_of, topology
-from ascend_moe.plan import Request, plan
+from ascend_moe.plan import plan
 from ascend_moe.reference.cases import Case
-from ascend_moe.validate import Device, times
-from ascend_moe.validate.probes import FAIL, KERNEL_PROBES, PASS, SERVERS, SKIPPED, Judged, Probe, ProbeResult, Skipped
+from ascend_moe.validate import Device, open_group, times
+from ascend_moe.validate.probes import (
+    FAIL,
+    FAULT,
+    KERNEL_PROBES,
+    PASS,
+    SERVERS,
+    SKIPPED,
+    Judged,
+    Probe,
+    ProbeResult,
+    Skipped,
+)
 from ascend_moe.validate.probes_kernel import Npu, Twin
 from ascend_moe.validate.run import run_case
 
@@ -40,9 +52,9 @@ BATCH, TWO_LEVELS = "BatchWrite order", "two levels"
 DEADLINE_S = 2.0
 SOON_S = 1.0  # limit for an op of a failed communicator to raise
 ALGORITHMS = ("window", "direct")  # whose phases are timed
-PREDICTING = "the model's times"
 LATE_S = 1.5  # limit for a wait to end after the deadline
-Progress = Callable[[str], object]  # receives the name of the step that begins
+ROUNDS = "rounds"  # a figure that is no number: `times.rounds` of all ranks
+WINDOW_MIB = 16  # of ranks as threads
 
 
 def _compare(place: DevicePlace, case: Case) -> None:
@@ -164,35 +176,44 @@ OP_PROBES = (
 )
 
 
-# ---- all probes, in order
-
-_UNSAFE = f"the probe {SERVERS.name!r} failed, and this one uses loads and stores between ranks"
+# ---- all steps, in order
 
 
-def silent(step: str) -> None:
-    """Ignore the step; a Progress for callers that show none."""
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a bring-up and what they run.
+
+    ``rank``: this one; ``threads``: all are threads of one process; ``variables``: of its process, "": not set.
+    """
+
+    device: str  # as in `find`
+    world: int
+    rank: int = 0
+    threads: bool = False
+    timed: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def _probing(probe: Probe) -> str:
-    return f"probe {probe.name!r}"
+@dataclass(frozen=True)
+class Step:
+    """A probe, or the times of the phases of ``algorithm``. ``twin``: its device; None: the ranks."""
+
+    probe: Probe
+    twin: Twin | None = None
+    algorithm: str = ""
 
 
-def on_threads(ranks: int, progress: Progress = silent) -> list[ProbeResult]:
-    """Run all probes on the twin."""
-    return kernel_results(Twin(world=ranks), progress) + thread_results(ranks, progress=progress)
-
-
-def kernel_results(device: Any, progress: Progress = silent) -> list[ProbeResult]:
-    """Run the probes of the servers and of the probe kernel; on the twin with both layouts of HCCL's context."""
-    runs = [(probe, device) for probe in (SERVERS, *KERNEL_PROBES)]
-    if isinstance(device, Twin) and device.layout == "a3":
-        runs = [(probe, between_servers(device, probe.name)) for probe, _ in runs]
-        runs.insert(2, (KERNEL_PROBES[0], replace(device, layout="a2")))
-    results = []
-    for probe, where in runs:
-        progress(_probing(probe))
-        results.append(probe.on(where))
-    return results
+def steps(kind: str, ranks: Ranks) -> list[Step]:
+    """Return the steps on a kind of device, in order; the twin runs the probe kernel with both layouts of a context."""
+    kernels = (SERVERS, *KERNEL_PROBES)
+    if kind == "npu":
+        todo = [Step(_by_rank(probe)) for probe in kernels]
+    else:
+        twin = Twin(world=ranks.world if ranks.threads else min(ranks.world, 4))
+        todo = [Step(probe, between_servers(twin, probe.name)) for probe in kernels]
+        todo.insert(2, Step(KERNEL_PROBES[0], replace(twin, layout="a2")))
+    todo += [Step(probe) for probe in OP_PROBES]
+    return todo + [_times(algorithm) for algorithm in ALGORITHMS if ranks.timed]
 
 
 def between_servers(device: Twin, name: str) -> Twin:
@@ -202,108 +223,105 @@ def between_servers(device: Twin, name: str) -> Twin:
     return replace(device, layout="a2", near=2, world=4) if name == TWO_LEVELS else device
 
 
-def thread_results(ranks: int, probes: Sequence[Probe] = OP_PROBES, progress: Progress = silent) -> list[ProbeResult]:
-    """Run the probes of the ops with ranks as threads."""
-    results = []
-    for probe in probes:
-        progress(_probing(probe))
-
-        def body(rank: int, group_ep: str, probe: Probe = probe) -> Judged:
-            return _of_rank(probe, DevicePlace(group_ep, ranks, rank, torch.device("cpu")))
-
-        with comm.LocalCluster(ranks, window_mib=16) as cluster:
-            results.append(_of_all_ranks(probe, cluster.run(body)))
-    return results
+def _by_rank(probe: Probe) -> Probe:
+    """Return a probe of the kernel that runs one rank's part."""
+    return replace(probe, run=lambda place: probe.run(Npu(place)))
 
 
-def times_on_threads(ranks: int, progress: Progress = silent) -> list[times.Phase]:
-    """Time the phases of both algorithms with ranks as threads, and predict them for as many cores."""
-    request, found = times.configuration(ranks), []
-    with times.stamped():
-        for algorithm in ALGORITHMS:
-            progress(f"times of {algorithm}")
-            with comm.LocalCluster(ranks, window_mib=_window_mib(request)) as cluster:
+def _times(algorithm: str) -> Step:
+    """Return the step whose figures are the rounds of `times.rounds`."""
 
-                def body(rank: int, group_ep: str, algorithm: str = algorithm) -> list[times.Round]:
-                    return times.rounds(DevicePlace(group_ep, ranks, rank), request, algorithm)
+    def run(place: DevicePlace) -> tuple[str, dict[str, Any]]:
+        rounds = times.rounds(place, times.configuration(place.world), algorithm)
+        return f"{len(rounds)} round trips", {ROUNDS: rounds}
 
-                found += times.phases(cluster.run(body), algorithm)
-    progress(PREDICTING)
-    return times.with_prediction(found, request, "")
+    return Step(Probe(f"times of {algorithm}", "an op records when each phase begins", run), algorithm=algorithm)
 
 
-def _window_mib(request: Request) -> int:
-    return plan(request).buffsize_mib
+def why_skipped(step: Step, kind: str, results: Sequence[ProbeResult]) -> str:
+    """Return why a step must not run after these results, or ""; on NPUs only.
 
-
-def times_in_group(
-    device: Device, place: torch.device, results: Sequence[ProbeResult], progress: Progress = silent
-) -> list[times.Phase]:
-    """Time the phases on the ranks of the default group. Collective; only rank 0 returns the phases.
-
-    On NPUs nothing runs if the probe of the servers failed, and direct runs only if the probes it needs passed.
+    Nothing runs if the probe of the servers failed; direct is timed only if the probes that it needs passed.
     """
-    rank, world, on_npu = dist.get_rank(), dist.get_world_size(), device.kind == "npu"
+    if kind != "npu":
+        return ""
+    if any(result.name == SERVERS.name and result.status == FAIL for result in results):
+        return f"the probe {SERVERS.name!r} failed, and this one uses loads and stores between ranks"
     passed = frozenset(result.name for result in results if result.status == PASS)
-    if on_npu and SERVERS.name not in passed:
-        return []
-    safe = not on_npu or probe_results.allows("direct", passed)
-    request, found = times.configuration(world), []
-    store: Any = dist.distributed_c10d._get_default_store()
-    with times.stamped():
-        for algorithm in ALGORITHMS if safe else ALGORITHMS[:1]:
-            progress(f"times of {algorithm}")
-            name = comm.comm_name(dist.new_group())
-            own = times.rounds(DevicePlace(name, world, rank, place), request, algorithm)
-            store.set(f"ascend_moe/bringup/times/{algorithm}/{rank}", json.dumps(own))
-            keys = [f"ascend_moe/bringup/times/{algorithm}/{other}" for other in range(world)]
-            store.wait(keys, timedelta(seconds=_COLLECT_S))
-            comm.close(name)
-            if rank == 0:
-                found += times.phases([json.loads(store.get(key)) for key in keys], algorithm)
-    progress(PREDICTING)
-    return times.with_prediction(found, request, soc_of(place) if on_npu else "") if rank == 0 else []
+    missing = step.algorithm == "direct" and not probe_results.allows("direct", passed)
+    return "a probe that direct needs did not pass" if missing else ""
 
 
-def in_group(device: Device, place: torch.device, progress: Progress = silent) -> tuple[list[ProbeResult], str]:
-    """Run all probes on the ranks of the default group, each with its own process group. Collective.
+def on_threads(probe: Probe, ranks: int, window_mib: int = WINDOW_MIB) -> list[Judged]:
+    """Run a probe of the ops with ranks as threads."""
 
-    On NPUs no probe runs after that of the servers has failed, and the results are stored for this kind of machine.
+    def body(rank: int, group_ep: str) -> Judged:
+        return _of_rank(probe, DevicePlace(group_ep, ranks, rank, torch.device("cpu")))
 
-    Returns:
-        The results, and a sentence about where they are stored; "" on a CPU.
+    with comm.LocalCluster(ranks, window_mib=window_mib) as cluster:
+        return cluster.run(body)
+
+
+class Session:
+    """Runs steps in this process, each with its own communicator.
+
+    ``machine``: the kind of machine whose results are stored, None on a CPU. ``name``: the same on all ranks, another
+    in every session.
     """
-    rank, world = dist.get_rank(), dist.get_world_size()
-    kind = _kind_of_machine(place) if device.kind == "npu" else None
-    if kind is not None:
-        probe_results.forget(kind)  # no results remain if this bring-up does not finish
-    store: Any = dist.distributed_c10d._get_default_store()
-    results, links, unsafe = [], {}, False
-    probes = [*OP_PROBES]
-    if device.kind == "cpu":
-        # the twin is a device of one process
-        results = kernel_results(Twin(world=min(world, 4)), progress) if rank == 0 else []
-    else:
-        probes = [*(_by_rank(probe) for probe in (SERVERS, *KERNEL_PROBES)), *OP_PROBES]
-    for number, probe in enumerate(probes):
-        if unsafe:
-            results.append(probe.skipped(_UNSAFE))
-            continue
-        progress(_probing(probe))
-        name = comm.comm_name(dist.new_group())
-        seen = _of_rank(probe, DevicePlace(name, world, rank, place))
-        store.set(f"ascend_moe/bringup/{number}/{rank}", json.dumps(seen))
-        keys = [f"ascend_moe/bringup/{number}/{other}" for other in range(world)]
-        store.wait(keys, timedelta(seconds=_COLLECT_S))
-        opened = npu_communicator.known(name)
-        comm.close(name)  # a permanent failure must not affect the next probe
-        found = _of_all_ranks(probe, [tuple(json.loads(store.get(key))) for key in keys])
+
+    def __init__(self, ranks: Ranks, device: Device, name: str) -> None:
+        self.ranks, self._group = ranks, ""
+        self.machine: probe_results.Machine | None = None
+        self._place = torch.device("cpu")
+        if not ranks.threads:
+            self._place = open_group(device, f"ascend_moe/bringup/{name}", ranks.rank, ranks.world)
+        if device.kind == "npu":
+            self.machine = _kind_of_machine(self._place)
+
+    def run(self, step: Step) -> list[Judged]:
+        """Run a step and return the results of this process's ranks; a twin stands for all and runs on rank 0."""
+        self._close_group()
+        if step.twin is not None:
+            return [step.probe.judge(step.twin)] if self.ranks.rank == 0 else []
+        with times.stamped() if step.algorithm else nullcontext():
+            if not self.ranks.threads:
+                return [self._in_group(step.probe)]
+            world = self.ranks.world
+            window = plan(times.configuration(world)).buffsize_mib if step.algorithm else WINDOW_MIB
+            return on_threads(step.probe, world, window)
+
+    def _in_group(self, probe: Probe) -> Judged:
+        self._group = comm.comm_name(dist.new_group())
+        found = _of_rank(probe, DevicePlace(self._group, self.ranks.world, self.ranks.rank, self._place))
+        opened = npu_communicator.known(self._group)
         if opened is not None and opened.links:
-            links[probe.name] = opened.links
-            found = replace(found, detail=f"{found.detail}; {opened.links}")
-        results.append(found)
-        unsafe = probe.name == SERVERS.name and results[-1].status == FAIL
-    return results, "" if kind is None else _store(kind, world, results, links)
+            found = found._replace(detail=f"{found.detail}; {opened.links}", links=opened.links)
+        if found.status == FAIL and (error := device_error(self._place)):
+            found = found._replace(status=FAULT, detail=f"{found.detail}\nthe device: {error}")
+        return found
+
+    def _close_group(self) -> None:
+        """Close the communicator of the last step, which all ranks have left: its failure must not affect the next."""
+        if self._group:
+            comm.close(self._group)
+        self._group = ""
+
+    def close(self) -> None:
+        """Leave the groups."""
+        self._close_group()
+        if not self.ranks.threads:
+            dist.destroy_process_group()
+
+
+def device_error(place: torch.device) -> str:
+    """Return the error of a device that computes no longer, or ""."""
+    if place.type == "cpu":
+        return ""
+    try:
+        torch.ones(1, device=place).cpu()
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def _kind_of_machine(place: torch.device) -> probe_results.Machine:
@@ -317,34 +335,20 @@ def _kind_of_machine(place: torch.device) -> probe_results.Machine:
     return probe_results.machine(soc_of(place), topology([ServerRecord(**json.loads(store.get(key))) for key in keys]))
 
 
-def _store(kind: probe_results.Machine, world: int, results: Sequence[ProbeResult], links: Mapping[str, str]) -> str:
-    """Store the results and return a sentence about that."""
-    try:
-        barriers = next((result.figures for result in results if result.name == probe_results.BARRIER_PROBE), {})
-        statuses = {result.name: result.status for result in results}
-        path = probe_results.write(kind, world, statuses, barriers, links)
-        found = probe_results.read(path)
-    except (OSError, AscendMoeError) as error:
-        return f"probe results: not stored, {error}: export {settings.PROVEN.name} on all ranks instead"
-    about = f"{probe_results.about(found)}; in {path}" if found is not None else f"{path} was removed again"
-    return f"probe results: {about}"
-
-
-def _by_rank(probe: Probe) -> Probe:
-    """Return a probe of the kernel that runs one rank's part."""
-    return replace(probe, run=lambda place: probe.run(Npu(place)))
-
-
 def _of_rank(probe: Probe, place: DevicePlace) -> Judged:
-    """Status, detail and figures of one rank."""
-    status, text, figures = probe.judge(place)
-    named = status != FAIL or text.startswith(f"rank {place.rank}, core")
-    return status, text if named else f"rank {place.rank}: {text}", figures
+    """The result of one rank, which a failure names."""
+    found = probe.judge(place)
+    named = found.status not in (FAIL, FAULT) or found.detail.startswith(f"rank {place.rank}, core")
+    return found if named else found._replace(detail=f"rank {place.rank}: {found.detail}")
 
 
-def _of_all_ranks(probe: Probe, ranks: Sequence[Judged]) -> ProbeResult:
-    """The worst status and the largest figures of all ranks."""
-    status, text, _ = min(ranks, key=lambda each: (FAIL, SKIPPED, PASS).index(each[0]))
-    names = dict.fromkeys(name for each in ranks for name in each[2])
-    figures = {name: max(each[2].get(name, 0.0) for each in ranks) for name in names}
-    return ProbeResult(probe.name, probe.assumption, status, text, figures)
+def of_all_ranks(probe: Probe, ranks: Sequence[Judged]) -> ProbeResult:
+    """Return the worst result and the largest figures of all ranks."""
+    worst = min(ranks, key=lambda each: (FAULT, FAIL, SKIPPED, PASS).index(each.status))
+    names = dict.fromkeys(name for each in ranks for name in each.figures)
+    figures: dict[str, Any] = {}
+    for name in names:
+        of_ranks = [each.figures[name] for each in ranks if name in each.figures]
+        figures[name] = of_ranks if name == ROUNDS else max(of_ranks)
+    links = next((each.links for each in ranks if each.links), "")
+    return ProbeResult(probe.name, probe.assumption, worst.status, worst.detail, figures, links)

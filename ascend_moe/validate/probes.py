@@ -6,15 +6,18 @@ run on the twin, which tests the probes themselves.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import settings
 from .probes_kernel import CYCLES_PER_MICRO, DIFFERS, MISMATCH, PASSED, ROW_BYTES, TIMEOUT, Seen
 from .run import Stopped
 
-PASS, FAIL, SKIPPED = "PASS", "FAIL", "SKIPPED"
+PASS, FAIL, SKIPPED, FAULT = "PASS", "FAIL", "SKIPPED", "FAULT"
+MOST_TEXT = 8000  # characters of an error in a result
+DEVICE_CODES = re.compile(r"\b507\d{3}\b")  # of CANN's runtime, such as 507015: an AI core stopped with an exception
 ROUNDS = 200
 NEIGHBOUR_ROUNDS = 1000
 ITEM_SIZES = 7  # moe::kProbeItemSizes
@@ -25,19 +28,31 @@ CLOCK_TOLERANCE = 0.2
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Result of one probe. ``detail``: what was observed, or why it was not run; ``figures``: measured values."""
+    """Result of one probe.
+
+    ``detail``: what was observed, or why it was not run; ``figures``: measured values; ``links``: how HCCL linked the
+    ranks of a server, "" if there is no choice.
+    """
 
     name: str
     assumption: str
-    status: str  # PASS, FAIL, SKIPPED
+    status: str  # PASS, FAIL, SKIPPED, FAULT
     detail: str
-    figures: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    links: str = ""
 
     def __str__(self) -> str:
-        return f"{self.status:<8} {self.name}: {self.assumption}\n         {self.detail}"
+        """Two lines; of an error's text only the first."""
+        return f"{self.status:<8} {self.name}: {self.assumption}\n         {self.detail.partition(chr(10))[0]}"
 
 
-Judged = tuple[str, str, dict[str, float]]  # status, detail, figures
+class Judged(NamedTuple):
+    """Result of one rank; the fields are those of `ProbeResult`."""
+
+    status: str
+    detail: str
+    figures: Mapping[str, Any] = {}
+    links: str = ""
 
 
 class Skipped(Exception):
@@ -53,7 +68,7 @@ class Probe:
 
     name: str
     assumption: str
-    run: Callable[[Any], str | tuple[str, dict[str, float]]]
+    run: Callable[[Any], str | tuple[str, dict[str, Any]]]
 
     def skipped(self, why: str) -> ProbeResult:
         """Return the result of a probe that is not run."""
@@ -64,14 +79,17 @@ class Probe:
         return ProbeResult(self.name, self.assumption, *self.judge(device))
 
     def judge(self, device: Any) -> Judged:
-        """Run the probe and return status, detail and figures."""
+        """Run the probe and return the result of this rank; an exception that no probe raises is a fault."""
         try:
             seen = self.run(device)
-            return (PASS, seen, {}) if isinstance(seen, str) else (PASS, *seen)
+            return Judged(PASS, seen) if isinstance(seen, str) else Judged(PASS, *seen)
         except Skipped as why:
-            return SKIPPED, f"not run: {why}", {}
+            return Judged(SKIPPED, f"not run: {why}")
         except (AssertionError, Stopped, RuntimeError) as error:  # AscendMoeError is one
-            return FAIL, str(error.__cause__ or error).partition("\n")[0], {}
+            text = str(error.__cause__ or error)[:MOST_TEXT]
+            return Judged(FAULT if DEVICE_CODES.search(text) else FAIL, text)
+        except Exception as error:
+            return Judged(FAULT, f"{type(error).__name__}: {error}"[:MOST_TEXT])
 
 
 # ---- by the probe kernel ----
@@ -315,18 +333,18 @@ KERNEL_PROBES = (
 
 
 def summary(results: Sequence[ProbeResult]) -> str:
-    """The last line of the output: how many probes passed, failed and were not run."""
+    """The last line of the output: how many probes passed, failed, faulted and were not run."""
     statuses = [result.status for result in results]
     parts = [f"{statuses.count(PASS)} of {len(results)} probes passed"]
     parts += [
         f"{statuses.count(status)} {word}"
-        for status, word in ((FAIL, "failed"), (SKIPPED, "not run"))
+        for status, word in ((FAIL, "failed"), (FAULT, "ended by a fault"), (SKIPPED, "not run"))
         if status in statuses
     ]
     return ", ".join(parts)
 
 
 def exit_code(results: Sequence[ProbeResult]) -> int:
-    """Return 0 if all passed, 1 if one failed, 3 if none failed but some were not run."""
+    """Return 0 if all passed, 1 if one failed or ended by a fault, 3 if some were only not run."""
     statuses = {result.status for result in results}
-    return 1 if FAIL in statuses else 0 if statuses == {PASS} else 3
+    return 1 if statuses & {FAIL, FAULT} else 0 if statuses == {PASS} else 3

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One A2 or A3 server, everything in order: what is here, how large the windows must be, is it right, a layer.
+# One A2 or A3 server, everything in order: the probes, how large the windows must be, what is here, is it right, a layer.
 #
 #   RANKS=16 examples/cluster/one_server.sh                            on the server
 #   RANKS=4 ascend-moe vnpu -- bash examples/cluster/one_server.sh     on any machine, on virtual NPUs
@@ -15,6 +15,10 @@ layer=(--preset "${PRESET:-deepseek-v3}" --ranks "$ranks" --batch "${BATCH:-32}"
 plan() { # needs no device, so torch need not load torch_npu
     TORCH_DEVICE_BACKEND_AUTOLOAD=0 "$python" -m ascend_moe plan "${layer[@]}" "$@"
 }
+
+echo "== bring-up"
+"$python" -m ascend_moe validate --bringup --ranks "$ranks" || [[ $? == 3 ]] ||
+    echo "a probe did not pass: docs/cluster.md says what to do; comm_alg auto is window if the probes of direct did not"
 
 echo "== plan"
 plan | sed -n '1,4p'

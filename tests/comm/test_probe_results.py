@@ -85,13 +85,6 @@ def test_what_did_not_pass_is_not_proven(word: str) -> None:
     )
 
 
-def test_a_bringup_that_does_not_come_to_its_end_leaves_nothing() -> None:
-    kept()
-    probe_results.forget(probe_results.machine(SOC, ONE_SERVER))
-    probe_results.forget(probe_results.machine(SOC, ONE_SERVER))
-    assert probe_results.proven(SOC, ONE_SERVER, 8) == frozenset() and probe_results.files() == []
-
-
 def test_the_umask_does_not_change_the_mode_of_results() -> None:
     before = os.umask(0o002)
     try:

@@ -19,7 +19,13 @@ import pytest
 from ascend_moe.comm.liveness import describe_process
 
 CONTEXT = multiprocessing.get_context("forkserver")  # imports torch once, each rank starts in an instant
-_PRELOADED = ["torch.distributed.fsdp", "torch._dynamo", "ascend_moe.comm", "window_library", "rank_processes"]
+_PRELOADED = [
+    "torch.distributed.fsdp",
+    "torch._dynamo",
+    "ascend_moe.validate.supervisor",
+    "window_library",
+    "rank_processes",
+]
 CONTEXT.set_forkserver_preload(_PRELOADED)
 
 

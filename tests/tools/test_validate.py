@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -17,7 +18,9 @@ from typing import Any
 
 import commands
 import pytest
+import rank_processes
 import torch
+from planted_faults import Planted
 
 import ascend_moe
 import ascendc_twin
@@ -26,7 +29,7 @@ from ascend_moe.cli import validate as validate_cli
 from ascend_moe.native import library
 from ascend_moe.native.windows import MIB
 from ascend_moe.reference.cases import Case
-from ascend_moe.validate import bringup, probes
+from ascend_moe.validate import bringup, probes, supervisor
 from ascend_moe.validate import run as validate_run
 from ascend_moe.validate.bringup import OP_PROBES
 from ascend_moe.validate.cases import matrix
@@ -36,6 +39,7 @@ from ascend_moe.validate.probes import (
     PASS,
     SERVERS,
     SKIPPED,
+    Judged,
     Probe,
     ProbeResult,
     exit_code,
@@ -490,7 +494,7 @@ def test_abort_probe_fails_where_ops_do_not_give_up_in_time(
         return None
 
     monkeypatch.setattr(ascend_moe, "npu_moe_distribute_dispatch", op)
-    (found,) = bringup.thread_results(2, [OPS["abort"]])
+    found = bringup.of_all_ranks(OPS["abort"], bringup.on_threads(OPS["abort"], 2))
     assert found.status == FAIL and re.search(text, found.detail), found
 
 
@@ -506,7 +510,7 @@ def test_no_tokens_probe_fails_where_a_rank_is_skipped(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ascend_moe, "npu_moe_distribute_combine", op)
     start = time.monotonic()
-    found = bringup.thread_results(2, [OPS["BS = 0 launch"]])[0]
+    found = bringup.of_all_ranks(OPS["BS = 0 launch"], bringup.on_threads(OPS["BS = 0 launch"], 2))
     assert found.status == FAIL and time.monotonic() - start < 20, found
 
 
@@ -528,13 +532,17 @@ def test_the_times_of_core_barriers_are_among_the_figures() -> None:
     """Both ways, of the slowest rank."""
     found = PROBES["core barrier"].on(Twin())
     assert set(found.figures) == set(settings.CORE_BARRIERS) and min(found.figures.values()) > 0
-    of_ranks = [(PASS, "a", {"blocks": 2.0, "syncall": 1.0}), (PASS, "b", {"blocks": 1.0, "syncall": 3.0})]
-    both = bringup._of_all_ranks(PROBES["core barrier"], of_ranks)
+    of_ranks = [Judged(PASS, "a", {"blocks": 2.0, "syncall": 1.0}), Judged(PASS, "b", {"blocks": 1.0, "syncall": 3.0})]
+    both = bringup.of_all_ranks(PROBES["core barrier"], of_ranks)
     assert both.figures == {"blocks": 2.0, "syncall": 3.0} and both.status == PASS
 
 
-def test_the_bringup_command_has_the_rows_of_the_page() -> None:
+def test_the_bringup_command_has_the_rows_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It tells which probe begins, so that one that never ends has a name."""
+    monkeypatch.setenv("ASCEND_MOE_CACHE", str(tmp_path))
+    quick = functools.partial(supervisor.Supervisor, run=Planted(real=True))
+    monkeypatch.setattr(supervisor, "Supervisor", quick)
+    monkeypatch.setattr(supervisor, "CONTEXT", rank_processes.CONTEXT)
     code, said, told = commands.said("validate", "--bringup", "--device", "cpu", "--json")
     found = json.loads(said)["probes"]
     names = [finding["name"] for finding in found]
