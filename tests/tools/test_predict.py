@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 from dataclasses import replace
@@ -11,7 +12,11 @@ import pytest
 import torch
 
 import ascend_moe.reference as ref
+import ascendc_twin
+from ascend_moe import plan as planning
 from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.native import library
+from ascend_moe.ops import calls
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import KINDS, SOCS, cost_table, hardware_costs
 from ascend_moe.predict import ALGORITHMS, Prediction, predict, report, runnable
@@ -260,6 +265,48 @@ def test_wrong_arguments_are_named(request_: Request, algorithm: str, argument: 
     with pytest.raises(ArgumentError) as caught:
         predict(request_, algorithm=algorithm)
     assert caught.value.argument == argument or caught.match(argument)
+
+
+def planned(world: TimedWorld, rank: int, window_mib: int) -> tuple[int, int, bytes]:
+    """Tiling key, workspace bytes and tiling of a rank's dispatch, with CANN's context of an A3."""
+    given = world.inputs["dispatch"][rank].items()
+    shapes = tuple((name, calls.name_of(tensor.dtype), tuple(tensor.shape)) for name, tensor in given)
+    spec = planning.call_spec(calls.OP_DISPATCH, world.request, shapes, world.request.cores, window_mib, rank)
+    spec.deadline_micros = 10_000_000
+    made, native = calls.Plan("dispatch", spec), library.lib()
+    info = (ctypes.c_uint64 * 7)()
+    native.am_plan_info(made.handle, info, 7)
+    tiling = ctypes.create_string_buffer(native.am_plan_tiling(made.handle, None, 0))
+    native.am_plan_tiling(made.handle, tiling, len(tiling))
+    return int(info[1]), int(info[4]), tiling.raw
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_dispatch_takes_as_long_as_a_third_party_kernel(algorithm: str) -> None:
+    """Its source, unmodified, through the emulator's package: nothing is known of its flags there."""
+    kernels = library.native_source_root() / "op_kernel"
+    defines = ("DTYPE_X=bfloat16_t", "DTYPE_EXPAND_X=bfloat16_t", "TWIN_UB_BYTES=196352", "TWIN_QUEUE_EVENTS=6")
+    source = kernels / "ascend_moe_distribute_dispatch.cpp"
+    opened = ascendc_twin.load(source, defines=defines, includes=[kernels], engine="timed")
+    request = Request(ranks=8, experts=64, topk=8, hidden=7168, batch=32, cores=24, soc="Ascend910_9391")
+    with TimedWorld(request, algorithm, 0, payload=True) as world:
+        predicted = world.run("dispatch", COSTS)
+        windows = ascendc_twin.Windows(request.ranks, data_bytes=256 << 20)
+        args, tilings, key = [], [], 0
+        for rank, given in enumerate(world.inputs["dispatch"]):
+            key, workspace, tiling = planned(world, rank, 256)
+            outputs = [torch.zeros_like(one) if one.numel() else None for one in world.outputs["dispatch"][rank]]
+            record = torch.zeros(calls.error_record_words(), dtype=torch.int32)
+            own = [*outputs, record, torch.zeros(workspace + 64, dtype=torch.uint8)]
+            args.append([given["x"], given["expert_ids"], None, None, None, None, *own])
+            tilings.append(tiling)
+        call = (source.stem, args, tilings, request.cores, key, windows)
+        found = opened.launch(*call, soc=request.soc, warn=True).time
+        for own, want in zip(args, world.outputs["dispatch"], strict=True):
+            rows = int(want[4][-1])
+            assert torch.equal(own[6][:rows], want[0][:rows]) and torch.equal(own[10], want[4])
+    assert found is not None and found.us == pytest.approx(predicted.us, rel=0.05)
 
 
 OPTIONS = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e", "8", "--cores", "4"]
