@@ -213,8 +213,7 @@ extern "C" decltype(aclnn{op}) aclnnInner{op};
 
 {phase_two}
     ASCEND_MOE_REQUIRE(executor);
-    SetServerType(executor);
-    return aclnnInner{op}(workspace, workspaceSize, executor, stream);
+{server}    return aclnnInner{op}(workspace, workspaceSize, executor, stream);
 }}
 """
 
@@ -229,6 +228,7 @@ def aclnn_source(text: str) -> str:
             phase_one=filled(*phase_one(op), ") {"),
             require=filled("    ASCEND_MOE_REQUIRE(", [name for _, name, need in parameters(op) if need], ");"),
             call=filled(f"    return aclnnInner{op.type}GetWorkspaceSize(", given, ");"),
+            server="    SetServerType(executor);\n" if any(row.name == "group_ep" for row in op.attributes) else "",
             phase_two=filled(f"aclnnStatus aclnn{op.type}(", LAUNCH, ") {"),
         )
     return made
