@@ -155,6 +155,15 @@ TIMEOUT_S = Setting(
     "seconds that an op waits for another rank; twice as long in a communicator's first op on an NPU",
     "60; 300 on an NPU",
 )
+WATCHDOG_S = Setting[float | None](
+    "ASCEND_MOE_WATCHDOG_S",
+    _seconds,
+    None,
+    "a number of seconds above 0, at most 1000000",
+    "CPU and virtual NPU: an op that takes longer (seconds) writes what `ascend-moe hang` prints to a new file in "
+    "`ASCEND_MOE_CALLS`; read when windows open",
+    "not set",
+)
 COMM_ALG = _text(
     "ASCEND_MOE_COMM_ALG",
     "a value of comm_alg",
@@ -343,7 +352,7 @@ CACHE = _path(
 CALLS = _path(
     "ASCEND_MOE_CALLS",
     "folder",
-    "folder for the log of a rank's last calls, written on PeerLost and CommTimeout",
+    "folder for the log of a rank's last calls, written on PeerLost and CommTimeout; watchdog files",
     "the temporary folder",
 )
 
@@ -373,7 +382,7 @@ VALIDATE_OUTCOME = _path(
 # By heading of the page.
 TABLE: dict[str, tuple[Setting[Any], ...]] = {
     "How the ops run": (
-        HCCL_BUFFSIZE, TIMEOUT_S, COMM_ALG, HCCL_INTRA_PCIE, HCCL_INTRA_ROCE, LOGIC_SUPER_POD, AIV_CORES,
+        HCCL_BUFFSIZE, TIMEOUT_S, WATCHDOG_S, COMM_ALG, HCCL_INTRA_PCIE, HCCL_INTRA_ROCE, LOGIC_SUPER_POD, AIV_CORES,
         REGISTERED_MIB, RANKS_PER_SERVER, INTRA_NODE_STORES, RDMA_FLAGS, CORE_BARRIER, TIMESTAMPS, CONTEXT, PROVEN,
         PATCH, CHECK_ROUTING, ENGINE, LOG,
     ),

@@ -29,9 +29,9 @@ import ascend_moe
 from ascend_moe import reference
 from ascend_moe.bench.cases import INPUT_SETS, Case, Inputs, inputs
 from ascend_moe.bench.methods import LIMIT, METHODS, OURS, Method, RankPlace
-from ascend_moe.comm.liveness import process_gone
 from ascend_moe.dispatchers import Dispatched
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout
+from ascend_moe.native.liveness import process_gone
 
 GLOO_TIMEOUT_S = 120.0
 PROGRESS = "progress"  # file with the number of finished iterations and the name of the case

@@ -16,6 +16,7 @@ from ascend_moe.errors import AscendMoeError
 COMMANDS = {
     "run": "Run an MoE layer over EP ranks of this machine on real text, and check every result.",
     "doctor": "Check this machine: versions, variables, devices, memory. Each problem is shown with its fix.",
+    "hang": "Show which rank the others wait for: op, epoch and phase of every rank of this machine.",
     "plan": "Print what a configuration needs: window, HCCL_BUFFSIZE, UB, tiling, limits.",
     "validate": "Compare dispatch and combine with the reference, on an NPU, a virtual NPU or the CPU.",
     "bench": "Time dispatch and combine against torch.distributed, MPI and the machine's limit.",

@@ -24,12 +24,12 @@ import torch.distributed as dist
 from ascend_moe import settings
 from ascend_moe.comm import registered, threads
 from ascend_moe.comm.communicator import Communicator
-from ascend_moe.comm.liveness import out_of_descriptors
 from ascend_moe.comm.records import Records, store_of
 from ascend_moe.comm.rendezvous import Opening
 from ascend_moe.comm.threads import LocalCluster
 from ascend_moe.errors import ArgumentError, AscendMoeError, need, with_typed_errors
 from ascend_moe.native import library
+from ascend_moe.native.liveness import out_of_descriptors
 from ascend_moe.native.windows import timeout_s, window_data_bytes, window_registered_bytes
 from ascend_moe.settings import MAX_WORLD
 

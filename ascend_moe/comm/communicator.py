@@ -9,12 +9,13 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ascend_moe.comm.registered import RegisteredMemory, no_room
 from ascend_moe.comm.vote import WindowVote
 from ascend_moe.errors import AscendMoeError, CommBusy, CommClosed
-from ascend_moe.native import binding, library, log, timestamps
+from ascend_moe.native import binding, hang, library, log, timestamps
 from ascend_moe.native.plans import ALGORITHMS
 from ascend_moe.native.windows import MIB, context_kind, intra_node_stores, ranks_per_server, rdma_flags, timeout_s
 
@@ -148,7 +149,7 @@ class Communicator(GroupCommunicator):
         self.data_bytes, self.registered_bytes = data_bytes, registered_bytes
         self.context_kind, self.ranks_per_server = context_kind(), ranks_per_server()
         self._registered: RegisteredMemory | None = None
-        self.peers = peers
+        self.peers, self._bases = peers, list(bases)
         self._release, self._unmap = release, unmap
         self._close_wait_s = timeout_s() + 2
         self._handle_lock = threading.Lock()  # held briefly; guards only the handle
@@ -179,6 +180,7 @@ class Communicator(GroupCommunicator):
             of_process_group=alive is not None,
         )
         log.opened(name, rank, self.world, data_bytes // MIB, registered_bytes // MIB)
+        hang.watch()
 
     @property
     def handle(self) -> int:
@@ -239,6 +241,16 @@ class Communicator(GroupCommunicator):
                 return seen
             in_op = library.lib().am_comm_in_op(self._handle, rank)
         return f"{seen}, in an op of this group" if in_op else f"{seen}, in Python code, in no op of this group"
+
+    def state(self) -> hang.GroupState | None:
+        """Return what all ranks do, by their windows; None if this communicator is closed."""
+        with self._handle_lock:
+            if self._handle is None:
+                return None
+            total = library.lib().am_window_total_bytes(self.data_bytes, self.registered_bytes)
+            found = hang.of_windows(self.name, self.name, self._bases, total, lambda pid: "")
+            ranks = (replace(one, process=self.peers.describe(one.rank)) for one in found.ranks)
+            return replace(found, ranks=tuple(ranks))
 
     def register(self, size: int) -> ctypes.Array[ctypes.c_char]:
         """Return a registered buffer of ``size`` bytes, which lives as long as the returned object."""

@@ -15,21 +15,28 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ascend_moe.comm.communicator import Communicator
-from ascend_moe.comm.liveness import ProcessWatch, born_here, machine_id, pid_namespace, process_gone
 from ascend_moe.comm.records import Records
 from ascend_moe.errors import ConfigMismatch, PeerLost
 from ascend_moe.native import library
-from ascend_moe.native.windows import context_kind, intra_node_stores, ranks_per_server, rdma_flags
+from ascend_moe.native.liveness import ProcessWatch, born_here, machine_id, pid_namespace, process_gone
+from ascend_moe.native.windows import (
+    DONE,
+    LEFT,
+    MEMFD,
+    PAGE_BYTES,
+    STATE_AT,
+    STATE_BYTES,
+    OpeningState,
+    context_kind,
+    intra_node_stores,
+    opening_of,
+    ranks_per_server,
+    rdma_flags,
+)
 from ascend_moe.settings import CONTEXTS
 
-OPEN, READY, DONE, LEFT = "open", "ready", "done", "left"  # LEFT is never written: it follows from the closed word
-MEMFD = "ascend_moe-window"
-
-# A window's first page after the words of csrc/abi/window.h: this rank's state in the opening, and its record for a
-# subgroup of this group. Only its own rank writes them.
-PAGE_BYTES = 4096
 _CLOSED_WORD = 63  # csrc/abi/window.h
-_STATE_AT, _STATE_BYTES = 2304, 256
+# A rank's record for a subgroup of this group, in its window's first page. Only its own rank writes it.
 _RECORD_AT, _RECORD_BYTES = 2560, 1536
 
 
@@ -43,10 +50,9 @@ def _read(base: int, at: int, room: int) -> str:
     return ctypes.string_at(base + at, room).partition(b"\0")[0].decode(errors="replace")
 
 
-def write_state(base: int, token: str, word: str, digest: str) -> None:
-    """Write this rank's state in the opening with this token."""
-    # Fixed columns: a reader that sees a partly written state reads an invalid word or digest.
-    _write(base, _STATE_AT, _STATE_BYTES, f"{token:32}{word:8}{digest}")
+def write_state(base: int, state: OpeningState) -> None:
+    """Write this rank's state in an opening."""
+    _write(base, STATE_AT, STATE_BYTES, state.text())
 
 
 def mark_closed(base: int) -> None:
@@ -139,9 +145,11 @@ class Peer:
     def read(self) -> bool:
         """Read the rank's state; return whether it has changed."""
         before = self.word, self.digest
-        state = _read(self.base, _STATE_AT, _STATE_BYTES)
-        token, self.word, self.digest = state[:32], state[32:40].strip(), state[40:]
-        if token != self.record.token or (self.word != DONE and self.closed):  # the descriptor may have been reused
+        state = opening_of(ctypes.string_at(self.base, PAGE_BYTES))
+        self.word, self.digest = ("", "") if state is None else (state.word, state.digest)
+        if (
+            state is None or state.token != self.record.token or (self.word != DONE and self.closed)
+        ):  # the descriptor may have been reused
             self.word = LEFT
         return before != (self.word, self.digest)
 
@@ -151,10 +159,13 @@ class Peer:
 
 
 class Processes:
-    """The peers of a communicator: the processes behind its windows."""
+    """The peers of a communicator: the processes behind its windows.
 
-    def __init__(self, rank: int, base: int, peers: Mapping[int, Peer]) -> None:
-        self.rank = rank
+    ``window``: the descriptor of this rank's own, closed with the communicator; `ascend_moe.native.hang` reads it.
+    """
+
+    def __init__(self, rank: int, base: int, peers: Mapping[int, Peer], window: int) -> None:
+        self.rank, self._window = rank, window
         self._base, self._peers, self._owner = base, peers, os.getpid()
 
     def live_fds(self, world: int) -> list[int]:
@@ -189,6 +200,9 @@ class Processes:
             mark_closed(self._base)
         for peer in self._peers.values():
             peer.close()
+        if self._window >= 0:
+            os.close(self._window)
+            self._window = -1
 
 
 class PeerRecords(Records[Record]):

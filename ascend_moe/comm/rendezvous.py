@@ -24,13 +24,7 @@ from dataclasses import replace
 
 from ascend_moe import settings
 from ascend_moe.comm.communicator import Communicator
-from ascend_moe.comm.liveness import ProcessWatch, describe_process, file_owner, out_of_descriptors, process_user
 from ascend_moe.comm.peers import (
-    DONE,
-    MEMFD,
-    OPEN,
-    PAGE_BYTES,
-    READY,
     Peer,
     Processes,
     Record,
@@ -42,7 +36,8 @@ from ascend_moe.comm.peers import (
 from ascend_moe.comm.records import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_TIMEOUT_S, Records
 from ascend_moe.errors import AscendMoeError, CommError, CommTimeout, ConfigMismatch, PeerLost
 from ascend_moe.native import library
-from ascend_moe.native.windows import MIB
+from ascend_moe.native.liveness import ProcessWatch, describe_process, file_owner, out_of_descriptors, process_user
+from ascend_moe.native.windows import DONE, MEMFD, MIB, OPEN, PAGE_BYTES, READY, OpeningState
 
 LEAVING_TIMEOUT_S = 0.2  # for the store, when a rank gives up
 
@@ -147,11 +142,13 @@ class Opening:
             self._write(DONE)
         except BaseException as error:
             self._give_up(error)
+            self._close_window()
             raise
-        finally:
-            if self._window >= 0:
-                os.close(self._window)
-                self._window = -1
+
+    def _close_window(self) -> None:
+        if self._window >= 0:
+            os.close(self._window)
+            self._window = -1
 
     # ---- steps
 
@@ -270,7 +267,8 @@ class Opening:
         return DONE in same or same.count(READY) == self.world - 1
 
     def _write(self, word: str) -> None:
-        write_state(self.base, self.mine.token, word, self.digest)
+        state = OpeningState(self.mine.token, word, self.digest, self.rank, self.world, self.name)
+        write_state(self.base, state)
 
     def _drop(self) -> None:
         """Forget openings that are over."""
@@ -378,7 +376,7 @@ class Opening:
 
     def communicator(self, alive: Callable[[], bool] | None = None) -> Communicator:
         """Return this rank's communicator, which owns the opened windows. ``alive``: as in `Communicator`."""
-        peers = Processes(self.rank, self.base, self.peers)
+        peers = Processes(self.rank, self.base, self.peers, self._window)
         bases = {rank: peer.base for rank, peer in self.peers.items()} | {self.rank: self.base}
         try:
             return Communicator(

@@ -16,7 +16,7 @@ import torch
 
 from ascend_moe.comm.communicator import Communicator
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommError, CommTimeout, PeerLost, with_right_names
-from ascend_moe.native import binding, library, log
+from ascend_moe.native import binding, hang, library, log
 from ascend_moe.native.windows import MIB, timeout_s, window_data_bytes, window_registered_bytes
 from ascend_moe.settings import MAX_WORLD
 
@@ -100,10 +100,15 @@ class _Windows:
                 )
                 self.communicators.append(communicator)
                 self.open.add(rank)
+            hang.watch(self)
         except BaseException:
             self.close()
             self._free()
             raise
+
+    def state(self) -> hang.GroupState | None:
+        """Return what all ranks do; None if all communicators are closed."""
+        return next((state for one in self.communicators if (state := one.state()) is not None), None)
 
     # Implements Peers.
 

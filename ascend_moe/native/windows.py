@@ -1,6 +1,11 @@
-"""Sizes and layouts of windows, and timeouts, from the settings at the time a communicator opens."""
+"""Sizes and layouts of windows, and timeouts, from the settings at the time a communicator opens.
+
+A window's first page contains, after the words of csrc/abi/window.h, the state of its rank in the opening.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from .. import settings
 from ..errors import ArgumentError
@@ -8,7 +13,35 @@ from ..settings import CONTEXTS
 
 MIB = 1 << 20
 CONTEXT_TABLE, CONTEXT_A3, CONTEXT_A2 = range(len(CONTEXTS))
+MEMFD = "ascend_moe-window"
+PAGE_BYTES = 4096
+OPEN, READY, DONE, LEFT = "open", "ready", "done", "left"  # LEFT is never written: it follows from the closed word
+STATE_AT, STATE_BYTES = 2304, 256
 A2_STATE_MIB = 1  # part of HCCL_BUFFSIZE if the state has no window of its own
+
+
+class OpeningState(NamedTuple):
+    """A rank's state in the opening with this token; ``digest``: of the tokens of all ranks, once it knows them."""
+
+    token: str
+    word: str
+    digest: str
+    rank: int
+    world: int
+    name: str
+
+    def text(self) -> str:
+        # Fixed columns: a reader that sees a partly written state reads an invalid word or digest.
+        return f"{self.token:32}{self.word:8}{self.digest:64}{self.rank:4}{self.world:4}{self.name}"
+
+
+def opening_of(page: bytes) -> OpeningState | None:
+    """Return the state in a window's first page, or None if there is none."""
+    text = page[STATE_AT : STATE_AT + STATE_BYTES].partition(b"\0")[0].decode(errors="replace")
+    rank, world = text[104:108].strip(), text[108:112].strip()
+    if not (rank.isdigit() and world.isdigit()):
+        return None
+    return OpeningState(text[:32], text[32:40].strip(), text[40:104].strip(), int(rank), int(world), text[112:])
 
 
 def timeout_s() -> float:

@@ -23,7 +23,7 @@ from .. import comm, settings
 from ..comm.communicator import GroupCommunicator, take_number
 from ..comm.registered import RegisteredMemory, no_room
 from ..errors import ArgumentError, AscendMoeError, WindowTooSmall
-from ..native import binding, library, log, probe_results, timestamps
+from ..native import binding, hang, library, log, probe_results, timestamps
 from ..native.plans import ALGORITHMS
 from ..native.windows import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, intra_node_stores, rdma_flags, timeout_s
 from . import calls, npu_adapter, npu_servers
@@ -154,6 +154,7 @@ class NpuCommunicator(GroupCommunicator):
             of_process_group=True,
         )
         log.opened(name, self.rank, self.world, self.data_bytes // MIB, registered_mib)
+        hang.watch()
         if self.auto_is_window:
             log.unproven(name, self.rank, probe_results.COMMAND)
         words = calls.error_record_words()

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from ascend_moe import settings
-from ascend_moe.comm.liveness import born_here, machine_id, pid_namespace, process_gone
 from ascend_moe.comm.records import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_TIMEOUT_S, Records, store_of
 from ascend_moe.comm.vote import StoreVote
 from ascend_moe.errors import ArgumentError, CommTimeout, ConfigMismatch
 from ascend_moe.native import library, probe_results
+from ascend_moe.native.liveness import born_here, machine_id, pid_namespace, process_gone
 from ascend_moe.native.windows import intra_node_stores, ranks_per_server, rdma_flags
 
 if TYPE_CHECKING:

@@ -9,6 +9,8 @@
 AM_API uint64_t am_window_total_bytes(uint64_t data_bytes, uint64_t registered_bytes);
 AM_API void* am_window_alloc(uint64_t total_bytes);
 AM_API void* am_window_map(int fd, uint64_t total_bytes);
+// Maps a window, or a part of another file, for reading only.
+AM_API const void* am_window_look(int fd, uint64_t offset, uint64_t total_bytes);
 AM_API void am_window_unmap(void* base, uint64_t total_bytes);
 // Words of a window by which a group agrees on its survivors, 0 in a new window: atomically replaces `expected` by
 // `desired`. Returns the previous value; 0 beyond the last word.
@@ -50,6 +52,13 @@ AM_API int am_registered_use(void* area, const void* plan, uint32_t part, const 
 AM_API int am_comm_in_op(void* comm, int rank);
 // The epoch of the last completed op of this rank; 0: none.
 AM_API uint32_t am_comm_epoch(const void* comm);
+// What every rank of a group does, a line each (GroupWindows::Text), from its windows as mapped here. It writes
+// nothing. A window may instead be zeros and a copy of a state area; the line is empty if there is none. Returns the
+// bytes that the text takes.
+AM_API uint64_t am_group_text(void* const* bases, int world, char* text, uint64_t bytes);
+// Of a window's first page: rank, world, process, bytes of the window; whether its rank has closed its communicator.
+// Returns 0 if the first four are not there: the rank has no communicator yet.
+AM_API int am_window_label(const void* base, uint64_t* out);
 // Tests: makes the next op run as the epoch after this one.
 AM_API void am_comm_set_epoch(void* comm, uint32_t epoch);
 // Where a rank's areas lie in a window, for tests: data offset, state offset, state bytes.

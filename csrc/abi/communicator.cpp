@@ -19,18 +19,12 @@ constexpr uint32_t kSpinsAlone = 2000;  // every rank has a processor of its own
 constexpr uint32_t kSpinsCrowded = 20;  // spinning would steal the peer's time
 constexpr uint32_t kGuardBytes = 64;
 
-uint32_t* Word(uint8_t* area, uint64_t offset) { return reinterpret_cast<uint32_t*>(area + offset); }
-
 }  // namespace
 
 Communicator::Communicator(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t registered_bytes,
                            const int* live_fds)
-    : rank_(rank),
-      world_(world),
-      bases_(bases, bases + world),
+    : GroupWindows(rank, world, bases, data_bytes, registered_bytes),
       lost_(new std::atomic<bool>[static_cast<size_t>(world)]),
-      data_bytes_(data_bytes),
-      registered_bytes_(registered_bytes),
       device_(rank) {
     for (int r = 0; r < world; ++r) {
         live_fds_.push_back(live_fds != nullptr ? live_fds[r] : -1);
@@ -45,6 +39,7 @@ Communicator::Communicator(int rank, int world, void* const* bases, uint64_t dat
     idle.on_idle = &Communicator::OnIdle;
     idle.on_idle_argument = this;
     idle.peer_gone = &Communicator::PeerGone;
+    WriteLabel();
 }
 
 Communicator::~Communicator() { DropStaging(); }
@@ -67,10 +62,6 @@ void Communicator::CloseRegisteredArea() {
     const std::lock_guard<std::mutex> lock(registered_mutex_);
     registered_now_.store(nullptr, std::memory_order_release);
     registered_area_.reset();
-}
-
-uint32_t Communicator::Epoch() const {
-    return __atomic_load_n(Word(state(rank_), moe::kControlOffset) + moe::kControlEpochWord, __ATOMIC_ACQUIRE);
 }
 
 void Communicator::SetEpoch(uint32_t epoch) {
@@ -103,63 +94,6 @@ bool Communicator::Gone(int peer) const {
     if (query.fd < 0) return false;
     if (__atomic_load_n(ClosedOf(bases_[static_cast<size_t>(peer)]), __ATOMIC_ACQUIRE) != 0) return true;
     return poll(&query, 1, 0) > 0 && (query.revents & (POLLIN | POLLHUP | POLLERR)) != 0;
-}
-
-// A peer that has delivered its whole status message of this epoch may end: no rank waits for it any more. A peer
-// killed between two blocks has not delivered it.
-bool Communicator::Delivered(uint8_t* message) const {
-    const uint32_t epoch = Epoch(), world = static_cast<uint32_t>(world_);
-    const auto marked = [&](uint32_t block, uint32_t first) {
-        const uint32_t* words = Word(message, static_cast<uint64_t>(block) * moe::kBlock);
-        return __atomic_load_n(words + moe::kFirstTag, __ATOMIC_ACQUIRE) == first &&
-               __atomic_load_n(words + moe::kLastTag, __ATOMIC_ACQUIRE) == epoch;
-    };
-    if (!marked(0, moe::HeaderWord(epoch))) return false;
-    const uint32_t count_blocks = __atomic_load_n(Word(message, 0) + moe::kH0OpPhase, __ATOMIC_RELAXED) & 0xFFFFu;
-    const uint32_t most = moe::CountBlocks(moe::MaxLocalExperts(world));
-    const uint32_t blocks = moe::kHeaderBlocks + moe::Min(count_blocks, most);
-    for (uint32_t block = 1; block < blocks; ++block) {
-        if (!marked(block, epoch)) return false;
-    }
-    return true;
-}
-
-// Whether a rank waits for nothing more of a peer in this op.
-bool Communicator::Arrived(int peer) const {
-    const uint32_t* hint = Word(state(rank_), moe::AbortOffset(static_cast<uint32_t>(peer)));
-    if (__atomic_load_n(hint + moe::kHtMagic, __ATOMIC_ACQUIRE) == moe::kHintMagic &&
-        __atomic_load_n(hint + moe::kHtTag, __ATOMIC_ACQUIRE) == Epoch())
-        return true;
-    if (!levels_) return Delivered(StatusMessageOf(peer, moe::Parity(Epoch())));
-    return ArrivedByLevels(static_cast<uint32_t>(peer));
-}
-
-// Hierarchy: a rank of this server owes its message and, in dispatch, those of its rail on other servers; a rank of
-// this rail, in combine, its server's. Other ranks' data comes through these: they have arrived when their own window
-// says that they have ended this op.
-bool Communicator::ArrivedByLevels(uint32_t peer) const {
-    const uint32_t world = static_cast<uint32_t>(world_), local_ranks = ranks_per_server_,
-                   parity = moe::Parity(Epoch());
-    const uint32_t rank = static_cast<uint32_t>(rank_), server = peer / local_ranks;
-    uint8_t* own = state(rank_);
-    bool all = true;
-    if (server == rank / local_ranks) {
-        for (uint32_t source = 0; source < world; ++source) {
-            const bool owed = source == peer || (dispatches_ && source % local_ranks == peer % local_ranks);
-            if (owed) all = all && Delivered(own + moe::StatusOffset(world, parity, source));
-        }
-        return all;
-    }
-    if (!dispatches_ && peer % local_ranks == rank % local_ranks) {
-        uint8_t* region = data(rank_) + moe::RelayEnd(data_bytes_, world, local_ranks) +
-                          moe::RegionOffset(data_bytes_, moe::RegionsOf(world, local_ranks), parity, world + server);
-        for (uint32_t local_rank = 0; local_rank < local_ranks; ++local_rank)
-            all = all && Delivered(region + moe::RelayMessageOffset(world, local_rank));
-        return all;
-    }
-    const uint32_t seen = __atomic_load_n(
-        Word(state(static_cast<int>(peer)), moe::kControlOffset) + moe::kControlEpochWord, __ATOMIC_ACQUIRE);
-    return seen == moe::NextEpoch(Epoch()) || (seen == Epoch() && !InOp(static_cast<int>(peer)));
 }
 
 // Whether this op, or an earlier one, has failed on some rank; see AbortWatch.
@@ -210,28 +144,6 @@ uint64_t AddressOf(const void* p) { return reinterpret_cast<uintptr_t>(p); }
 
 }  // namespace
 
-uint8_t* Communicator::data(int rank) const {
-    void* base = bases_[static_cast<size_t>(rank)];
-    return kind_ == moe::kContextA2 ? StateOf(base) : DataOf(base);
-}
-
-// The same memory either way: on A2 the area that comes first is the data, and the state comes last.
-uint8_t* Communicator::state(int rank) const {
-    void* base = bases_[static_cast<size_t>(rank)];
-    return kind_ == moe::kContextA2 ? StateOf(base) + data_bytes_ + registered_bytes_ : StateOf(base);
-}
-
-bool Communicator::inter_node(int peer) const {
-    return staging_ != nullptr && peer / intra_node_ranks_ != rank_ / intra_node_ranks_;
-}
-
-uint8_t* Communicator::StatusMessageOf(int peer, uint32_t parity) const {
-    const uint32_t world = static_cast<uint32_t>(world_), source = static_cast<uint32_t>(peer);
-    if (!inter_node(peer)) return state(rank_) + moe::StatusOffset(world, parity, source);
-    return data(rank_) + moe::RegionOffset(data_bytes_, world, parity, source) +
-           moe::RowsEnd(data_bytes_, world, world);
-}
-
 bool Communicator::IsInterNodeStatus(uintptr_t address) const {
     for (int peer = 0; peer < world_; ++peer) {
         if (inter_node(peer) &&
@@ -250,6 +162,7 @@ void Communicator::UseContext(uint32_t kind) {
     FillTable();
     FillContext();
     ListRanges();
+    WriteLabel();
 }
 
 void Communicator::UseServers(uint32_t ranks_per_server, bool intra_node_stores) {
@@ -261,9 +174,11 @@ void Communicator::UseServers(uint32_t ranks_per_server, bool intra_node_stores)
             mmap(nullptr, staging_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (mapped == MAP_FAILED) throw std::bad_alloc();
         staging_ = static_cast<uint8_t*>(mapped);
+        several_servers_ = true;
     }
     FillContext();
     ListRanges();
+    WriteLabel();
 }
 
 void Communicator::UseLinks(Links links) {
@@ -283,6 +198,7 @@ void Communicator::DropStaging() {
     agent_.reset();  // it may still read there
     if (staging_ != nullptr) munmap(staging_, staging_bytes());
     staging_ = nullptr;
+    several_servers_ = false;
 }
 
 void Communicator::FillTable() {
@@ -421,13 +337,10 @@ void Communicator::TellInOp(bool in_op) {
     __atomic_store_n(InOpOf(bases_[static_cast<size_t>(rank_)]), in_op ? 1u : 0u, __ATOMIC_RELEASE);
 }
 
-bool Communicator::InOp(int peer) const {
-    return __atomic_load_n(InOpOf(bases_[static_cast<size_t>(peer)]), __ATOMIC_ACQUIRE) != 0;
-}
-
-void Communicator::BeginLaunch(bool levels, bool dispatches) {
-    levels_ = levels;
-    dispatches_ = dispatches;
+void Communicator::BeginLaunch(uint32_t op, uint32_t algorithm, uint32_t epoch) {
+    levels_ = algorithm == moe::kAlgorithmHierarchy;
+    dispatches_ = op == moe::kOpDispatch;
+    LabelOf(bases_[static_cast<size_t>(rank_)])->Begin(op, algorithm, epoch);
     TellInOp(true);
     if (kind_ == moe::kContextA2) reinterpret_cast<twin::hccl::Header*>(blob_.get())->served = 0;
     if (staging_ == nullptr) return;
@@ -476,6 +389,11 @@ uint64_t am_window_total_bytes(uint64_t data_bytes, uint64_t registered_bytes) {
 
 void* am_window_alloc(uint64_t total_bytes) {
     void* base = mmap(nullptr, total_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return base == MAP_FAILED ? nullptr : base;
+}
+
+const void* am_window_look(int fd, uint64_t offset, uint64_t total_bytes) {
+    void* base = mmap(nullptr, total_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, static_cast<off_t>(offset));
     return base == MAP_FAILED ? nullptr : base;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/contexts.h"
+#include "group_windows.h"
 #include "twin/engine/copy_agent.h"
 #include "twin/engine/launch.h"
 #include "window.h"
@@ -26,13 +27,11 @@ int Tried(const Call& call) {
     }
 }
 
-class Communicator {
+class Communicator : public GroupWindows {
 public:
     Communicator(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t registered_bytes,
                  const int* live_fds);
 
-    int rank() const { return rank_; }
-    int world() const { return world_; }
     twin::Device& device() { return device_; }
     std::mutex& mutex() { return mutex_; }
     ~Communicator();
@@ -48,13 +47,7 @@ public:
     enum class Links : int { kBoth, kMemory, kRdma };
     void UseLinks(Links links);
     void* context();
-    uint32_t context_kind() const { return kind_; }
-    // Where an area of a rank's window begins in this process.
-    uint8_t* data(int rank) const;
-    uint8_t* state(int rank) const;
-    uint64_t data_bytes() const { return data_bytes_; }
     uint8_t* registered(int rank) const { return data(rank) + data_bytes_; }
-    uint64_t registered_bytes() const { return registered_bytes_; }
     // Code of the last op's algorithm; 0: none has run.
     uint32_t algorithm() const { return algorithm_; }
     void set_algorithm(uint32_t code) { algorithm_ = code; }
@@ -65,16 +58,13 @@ public:
     // This rank's windowsOut, or null without servers.
     uint8_t* staging() const { return staging_; }
     uint64_t staging_bytes() const { return data_bytes_ + kStateAreaBytes; }
-    bool inter_node(int peer) const;
     // Whether an inter-node peer's status message, of either parity, begins at this address of this rank's window.
     bool IsInterNodeStatus(uintptr_t address) const;
 
-    // Call around each launch: the agent that carries what the kernel posts to HCCL's server. `levels`: an op of
-    // hierarchy, `dispatches`: a dispatch; arrivals are then detected from other messages.
-    void BeginLaunch(bool levels = false, bool dispatches = false);
+    // Call around each launch: the agent that carries what the kernel posts to HCCL's server. `op`, `algorithm`,
+    // `epoch` of the launch, 0 for a probe; hierarchy's arrivals are detected from other messages.
+    void BeginLaunch(uint32_t op = 0, uint32_t algorithm = 0, uint32_t epoch = 0);
     void EndLaunch(bool failed);
-    // Whether a rank is in a launch, by its window.
-    bool InOp(int peer) const;
     // Throws if a launch on an A2 context has not finalized HCCL's server.
     void CheckServed() const;
 
@@ -91,9 +81,7 @@ public:
         for (int peer = 0; peer < world_; ++peer) lost_[static_cast<size_t>(peer)].store(false);
     }
     void SetEpoch(uint32_t epoch);
-    uint32_t Epoch() const;
     uint32_t EpochOfLaunch(uint32_t part) const;  // of the next one
-    void* base(int rank) const { return bases_[static_cast<size_t>(rank)]; }
     // Writes an abort block ("this rank has failed, in the op of `epoch`") for one rank, or for this rank itself.
     void PostAbort(int peer, uint32_t epoch, uint32_t code, int culprit);
 
@@ -103,12 +91,7 @@ private:
     void LookAtPeers();
     void TellInOp(bool in_op);
     bool Gone(int peer) const;
-    bool Delivered(uint8_t* message) const;
-    bool Arrived(int peer) const;
-    bool ArrivedByLevels(uint32_t peer) const;
     bool Aborted() const;
-    // The status message of a peer, in this rank's window.
-    uint8_t* StatusMessageOf(int peer, uint32_t parity) const;
     void FillTable();
     void FillContext();
     void ListRanges();
@@ -117,21 +100,12 @@ private:
     void ListOwnData(uint8_t* data, bool levels);
     void DropStaging();
 
-    int rank_;
-    int world_;
-    std::vector<void*> bases_;
     std::vector<int> live_fds_;
     std::unique_ptr<std::atomic<bool>[]> lost_;
-    uint64_t data_bytes_;
-    uint64_t registered_bytes_;
     uint32_t algorithm_ = 0;
-    bool levels_ = false, dispatches_ = false;  // of this launch
     std::mutex registered_mutex_;
     std::shared_ptr<RegisteredArea> registered_area_;
     std::atomic<RegisteredArea*> registered_now_{nullptr};
-    uint32_t kind_ = moe::kContextTable;
-    uint32_t ranks_per_server_ = 0;
-    int intra_node_ranks_ = 1;  // that stores reach
     Links links_ = Links::kBoth;
     uint8_t* staging_ = nullptr;
     moe::WindowTable table_ = {};

@@ -30,9 +30,6 @@ struct Plan {
 
 constexpr size_t kMostArguments = std::max<size_t>(moe::DispatchArgument::kCount, moe::CombineArgument::kCount);
 
-// Copies a text, as much as fits. Returns the bytes that all of it takes.
-uint64_t GiveText(const std::string& from, char* to, uint64_t bytes);
-
 class OpLaunch {
 public:
     // The pointers must stay valid until Finish. A direct combine of rows in the registered area publishes their block
@@ -52,7 +49,7 @@ public:
         epoch_ = comm_.EpochOfLaunch(plan_.info().part);
         // On an NPU each launch has another workspace.
         if (twin::kChecked) memset(scratch_, 0xA5, scratch_bytes_);
-        comm_.BeginLaunch(plan_.info().algorithm == moe::kAlgorithmHierarchy, plan_.dispatch());
+        comm_.BeginLaunch(plan_.call.op, plan_.info().algorithm, epoch_);
     }
     // After the kernel, however it ended.
     void End(bool failed) { comm_.EndLaunch(failed); }

@@ -5,22 +5,26 @@
 // block are free again when no tensor holds it and no peer reads it.
 #pragma once
 
+#include <time.h>
+
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "protocol/window.h"
 
 namespace ops {
 
 // The first page is the emulator's: a count of sleepers and the doorbell that wakes them, in its own cache line whether
-// its rank is in an op, then words and texts of ascend_moe/comm: the votes (vote.py), whether the rank has closed its
-// communicator, and its side of an opening (peers.py). No kernel uses it.
+// its rank is in an op, its label, then words and texts of ascend_moe/comm: the votes (vote.py), whether the rank has
+// closed its communicator, and its side of an opening (peers.py). No kernel uses it.
 constexpr uint64_t kHeaderBytes = 4096;
 constexpr uint64_t kSleepersOffset = 64;
 constexpr uint64_t kDoorbellOffset = kSleepersOffset + sizeof(uint32_t);
 constexpr uint64_t kInOpOffset = 256;
+constexpr uint64_t kLabelOffset = 320;
 constexpr uint64_t kBallotOffset = 512;
 constexpr uint64_t kBallotWords = (kHeaderBytes - kBallotOffset) / sizeof(uint32_t);
 constexpr uint64_t kClosedWord = 63;  // of the votes' words: 1 once the rank has closed its communicator
@@ -38,6 +42,37 @@ inline uint32_t* DoorbellOf(void* base) {
 inline uint32_t* InOpOf(void* base) { return reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(base) + kInOpOffset); }
 inline uint32_t* ClosedOf(void* base) {
     return reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(base) + kBallotOffset) + kClosedWord;
+}
+
+// Copies a text, as much as fits. Returns the bytes that all of it takes.
+uint64_t GiveText(const std::string& from, char* to, uint64_t bytes);
+
+inline uint64_t MonotonicNanoseconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+// What a rank writes about itself for readers outside of it (am_group_text): its communicator, and its last launch.
+struct WindowLabel {
+    uint32_t magic;
+    uint32_t rank, world, pid;
+    uint32_t context_kind, ranks_per_server, intra_node_ranks, several_servers;
+    uint64_t data_bytes, registered_bytes;
+    uint32_t op, algorithm, epoch;  // op 0: a probe, or none
+    uint64_t begun;
+
+    void Begin(uint32_t new_op, uint32_t new_algorithm, uint32_t new_epoch) {
+        op = new_op;
+        algorithm = new_algorithm;
+        epoch = new_epoch;
+        begun = MonotonicNanoseconds();
+    }
+};
+constexpr uint32_t kLabelMagic = 0x4C41424C;
+static_assert(kLabelOffset + sizeof(WindowLabel) <= kBallotOffset, "the label overlaps the votes");
+inline WindowLabel* LabelOf(void* base) {
+    return reinterpret_cast<WindowLabel*>(static_cast<uint8_t*>(base) + kLabelOffset);
 }
 
 // ---- the registered area ----

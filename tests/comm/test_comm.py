@@ -19,10 +19,10 @@ from comm_cases import file_links
 from window_library import WindowLibrary, exchange
 
 from ascend_moe import comm
-from ascend_moe.comm import liveness
-from ascend_moe.comm.liveness import describe_process, machine_id, process_gone
 from ascend_moe.comm.peers import create_window
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommBusy
+from ascend_moe.native import liveness
+from ascend_moe.native.liveness import describe_process, machine_id, process_gone
 
 
 @pytest.fixture(autouse=True)

@@ -20,11 +20,11 @@ from window_library import WindowLibrary, exchange
 
 from ascend_moe import comm
 from ascend_moe.comm.communicator import Communicator
-from ascend_moe.comm.liveness import pid_namespace
 from ascend_moe.comm.peers import Record, create_window
 from ascend_moe.comm.records import Records
 from ascend_moe.comm.rendezvous import Opening
 from ascend_moe.errors import CommTimeout, ConfigMismatch, PeerLost
+from ascend_moe.native.liveness import pid_namespace
 
 
 @pytest.fixture(autouse=True)

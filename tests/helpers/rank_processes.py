@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ascend_moe.comm.liveness import describe_process
+from ascend_moe.native.liveness import describe_process
 
 CONTEXT = multiprocessing.get_context("forkserver")  # imports torch once, each rank starts in an instant
 _PRELOADED = [

@@ -35,6 +35,9 @@ class WindowLibrary:
         self.fail_map_at -= 1
         return None if self.fail_map_at == -1 else self._keep(self.inner.am_window_map(fd, total), total)
 
+    def am_window_look(self, fd: int, offset: int, total: int) -> int | None:
+        return self._keep(self.inner.am_window_look(fd, offset, total), total)
+
     def _keep(self, base: int | None, total: int) -> int | None:
         if base is not None:
             self.mapped[base] = total

@@ -452,6 +452,7 @@ def test_comm_alg_is_what_the_ops_run(algorithm: str, share: int, monkeypatch: p
 FUZZED = {
     "run": (["-p", "tiny", "--iterations", "1", "--batch", "2"], ["--ranks", "--batch", "--seed", "--layer"]),
     "doctor": ([], ["--ranks", "--batch", "--experts", "--window", "--cores", "--group"]),
+    "hang": (["--layout", "cann-v1", "/nothing", "/nothing"], ["--experts", "--layout"]),
     "plan": ([], ["--ranks", "--batch", "--global-bs", "--hidden", "-k", "-e", "--window", "--cores"]),
     "validate": (["--device", "cpu", "-r", "1", "--extra", "0", "--dtype", "bf16"], ["--ranks", "--seed", "--extra"]),
     "bench": (["--methods", "nothing"], ["--ranks", "--batch", "-n"]),

@@ -60,7 +60,7 @@ HcclResult ConnectRanks(const RootInfo& info, int rank, int world, uint64_t data
     HcclResult code = Rendezvous(info, comm.get(), &root, &file);
     comm->name = name.empty() ? "127.0.0.1%" + root : name;
     if (!code) code = MapWindows(comm.get(), file);
-    if (file >= 0) close(file);
+    comm->file = file;
     if (code) return code;
     std::snprintf(RankOf(comm->control, rank)->call.op, sizeof(Call::op), "initialisation");
     if ((code = Barrier(*comm, "initialisation"))) return code;
@@ -73,6 +73,7 @@ Comm::~Comm() {
         RankOf(control, rank)->left.store(1, std::memory_order_release);
         munmap(control, ControlBytes(world));
     }
+    if (file >= 0) close(file);
     if (windows_registered) return;
     if (windows) munmap(windows, WindowStride(data_bytes) * static_cast<uint64_t>(world));
     for (int fd : live_fds) {

@@ -103,6 +103,7 @@ struct Comm {
     uint64_t data_bytes = 0;
     uint8_t* control = nullptr;
     uint8_t* windows = nullptr;
+    int file = -1;  // of both; ascend-moe hang reads the windows through it
     std::vector<void*> bases;
     std::vector<int32_t> live_fds;    // pidfds; -1 for oneself
     bool windows_registered = false;  // handed to an operator library: stay mapped until the process ends

@@ -1,0 +1,412 @@
+"""What the ranks of this machine do, read from their windows: which rank is behind, and who waits for it.
+
+`live` maps the windows of other processes for reading only. `of_files` reads copies of state areas, for NPUs. `watch`
+starts a thread that writes what `live` finds while an op of this process takes long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import logging
+import os
+import tempfile
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from .. import settings
+from .._text import table
+from ..errors import ArgumentError
+from . import library, log
+from .liveness import describe_process
+from .windows import DONE, MEMFD, PAGE_BYTES, opening_of
+
+_VNPU_MEMFD = "ascend_moe_vnpu_hccl"  # vnpu/hccl/rendezvous.cpp: the windows of all ranks in one file
+_VNPU_ALIGN = 64 << 10  # kMapAlign of vnpu/hccl/comm.h
+
+
+@dataclass(frozen=True)
+class RankState:
+    """One rank of a group.
+
+    Attributes:
+        pid: its process; 0: unknown, or it has ended.
+        op, algorithm, epoch: of its last op.
+        phase: what it does in this op; "" if it is in no op.
+        seconds: how long it is in the op; 0: unknown.
+        awaits: the ranks that it waits for.
+        error, culprit: its fatal error and the rank that this is about; "" and -1 without.
+        process: the state of the process.
+    """
+
+    rank: int
+    pid: int = 0
+    op: str = ""
+    algorithm: str = ""
+    epoch: int = 0
+    phase: str = ""
+    seconds: float = 0.0
+    awaits: tuple[int, ...] = ()
+    error: str = ""
+    culprit: int = -1
+    process: str = "has no window: it has not called, or its process has ended"
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """The ranks of a group, in rank order; ``key`` distinguishes groups of the same name."""
+
+    key: str
+    name: str
+    ranks: tuple[RankState, ...]
+
+
+def of_windows(
+    key: str, name: str, bases: Sequence[int | None], total: int, process: Callable[[int], str]
+) -> GroupState:
+    """Read the windows of a group as mapped here, None for those that are missing.
+
+    Args:
+        total: bytes of a window.
+        process: describes the process of a pid.
+    """
+    lib = library.lib()
+    empty = lib.am_window_alloc(total)
+    try:
+        table = (ctypes.c_void_p * len(bases))(*(base or empty for base in bases))
+        room = 1 << 16
+        while True:
+            text = ctypes.create_string_buffer(room)
+            needed = lib.am_group_text(table, len(bases), text, room)
+            if needed < room:
+                break
+            room = needed + 4096  # it may grow meanwhile
+        lines = text.value.decode().split("\n")
+    finally:
+        lib.am_window_unmap(empty, total)
+    return GroupState(key, name, tuple(_rank_of(rank, line, process) for rank, line in enumerate(lines[: len(bases)])))
+
+
+def _rank_of(rank: int, line: str, process: Callable[[int], str]) -> RankState:
+    if not line:
+        return RankState(rank)
+    pid, op, algorithm, epoch, phase, nanoseconds, awaits, error, culprit = line.split("\t")
+    waits = tuple(int(peer) for peer in awaits.split(",") if peer)
+    known = int(pid), op, algorithm, int(epoch), phase, int(nanoseconds) / 1e9, waits, error, int(culprit)
+    return RankState(rank, *known, process(int(pid)) if int(pid) else "")
+
+
+# ---- live
+
+
+@dataclass(frozen=True)
+class _Window:
+    base: int
+    mapped: int  # bytes, of the file that it is in
+    at: int  # where that begins
+    total: int
+    rank: int
+    world: int
+    pid: int
+    key: str
+    name: str
+    word: str  # of the opening; DONE: it has a communicator
+
+
+def live(pids: Sequence[int] | None = None) -> list[GroupState]:
+    """Read the groups of which a process of this machine that may be read has a window.
+
+    Args:
+        pids: the processes to look at; None: all.
+    """
+    found: dict[tuple[int, int], list[_Window]] = {}
+    try:
+        for pid in pids or [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+            with contextlib.suppress(OSError):  # another user's, or it has ended
+                for link in os.scandir(f"/proc/{pid}/fd"):
+                    with contextlib.suppress(OSError):
+                        _look(link.path, pid, found)
+        groups: dict[str, dict[int, _Window]] = {}
+        for window in (each for windows in found.values() for each in windows):
+            groups.setdefault(window.key, {})[window.rank] = window
+        return [_group_of(key, members) for key, members in sorted(groups.items())]
+    finally:
+        for window in (windows[0] for windows in found.values() if windows):
+            library.lib().am_window_unmap(window.at, window.mapped)
+
+
+def _look(path: str, pid: int, found: dict[tuple[int, int], list[_Window]]) -> None:
+    """Map the file behind a descriptor if windows are in it."""
+    target = os.readlink(path)
+    if not target.startswith((f"/memfd:{MEMFD} ", f"/memfd:{_VNPU_MEMFD} ")):
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        stat = os.fstat(fd)
+        if (file := (stat.st_dev, stat.st_ino)) in found or stat.st_size < PAGE_BYTES:
+            return
+        base = library.lib().am_window_look(fd, 0, stat.st_size)
+        found[file] = []
+        if not base:
+            return
+        vnpu = _VNPU_MEMFD in target
+        places = _heads(fd) if vnpu else iter([(0, os.pread(fd, PAGE_BYTES, 0))])
+        for at, head in places:
+            window = _window_of(base + at, head, pid, str(stat.st_ino) if vnpu else "")
+            if window is not None and at + window.total <= stat.st_size:
+                found[file].append(replace(window, at=base, mapped=stat.st_size))
+        if not found[file]:
+            library.lib().am_window_unmap(base, stat.st_size)
+    finally:
+        os.close(fd)
+
+
+def _heads(fd: int) -> Iterator[tuple[int, bytes]]:
+    """Yield place and first page of what may be a window; holes of the file are skipped, not filled."""
+    at = 0
+    with contextlib.suppress(OSError):  # no data behind this
+        while True:
+            data = os.lseek(fd, at, os.SEEK_DATA) // _VNPU_ALIGN * _VNPU_ALIGN
+            yield data, os.pread(fd, PAGE_BYTES, data)
+            at = data + _VNPU_ALIGN
+
+
+def _window_of(base: int, head: bytes, pid: int, hccl: str) -> _Window | None:
+    """Return the window that begins with this page, or None: it is none, or is not used any more."""
+    words = (ctypes.c_uint64 * 5)()
+    known = library.lib().am_window_label(ctypes.create_string_buffer(head, PAGE_BYTES), words)
+    rank, world, owner, total, closed = words
+    if closed or (hccl and not known):
+        return None
+    if hccl:
+        return _Window(base, 0, 0, total, rank, world, owner, hccl, f"of HCCL, memfd {hccl}", DONE)
+    opening = opening_of(head)
+    if opening is None:
+        return None
+    if not known:
+        total, owner = PAGE_BYTES, pid
+    key = opening.digest or f"{opening.name} {opening.world} {_parent_of(pid)}"
+    word = DONE if known else opening.word
+    return _Window(base, 0, 0, total, opening.rank, opening.world, owner, key, opening.name, word)
+
+
+def _parent_of(pid: int) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+    return ""
+
+
+def _group_of(key: str, members: dict[int, _Window]) -> GroupState:
+    first = next(iter(members.values()))
+    if all(window.word == DONE for window in members.values()):
+        bases = [members[rank].base if rank in members else None for rank in range(first.world)]
+        return of_windows(key, first.name, bases, first.total, describe_process)
+    ranks = []
+    missing = tuple(rank for rank in range(first.world) if rank not in members)
+    for rank in range(first.world):
+        window = members.get(rank)
+        state = RankState(rank)
+        if window is not None:
+            waits = missing if window.word != DONE else ()
+            state = RankState(
+                rank, window.pid, "open", phase="open", awaits=waits, process=describe_process(window.pid)
+            )
+        ranks.append(state)
+    return GroupState(key, first.name, tuple(ranks))
+
+
+# ---- who is behind
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A rank that others wait for, and that waits for none; ``waiters``: those ranks; ``why``: a sentence."""
+
+    key: str  # of the group
+    group: str
+    rank: int
+    pid: int
+    waiters: tuple[int, ...]
+    why: str
+
+
+def steady(before: Sequence[GroupState], now: Sequence[GroupState]) -> list[GroupState]:
+    """Return ``now`` with only those waits that were there ``before``, in the same op."""
+    seen = {(group.key, one.rank, one.epoch, peer) for group in before for one in group.ranks for peer in one.awaits}
+
+    def kept(group: GroupState, one: RankState) -> RankState:
+        return replace(one, awaits=tuple(p for p in one.awaits if (group.key, one.rank, one.epoch, p) in seen))
+
+    return [replace(group, ranks=tuple(kept(group, one) for one in group.ranks)) for group in now]
+
+
+def behind(groups: Sequence[GroupState]) -> list[Behind]:
+    """Return the ranks for which others wait, directly or through others, in any of the groups.
+
+    A rank that waits itself, in this group or in another, is not behind. If all of them do, the groups were called in
+    different orders, and the rank with the most waiters is. A rank that has failed stands for the rank that its error
+    names.
+    """
+    waiters: Counter[Any] = Counter()
+    places: dict[Any, list[tuple[GroupState, RankState]]] = {}
+    waiting = set()
+    for group in groups:
+        pids = [one.pid for one in group.ranks if one.pid]
+        nodes = [one.pid if pids.count(one.pid) == 1 else (group.key, one.rank) for one in group.ranks]
+        idle = {peer for one in group.ranks for peer in one.awaits if not group.ranks[peer].awaits}
+        for node, one in zip(nodes, group.ranks, strict=True):
+            places.setdefault(node, []).append((group, one))
+            if one.error and 0 <= one.culprit < len(nodes):
+                waiters[nodes[one.culprit]] += one.culprit != one.rank
+                waiting.add(node)
+            for peer in one.awaits:
+                waiters[nodes[peer]] += peer in idle or not idle  # relays of hierarchy wait in their turn
+                waiting.add(node)
+    waited = [node for node, count in waiters.items() if count]
+    last = [node for node in waited if node not in waiting]
+    if not last and waited:
+        last = [node for node in waited if waiters[node] == max(waiters.values())]
+    found = [_behind_of(group, one, places[node]) for node in last for group, one in places[node]]
+    return [each for each in found if each is not None]
+
+
+def _behind_of(group: GroupState, one: RankState, all_places: list[tuple[GroupState, RankState]]) -> Behind | None:
+    failed = {other.rank for other in group.ranks if other.error and other.culprit == one.rank}
+    waiters = tuple(other.rank for other in group.ranks if one.rank in other.awaits or other.rank in failed)
+    if not waiters:
+        return None
+    if not one.epoch and not one.op:
+        doing = "has called no op of it"
+    elif one.phase and not one.awaits:
+        doing = f"is in {one.op}, epoch {one.epoch}, phase {one.phase}"
+    elif one.phase:
+        doing = f"waits in {one.op}, epoch {one.epoch}"
+    else:
+        doing = f"is in no op of it since epoch {one.epoch}" + (f" ({one.op})" if one.op else "")
+    for other, state in all_places:
+        if other is not group and state.phase:
+            doing += f", but in {state.op} of group {other.name}, epoch {state.epoch}"
+    first = next(other for other in group.ranks if other.rank in waiters)
+    what = f"{first.op}, epoch {first.epoch}" if not first.error else f"{first.op} ({first.error})"
+    noun = f"rank {waiters[0]} waits" if len(waiters) == 1 else f"ranks {', '.join(map(str, waiters))} wait"
+    why = f"group {group.name}: rank {one.rank} {doing}; {noun} for it in {what}"
+    return Behind(group.key, group.name, one.rank, one.pid, waiters, why + (f"; {one.process}" if one.process else ""))
+
+
+def text(groups: Sequence[GroupState], found: Sequence[Behind]) -> str:
+    """Return a table of each group, and a line for each rank that is behind."""
+    lines = []
+    for group in groups:
+        rows: list[list[object]] = [["rank", "process", "op", "algorithm", "epoch", "phase", "s", "waits for", "state"]]
+        for one in group.ranks:
+            waits = ",".join(map(str, one.awaits)) or "-"
+            state = f"{one.error} about rank {one.culprit}" if one.error else one.process
+            spent = f"{one.seconds:.1f}" if one.seconds else "-"
+            cells = (one.op, one.algorithm if one.op else "", one.epoch or "", one.phase)
+            rows.append([one.rank, str(one.pid or "-"), *(cell or "-" for cell in cells), spent, waits, state])
+        lines += [f"group {group.name}, {len(group.ranks)} ranks:", *table(rows), ""]
+    lines += [f"behind: {each.why}" for each in found] or ["no rank waits for another"]
+    return "\n".join(lines)
+
+
+# ---- copies of state areas
+
+
+def of_files(files: Sequence[Path]) -> GroupState:
+    """Read copies of the state areas of all ranks, in rank order, of a group whose ranks reach each other by stores.
+
+    Raises:
+        ArgumentError: a file cannot be read, or is no copy of a state area.
+    """
+    lib = library.lib()
+    total, bases = lib.am_window_total_bytes(0, 0), []
+    try:
+        for file in files:
+            raw = contents(file)
+            bases.append(lib.am_window_alloc(total))
+            ctypes.memmove(bases[-1] + PAGE_BYTES, raw, min(len(raw), total - PAGE_BYTES))
+        made = of_windows("", "in the files", bases, total, lambda pid: "")
+    finally:
+        for base in bases:
+            lib.am_window_unmap(base, total)
+    for file, one in zip(files, made.ranks, strict=True):
+        if one.process:
+            rule = "does not begin with a control block: copy the whole state area, windowsExp on an A3 or the last MiB"
+            raise ArgumentError(f"{file} {rule} of windowsIn on an A2, of a rank that has run an op", argument="files")
+    return made
+
+
+def contents(file: Path) -> bytes:
+    """Return the bytes of a file.
+
+    Raises:
+        ArgumentError: it cannot be read.
+    """
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ArgumentError(f"{file} cannot be read: {error.strerror}", argument="files") from error
+
+
+# ---- the watchdog
+
+
+class Threads(Protocol):
+    """Ranks that are threads of this process, whose windows have no descriptor."""
+
+    def state(self) -> GroupState | None:
+        """Return what the ranks do; None: the windows are closed."""
+
+
+_threads: weakref.WeakSet[Threads] = weakref.WeakSet()
+
+
+def watch(ranks: Threads | None = None) -> None:
+    """Start the watchdog of this process if ASCEND_MOE_WATCHDOG_S is set; ``ranks``: threads to watch, too."""
+    if ranks is not None:
+        _threads.add(ranks)
+    if (seconds := settings.WATCHDOG_S.get()) is not None:
+        _start(os.getpid(), seconds)
+
+
+@functools.cache
+def _start(pid: int, seconds: float) -> None:
+    """Start the thread, in a forked child again."""
+    threading.Thread(target=_watch, args=(pid, seconds), name="ascend_moe-watchdog", daemon=True).start()
+
+
+def _watch(pid: int, seconds: float) -> None:
+    written: set[tuple[str, int, bool]] = set()  # group, epoch, whether a rank was named
+    while True:
+        time.sleep(min(1.0, seconds / 4))
+        with contextlib.suppress(OSError, ArgumentError):  # no descriptor is left, or no folder
+            own = live([pid]) + _states_of_threads()
+            slow = [(group, one) for group in own for one in group.ranks if one.pid == pid and one.seconds > seconds]
+            late = {(group.key, one.epoch) for group, one in slow}
+            if all((*one, True) in written for one in late):
+                continue
+            groups = [group for group in live() + _states_of_threads() if any(group.key == key for key, _ in late)]
+            found = behind(groups)
+            if (now := {(*one, bool(found)) for one in late}) - written:
+                written |= now
+                _write(groups, found)
+
+
+def _states_of_threads() -> list[GroupState]:
+    return [state for state in (ranks.state() for ranks in list(_threads)) if state is not None]
+
+
+def _write(groups: list[GroupState], found: list[Behind]) -> None:
+    prefix = f"ascend_moe_hang_{os.getpid()}_"
+    file, path = tempfile.mkstemp(prefix=prefix, suffix=".txt", dir=settings.CALLS.get())
+    with os.fdopen(file, "w", encoding="utf-8") as out:
+        out.write(text(groups, found) + "\n")
+    why = f": {found[0].why}" if found else ""
+    log.say(logging.WARNING, "an op takes more than %s s%s; all ranks: %s", settings.WATCHDOG_S.text(), why, path)
