@@ -11,6 +11,7 @@ from .comm import comm_name as comm_name
 from .comm import window_empty as window_empty
 from .comm.membership import agree as agree
 from .comm.membership import shrink as shrink
+from .comparison import compare as compare
 from .errors import AscendMoeError as AscendMoeError
 from .experts.rank_experts import exclude_experts as exclude_experts
 from .layer import MoELayer as MoELayer

@@ -220,6 +220,20 @@ class KernelFault(AscendMoeError):
     """
 
 
+class ReferenceMismatch(AscendMoeError):
+    """Raised where a step of a layer differs from the reference (`ascend_moe.compare`), on every rank.
+
+    Attributes:
+        stage: x, ids, scales, dispatch, parameters, experts or combine.
+        rank: the rank whose tensor is wrong.
+        token, source: the first wrong token and the rank that it comes from.
+        expert, element: its expert, and the first wrong element.
+        expected, got: the values of that element.
+
+    What to do: the stage and rank say where to look; earlier stages are right on all ranks.
+    """
+
+
 # ---- rules of arguments
 
 

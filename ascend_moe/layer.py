@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,17 @@ _EXPERTS = ("w_gate_up", "w_down")
 
 def _need_floats(name: str, dtype: torch.dtype) -> None:
     need(dtype in ROW_DTYPES, name, "is {}; need torch.bfloat16, torch.float16 or torch.float32", dtype)
+
+
+class Prepared(NamedTuple):
+    """The tokens (BS, H), which of them are active, and the result of `MoELayer.enter`."""
+
+    tokens: Tensor
+    active: Tensor | None
+    entering: Tensor
+    ids: Tensor
+    weights: Tensor
+    mask: Tensor | None
 
 
 class MoELayer(RankExperts, FittedModule):
@@ -353,11 +364,32 @@ class MoELayer(RankExperts, FittedModule):
             with torch.autocast(x.device.type, enabled=False):
                 own = x.to(self.dtype) if x.dtype in ROW_DTYPES else x
                 return MoELayer.forward(self, own, x_active_mask, global_bs=global_bs, input_ids=input_ids).to(x.dtype)
+        made = self.prepared(x, x_active_mask, input_ids=input_ids)
+        largest = self.global_bs if global_bs is None else global_bs
+        sent = self.send(made.entering, made.ids, made.weights, made.mask, global_bs=largest)
+        rows = self.run_experts(sent)
+        shared = self.run_shared(made.tokens)
+        out = self.dispatcher.combine(rows, sent, made.weights, **self.local_addends(made.entering, shared))
+        if self.leaves_apart:
+            out = self.leave(out, shared)
+            if made.active is not None:
+                out = out.masked_fill(~made.active[:, None], 0.0)
+        return out.view_as(x)
+
+    def prepared(self, x: Tensor, x_active_mask: Tensor | None = None, *, input_ids: Tensor | None = None) -> Prepared:
+        """Route tokens and return what is dispatched for them.
+
+        Args:
+            x, x_active_mask, input_ids: as for ``forward``.
+
+        Raises:
+            ArgumentError: as ``forward``.
+        """
         hidden = self.config.hidden_size
         fits = x.dim() >= 1 and x.size(-1) == hidden and x.dtype == self.dtype
         need(fits, "x", "is {} {}; need (..., {}) {}", x.shape, x.dtype, hidden, self.dtype)
         tokens = x.reshape(-1, hidden)
-        mask = x_active_mask
+        mask, active = x_active_mask, None
         if mask is not None:
             mask, active = self._masks(mask, tokens.size(0))
             # Values of inactive tokens must not enter products: 0 * NaN would reach the gradients of all weights.
@@ -374,17 +406,7 @@ class MoELayer(RankExperts, FittedModule):
                 world_size=self.dispatcher.world_size,
                 replicas=self.dispatcher.num_experts,
             )
-        entering, ids, weights, mask = self.enter(tokens, ids, weights, mask)
-        largest = self.global_bs if global_bs is None else global_bs
-        sent = self.send(entering, ids, weights, mask, global_bs=largest)
-        rows = self.run_experts(sent)
-        shared = self.run_shared(tokens)
-        out = self.dispatcher.combine(rows, sent, weights, **self.local_addends(entering, shared))
-        if self.leaves_apart:
-            out = self.leave(out, shared)
-            if mask is not None:
-                out = out.masked_fill(~active[:, None], 0.0)
-        return out.view_as(x)
+        return Prepared(tokens, active, *self.enter(tokens, ids, weights, mask))
 
     def _masks(self, mask: Tensor, bs: int) -> tuple[Tensor, Tensor]:
         """Return the mask as (BS,) or (BS, K), and the active tokens (BS,)."""

@@ -47,6 +47,7 @@ ERRORS = {
     "errors of one rank": ("ArgumentError", "WindowTooSmall", "WindowTensorError", "CommBusy", "CommClosed"),
     "errors of every rank": (
         *("InvalidExpertId", "RoutingOverflow", "ConfigMismatch", "ArgumentError", "RoutingMismatch"),
+        "ReferenceMismatch",
     ),
     "fatal errors": ("PeerLost", "CommTimeout", "CorruptStatus"),
     "errors of the machine": ("LibraryError", "KernelFault"),

@@ -16,6 +16,7 @@ from .. import comm
 from ..comm.place import Place
 from ..errors import need
 from . import npu_moe_distribute_dispatch_v2
+from .calls import is_two_level
 from .npu_communicator import check
 
 if TYPE_CHECKING:
@@ -123,7 +124,10 @@ def gather_rows(words: Tensor, place: Place) -> Tensor:
     rows = row.view(torch.float32).expand(place.world, -1).contiguous()
     # One row for the only expert of each rank.
     ids = torch.arange(place.world, dtype=torch.int32, device=words.device).unsqueeze(1)
-    sent = npu_moe_distribute_dispatch_v2(rows, ids, **place.arguments(moe_expert_num=place.world))
+    given = place.arguments(moe_expert_num=place.world)
+    if is_two_level(""):
+        given["expert_scales"] = torch.ones(ids.shape, dtype=torch.float32, device=words.device)
+    sent = npu_moe_distribute_dispatch_v2(rows, ids, **given)
     return sent.expand_x[: place.world].view(torch.int32)[:, : words.numel()]
 
 

@@ -12,15 +12,13 @@ from torch import Tensor
 from ascend_moe import reference
 from ascend_moe.call import CallOptions
 from ascend_moe.comm.place import Place
+from ascend_moe.comparison.experts import QUANT_TOLERANCE, TOLERANCES
 from ascend_moe.dispatchers.base import Dispatcher
 from ascend_moe.moe_config import MoEConfig
 from ascend_moe.native.windows import ranks_per_server
 from ascend_moe.ops.calls import core_count
 from ascend_moe.run.layers import Progress, RankRecord, RunSpec, build
 
-# |difference| <= tolerance * (RMS of the dense output + |dense value|)
-TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-QUANT_TOLERANCE = 2e-1
 _SLICE_BYTES = 128 << 20  # of fp32 expert weights in memory at a time
 
 
