@@ -188,7 +188,7 @@ class TimedWorld:
             from_native(ctypes.addressof(memory), result.events),
             result.instructions,
             result.sync_alls,
-            result.polled_barriers,
+            polled_barriers=result.polled_barriers,
         )
 
     def timestamps(self, op: str, rank: int) -> list[timestamps.Timestamp]:

@@ -113,6 +113,9 @@ def test_a_block_runs_and_prints_what_is_shown(
     below = text_of(page).split(block, 1)[1]
     if below.startswith("```\n\n```\n"):
         assert neutral(printed) == neutral(below.split("```\n")[2])
+    for drawn in tmp_path.glob("*.svg"):  # the picture that the page has
+        assert f"({PAGES[page].stem}/{drawn.name})" in below
+        assert drawn.read_text() == (TREE / "docs" / PAGES[page].stem / drawn.name).read_text()
 
 
 def process(command: list[str], cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:

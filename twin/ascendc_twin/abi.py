@@ -108,6 +108,7 @@ class TwinOutcome(ctypes.Structure):
         ("sync_alls", c_uint64),
         ("events", c_void_p),
         ("event_count", c_uint64),
+        ("dropped", c_uint64),
         ("finding", ctypes.c_char * 64),
         ("text", ctypes.c_char * 4096),
         ("suspect", ctypes.c_char * 1024),
@@ -235,6 +236,7 @@ class Engine:
             from_native(native.events or 0, native.event_count),
             int(native.steps),
             int(native.sync_alls),
+            int(native.dropped),
         )
 
 

@@ -25,6 +25,7 @@ class Timing:
         events: what each pipe of each core did and when, as many as the launch was to record.
         instructions: calls of all cores.
         sync_alls: core barriers of a rank by SyncAll.
+        dropped: events beyond those that the launch was to record.
     """
 
     us: float
@@ -35,6 +36,7 @@ class Timing:
     events: list[Event] = field(default_factory=list, repr=False)
     instructions: int = 0
     sync_alls: int = 0
+    dropped: int = 0
 
     @property
     def phases(self) -> dict[str, float]:
@@ -79,7 +81,7 @@ class Timing:
 
     def timeline(self, title: str = "") -> Timeline:
         """Return the events as a timeline with this title."""
-        return Timeline(PREDICTED, self.events, title)
+        return Timeline(PREDICTED, self.events, title, dropped=self.dropped)
 
     def save(self, path: str | Path, title: str = "") -> None:
         """Write the timeline: ``name.json`` for ui.perfetto.dev and chrome://tracing, or ``name.svg``, a picture.

@@ -117,6 +117,8 @@ def test_a_timeline_is_written(tmp_path: Path) -> None:
     assert document["otherData"]["source"] == "predicted (model)"
     text = "".join(xml.etree.ElementTree.parse(tmp_path / "a.svg").getroot().itertext())
     assert "two ranks" in text and "swap_rows" in text
+    few = swap(1, events=5).time
+    assert few is not None and len(few.events) == 5 and few.timeline().dropped == few.dropped == len(found.events) - 5
     with pytest.raises(ArgumentError, match=r"it ends with .json or .svg"):
         found.save(tmp_path / "a.txt")
     with pytest.raises(ArgumentError, match="recorded no events"):

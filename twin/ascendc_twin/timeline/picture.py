@@ -69,6 +69,10 @@ def _box(x: float, y: float, width: float, height: float, fill: str, title: str 
     )
 
 
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'s' * (number != 1)}"
+
+
 def phase_name(phase: str) -> str:
     return phase or "enter"
 
@@ -101,11 +105,12 @@ def _op(run: OpRun, colours: dict[str, str], top: int, *, one_thread: bool) -> t
     first = top + 62
     bottom = first + each * len(shown) - _GAP + 6
     note = f"; {hidden} faster ranks are left out" if hidden else ""
+    shape = f"{_count(len(run.ranks), 'rank')}, {_count(run.cores, 'core')}"
     parts = [
         _text(
             16,
             top + 16,
-            f"{run.name}: {run.ns / 1000:.1f} µs, {len(run.ranks)} ranks, {run.cores} cores each{note}",
+            f"{run.name}: {run.ns / 1000:.1f} µs, {shape} each{note}",
             "font-size='15' font-weight='600'",
         ),
         _axis(run, top + 40, bottom),

@@ -75,6 +75,7 @@ struct TwinOutcome {
     uint64_t sync_alls;
     const twin::TimelineEvent* events;  // until the next run
     uint64_t event_count;
+    uint64_t dropped;  // further events
     char finding[64];
     char text[4096];
     char suspect[1024];   // of RunResult
@@ -326,6 +327,7 @@ bool RankSet::Run(const TwinLaunch* launches, const TwinOptions& options, TwinOu
     outcome->sync_alls = last_.sync_alls;
     outcome->events = last_.events.data();
     outcome->event_count = last_.events.size();
+    outcome->dropped = last_.dropped;
     ReportWarnings(outcome, warnings);
     if (last_.failed) ReportFailure(outcome, 0, FindingName(last_.kind), last_.message.c_str());
     return !last_.failed;

@@ -452,7 +452,10 @@ void World::EndWait(CoreState& core) {
 
 void World::Trace(CoreState& core, Pipe pipe, const char* name, double start, double end, uint64_t bytes, int peer,
                   uint64_t flow) {
-    if (result_.events.size() >= options_.events) return;
+    if (result_.events.size() >= options_.events) {
+        if (options_.events != 0) ++result_.dropped;
+        return;
+    }
     result_.events.push_back({start, end, bytes, flow, core.core.rank, core.core.index, peer,
                               static_cast<uint32_t>(pipe), name, core.core.phase});
 }

@@ -151,6 +151,8 @@ void World::FinishStep(RankState& rank) {
     if (result_.events.size() < options_.events) {
         result_.events.push_back({times.start_ns, times.end_ns, 0, 0, static_cast<int32_t>(rank.index), 0, -1,
                                   static_cast<uint32_t>(Pipe::kS), "launch", rank.step->name});
+    } else if (options_.events != 0) {
+        ++result_.dropped;
     }
     rank.path = rank.last->path;
     if (rank.step->end) rank.step->end();

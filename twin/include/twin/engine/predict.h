@@ -116,6 +116,7 @@ struct TimedResult {
     std::vector<PathPart> path;                // of the core that ended last; adds up to total_ns
     std::vector<LinkUse> links;
     std::vector<TimelineEvent> events;
+    uint64_t dropped = 0;  // events that came when there were as many
 };
 
 // A line an entry, its fields separated by tabs: phase, cause, ns; name, rank, bytes, GB/s.
