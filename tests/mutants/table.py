@@ -422,20 +422,15 @@ PATCHES = r"""
 # All ranks in one launch: groups of cores, which copy the items between servers.
 @ common/core_group
 = group_not_awaited: a core goes on before the others of its group have arrived
-! one card | race between cores, wrong result, hang, CorruptStatus, illegal argument, out of bounds
+! one card | race between cores, wrong result, hang
 - while (!AllArrived(row)) MOE_POLL_HINT();
 + AllArrived(row);
 = group_lacks_a_core: the last core of a group is not waited for
-! one card | race between cores, wrong result, hang, CorruptStatus, illegal argument, out of bounds
+! one card | race between cores, wrong result, hang
 - core < cores_; ++core) arrived
 + core + 1 < cores_; ++core) arrived
-= group_arrives_before_its_stores: a core has arrived before its stores have landed
-! one card | race between cores, wrong result, hang, CorruptStatus, illegal argument, out of bounds
-- AscendC::PipeBarrier<PIPE_ALL>();
-- ++calls_;
-+ ++calls_;
 = message_beside_rows: the message of an item leaves together with its rows
-! one card | race between cores, wrong result, CorruptStatus
+! one card | out of bounds, race between cores, wrong result
 - return Min(kFlaggedBlock - static_cast<uint32_t>(remote % kFlaggedBlock), static_cast<uint32_t>(left));
 + return Min(kCardPieceBytes, static_cast<uint32_t>(left));
 @ common/status_wait
