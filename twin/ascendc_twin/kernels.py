@@ -205,6 +205,9 @@ class Run:
                 text = f"rank {number} is rank {other[0].rank} of a group; the timed engine needs one number"
                 raise ArgumentError(f"{self._name}: windows: {text}", argument="windows")
         for windows in self._groups().values():
+            if chip.series == "A2" and windows.ranks_per_server > chip.ranks_per_server:
+                text = f"{windows.ranks_per_server} ranks in a server of {soc}, which has {chip.ranks_per_server}"
+                raise ArgumentError(f"{text}: Windows(..., layout='a2', ranks_per_server=...)", argument="windows")
             if windows.ranks_per_server < windows.world:
                 wanted.setdefault("ranks_per_server", windows.ranks_per_server)
         return costs_of(soc, wanted)

@@ -130,9 +130,11 @@ def test_what_cannot_be_timed_is_refused_by_name(tmp_path: Path) -> None:
     pair = (ascendc_twin.Windows(2, data_bytes=4096), ascendc_twin.Windows(2, data_bytes=4096))
     crossed = [(pair[0].member(rank), pair[1].member(1 - rank)) for rank in range(2)]
     two = [[x, x, x], [x, x, x]]
+    nine = ascendc_twin.Windows(9, data_bytes=4096)
     for said, args, options in (
         (f"soc is one of {', '.join(SOCS)}, not 'Ascend310P'", [x, x, x], {"soc": "Ascend310P"}),
         ("block_dim is 41; Ascend910B3 has 40 AIV cores", [x, x, x], {"soc": "Ascend910B3", "block_dim": 41}),
+        ("9 ranks in a server of Ascend910B3, which has 8", [[x] * 3] * 9, {"soc": "Ascend910B3", "windows": nine}),
         ("costs has 'launch_us'; the costs are scalar_ns, scalar_scale", [x, x, x], {"costs": {"launch_us": 1}}),
         ("costs: launch_ns is -1; it must be", [x, x, x], {"costs": {"launch_ns": -1}}),
         ("add_once: rank=: the timed engine runs all ranks", [x, x, x], {"windows": pair[0], "rank": 1}),
