@@ -452,6 +452,17 @@ def test_queues_may_be_passed_by_value(mode: str) -> None:
         kernels("habits").launch("queues_by_value", [x, y], tiling(12, 10, 1, 0), mode=mode)
 
 
+@modes
+def test_queues_of_depth_0_work_in_place(mode: str) -> None:
+    """Each buffer has its event ids from InitBuffer on, and any tensor that is in the queue may be taken out."""
+    x, y = np.arange(512, dtype=np.float32), np.zeros(512, np.float32)
+    kernels("habits").launch("queues_in_place", [x, y], None, 1, 0, mode=mode)
+    assert np.array_equal(y, x + 1)
+    for key, said in [(1, "not in the queue: an NPU would hang"), (2, "queues hold 9 event ids of MTE2_V")]:
+        with pytest.raises(TwinFault, match=said):
+            kernels("habits").launch("queues_in_place", [x, y], None, 1, key, mode=mode)
+
+
 def explored_block(met: bool, **options: Any) -> ascendc_twin.Exploration:
     x, y = np.arange(1, 9, dtype=np.float32), np.zeros(8, np.float32)
     call = ("left_block", [x, y], None, 2, int(met))

@@ -120,6 +120,34 @@ extern "C" __global__ __aicore__ void queues_by_value(GM_ADDR x, GM_ADDR y, GM_A
     }
 }
 
+// Queues of depth 0: each row's tensors are allocated and dequeued in place, both rows of a pair before either is used.
+// Key 1: a tensor that is not in the queue is taken out; 2: nine buffers.
+extern "C" __global__ __aicore__ void queues_in_place(GM_ADDR x, GM_ADDR y) {
+    TPipe pipe;
+    TQue<QuePosition::VECIN, 0> in;
+    TQue<QuePosition::VECOUT, 0> out;
+    pipe.InitBuffer(in, TILING_KEY_IS(2) ? 9 : 2, 256);
+    pipe.InitBuffer(out, 2, 256);
+    LocalTensor<float> a[2], b;
+    for (uint32_t row = 0; row < 8; row += 2) {
+        for (uint32_t i = 0; i < 2; ++i) {
+            in.AllocTensor<float>(a[i]);
+            DataCopy(a[i], Gm<float>(x)[(row + i) * 64], 64);
+            if (!TILING_KEY_IS(1)) in.EnQue(a[i]);
+        }
+        for (uint32_t i = 0; i < 2; ++i) {
+            in.DeQue<float>(a[1 - i]);
+            out.AllocTensor<float>(b);
+            Adds(b, a[1 - i], 1.0f, 64);
+            out.EnQue(b);
+            in.FreeTensor(a[1 - i]);
+            out.DeQue<float>(b);
+            DataCopy(Gm<float>(y)[(row + 1 - i) * 64], b, 64);
+            out.FreeTensor(b);
+        }
+    }
+}
+
 // Core 0 leaves a block in the workspace, which core 1 stores into y. Key 1: they meet in between.
 extern "C" __global__ __aicore__ void left_block(GM_ADDR x, GM_ADDR y, GM_ADDR workspace) {
     TPipe pipe;

@@ -106,37 +106,45 @@ public:
 
     template <class T>
     LocalTensor<T> AllocTensor(TWIN_CALLER) {
-        twin::Core& core = twin::current_core();
-        for (uint32_t tried = 0; tried < count_; ++tried) {
-            const uint32_t i = Slot(tried);
-            twin::UbBuffer& buffer = core.buffers[first_ + i];
-            if (buffer.allocated) continue;
-            TWIN_RAISE_IF(core.queue_tensors[kSide] >= kMaxQueueTensors, kQueueMisuse, loc,
-                          "more than %u queue tensors are out at one position", kMaxQueueTensors);
-            buffer.allocated = true;
-            ++core.queue_tensors[kSide];
-            buffer.npu_choice = static_cast<uint8_t>(ChooseAsNpu(core));
-            if (buffer.freed) twin::FlagWait(twin::FreeFlag(first_ + i), kProducer, loc);
-            buffer.freed = false;
-            last_ = i;
-            return LocalTensor<T>(core.ub + buffer.begin, buffer.bytes, first_ + i, buffer.generation);
-        }
-        twin::Raise(twin::Finding::kQueueMisuse, loc,
-                    "AllocTensor finds none of the queue's %u tensors free: an NPU would hang here", count_);
+        static_assert(depth != 0 || sizeof(T) == 0, "AllocTensor<T>(tensor): the queue's depth is 0");
+        return Allocate<T>(loc);
+    }
+    // In place, of a queue of depth 0: each buffer holds two event ids from InitBuffer on, and nothing is in the queue.
+    template <class T>
+    void AllocTensor(LocalTensor<T>& tensor, TWIN_CALLER) {
+        static_assert(depth == 0 || sizeof(T) == 0, "AllocTensor<T>(): the queue's depth is not 0");
+        tensor = Allocate<T>(loc);
+    }
+    template <class T>
+    void DeQue(LocalTensor<T>& tensor, TWIN_CALLER) {
+        static_assert(depth == 0 || sizeof(T) == 0, "DeQue<T>(): the queue's depth is not 0");
+        CheckOwned(tensor.buffer(), tensor.generation(), "DeQue", loc);
+        twin::UbBuffer& buffer = twin::current_core().buffers[tensor.buffer()];
+        TWIN_RAISE_IF(!buffer.enqueued, kQueueMisuse, loc,
+                      "DeQue of a tensor that is not in the queue: an NPU would hang here");
+        buffer.enqueued = false;
+        twin::FlagWait(twin::FullFlag(tensor.buffer()), kConsumer, loc);
     }
 
     template <class T>
     bool EnQue(const LocalTensor<T>& tensor, TWIN_CALLER) {
         CheckOwned(tensor.buffer(), tensor.generation(), "EnQue", loc);
-        TWIN_RAISE_IF(queued_ >= (depth == 0 ? 1u : static_cast<uint32_t>(depth)), kQueueMisuse, loc,
-                      "EnQue over the queue's depth %d", depth);
-        ring_[(head_ + queued_++) % kMaxQueueDepth] = tensor.buffer();
-        Hold(kFull, loc);
+        if constexpr (depth == 0) {
+            twin::UbBuffer& buffer = twin::current_core().buffers[tensor.buffer()];
+            TWIN_RAISE_IF(buffer.enqueued, kQueueMisuse, loc, "EnQue of a tensor that is in the queue");
+            buffer.enqueued = true;
+        } else {
+            TWIN_RAISE_IF(queued_ >= static_cast<uint32_t>(depth), kQueueMisuse, loc, "EnQue over the queue's depth %d",
+                          depth);
+            ring_[(head_ + queued_++) % kMaxQueueDepth] = tensor.buffer();
+            Hold(kFull, loc);
+        }
         twin::FlagSet(twin::FullFlag(tensor.buffer()), kProducer, loc);
         return true;
     }
     template <class T>
     LocalTensor<T> DeQue(TWIN_CALLER) {
+        static_assert(depth != 0 || sizeof(T) == 0, "DeQue<T>(tensor): the queue's depth is 0");
         TWIN_RAISE_IF(queued_ == 0, kQueueMisuse, loc, "DeQue of an empty queue: an NPU would hang here");
         const uint32_t id = ring_[head_];
         head_ = (head_ + 1) % kMaxQueueDepth;
@@ -158,13 +166,15 @@ public:
         --core.queue_tensors[kSide];
         twin::UbBuffer& chosen = core.buffers[first_ + buffer.npu_choice];
         chosen.npu_allocated = false;
-        chosen.npu_holds = true;
-        Hold(kFree, loc);
+        if (depth != 0) {
+            chosen.npu_holds = true;
+            Hold(kFree, loc);
+        }
         buffer.freed = true;
         buffer.producer = kProducer;
         twin::FlagSet(twin::FreeFlag(tensor.buffer()), kConsumer, loc);
     }
-    bool VacantInQue() const { return queued_ < (depth == 0 ? 1u : static_cast<uint32_t>(depth)); }
+    bool VacantInQue() const { return queued_ < static_cast<uint32_t>(depth); }
     bool HasTensorInQue() const { return queued_ > 0; }
     int32_t GetTensorCountInQue() const { return static_cast<int32_t>(queued_); }
     bool HasIdleBuffer() const {
@@ -185,10 +195,14 @@ public:
     }
 
     // For TPipe only.
-    void Bind(uint32_t first, uint32_t count) {
+    void Bind(uint32_t first, uint32_t count, const twin::Loc& loc) {
         first_ = first;
         count_ = count;
         queued_ = head_ = cursor_ = 0;
+        for (uint32_t i = 0; depth == 0 && i < count; ++i) {
+            Hold(kFull, loc);
+            Hold(kFree, loc);
+        }
     }
     TWIN_REFUSE_MEMBERS(TQueBind);
 
@@ -214,6 +228,27 @@ private:
                       "%s of a tensor that is not this queue's", what);
         TWIN_RAISE_IF(!core.buffers[id].allocated || core.buffers[id].generation != generation, kQueueMisuse, loc,
                       "%s of a tensor that is not allocated (freed twice?)", what);
+    }
+
+    template <class T>
+    LocalTensor<T> Allocate(const twin::Loc& loc) {
+        twin::Core& core = twin::current_core();
+        for (uint32_t tried = 0; tried < count_; ++tried) {
+            const uint32_t i = Slot(tried);
+            twin::UbBuffer& buffer = core.buffers[first_ + i];
+            if (buffer.allocated) continue;
+            TWIN_RAISE_IF(core.queue_tensors[kSide] >= kMaxQueueTensors, kQueueMisuse, loc,
+                          "more than %u queue tensors are out at one position", kMaxQueueTensors);
+            buffer.allocated = true;
+            ++core.queue_tensors[kSide];
+            buffer.npu_choice = static_cast<uint8_t>(ChooseAsNpu(core));
+            if (buffer.freed) twin::FlagWait(twin::FreeFlag(first_ + i), kProducer, loc);
+            buffer.freed = false;
+            last_ = i;
+            return LocalTensor<T>(core.ub + buffer.begin, buffer.bytes, first_ + i, buffer.generation);
+        }
+        twin::Raise(twin::Finding::kQueueMisuse, loc,
+                    "AllocTensor finds none of the queue's %u tensors free: an NPU would hang here", count_);
     }
 
     // The buffer that an NPU would take, one of which is free. It gives the buffer's event id back.
@@ -275,7 +310,7 @@ public:
     bool InitBuffer(TQueBind<src, dst, depth>& queue, uint8_t num, uint32_t len, TWIN_CALLER) {
         const uint32_t first = twin::current_core().buffer_count;
         for (uint32_t i = 0; i < num; ++i) Carve(len, src, loc);
-        queue.Bind(first, num);
+        queue.Bind(first, num, loc);
         return true;
     }
     template <TPosition position>
@@ -335,7 +370,7 @@ private:
         buffer.begin = core.ub_used;
         buffer.bytes = bytes;
         buffer.position = static_cast<uint8_t>(position);
-        buffer.allocated = buffer.freed = buffer.npu_allocated = buffer.npu_holds = false;
+        buffer.allocated = buffer.freed = buffer.npu_allocated = buffer.npu_holds = buffer.enqueued = false;
         ++buffer.generation;
         twin::UbCarved(buffer.begin, bytes);
         core.ub_used += bytes;

@@ -85,6 +85,7 @@ struct UbBuffer {
     uint8_t npu_choice = 0;
     bool npu_allocated = false;
     bool npu_holds = false;
+    bool enqueued = false;  // of a queue of depth 0
 };
 
 // What a reduction leaves in a special register: a value in the bits of its element type, and where it was.
