@@ -23,7 +23,8 @@ import op_description
 
 TEXT = (source_root() / "op_host/rules/op.h").read_text()
 OPS = {op.type: op for op in op_description.operators(TEXT)}
-DISPATCH, COMBINE, PROBE = (OPS[f"AscendMoe{name}"] for name in ("DistributeDispatch", "DistributeCombine", "Probe"))
+NAMES = ("DistributeDispatch", "DistributeCombine", "Probe", "OneCard")
+DISPATCH, COMBINE, PROBE, ONE_CARD = (OPS[f"AscendMoe{name}"] for name in NAMES)
 FUNCTIONS = {
     "npu_moe_distribute_dispatch": (DISPATCH, "kV1"),
     "npu_moe_distribute_dispatch_v2": (DISPATCH, "kV2"),
@@ -81,19 +82,20 @@ def test_a_call_has_a_place_for_every_argument() -> None:
     assert {row.name for row in known} == set(plans.attribute_names())
 
 
-def test_the_probes_operator_has_the_descriptions_attributes() -> None:
-    """torch.ops.ascend_moe_npu.probe: its schema, its function, and its call of the aclnn entry."""
+@pytest.mark.parametrize(("name", "op"), [("probe", PROBE), ("one_card", ONE_CARD)])
+def test_an_operator_of_validate_has_the_descriptions_attributes(name: str, op: op_description.Op) -> None:
+    """torch.ops.ascend_moe_npu.probe, one_card: schema, function, and call of the aclnn entry."""
     adapter = (source_root() / "csrc/npu/adapter.cpp").read_text()
-    schema = re.search(r'"(probe\(.*?)"\);', adapter, re.DOTALL)
+    schema = re.search(rf'"({name}\(.*?)"\);', adapter, re.DOTALL)
     assert schema
     kinds = {"TEXT": "str", "INTEGER": "int"}
-    wanted = ", ".join(f"{kinds[row.kind]} {row.name}" for row in PROBE.attributes)
-    assert re.sub(r'"\s*"', "", schema[1]) == f"probe({wanted}, Tensor(a!) {PROBE.outputs[0].name}) -> ()"
-    function = re.search(r"void Probe\((.*?)\) \{(.*?)\n\}", adapter, re.DOTALL)
+    wanted = ", ".join(f"{kinds[row.kind]} {row.name}" for row in op.attributes)
+    assert re.sub(r'"\s*"', "", schema[1]) == f"{name}({wanted}, Tensor(a!) {op.outputs[0].name}) -> ()"
+    function = re.search(rf"void {op.type.removeprefix('AscendMoe')}\((.*?)\) \{{(.*?)\n\}}", adapter, re.DOTALL)
     assert function
     kinds = {"TEXT": "c10::string_view", "INTEGER": "int64_t"}
-    typed = [f"{kinds[row.kind]} {row.name}" for row in PROBE.attributes]
-    assert re.sub(r"\s+", " ", function[1]) == ", ".join([*typed, f"const at::Tensor& {PROBE.outputs[0].name}"])
-    given = [f"{row.name}_text" if row.kind == "TEXT" else row.name for row in PROBE.attributes]
+    typed = [f"{kinds[row.kind]} {row.name}" for row in op.attributes]
+    assert re.sub(r"\s+", " ", function[1]) == ", ".join([*typed, f"const at::Tensor& {op.outputs[0].name}"])
+    given = [f"{row.name}_text" if row.kind == "TEXT" else row.name for row in op.attributes]
     call = re.search(r"EXEC_NPU_CMD_EXT\((.*?)\);", function[2], re.DOTALL)
-    assert call and re.split(r",\s+", call[1]) == ["aclnnAscendMoeProbe", *given, PROBE.outputs[0].name]
+    assert call and re.split(r",\s+", call[1]) == [f"aclnn{op.type}", *given, op.outputs[0].name]
