@@ -7,6 +7,8 @@ it is compiled once into the cache.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -14,7 +16,7 @@ import torch
 from ascendc_twin.cache import fill_folder
 
 from .. import settings
-from ..errors import LibraryError
+from ..errors import AscendMoeError, LibraryError
 from ..native import library as _lib
 from ..native.build import cached, one_builder, reported_build, sound
 from ..native.torch_npu import fix_of_library, missing_library
@@ -26,6 +28,16 @@ _loaded: Path | None = None
 
 _TITLE = "the torch_npu adapter"
 _SECONDS = 90  # typical build time
+
+
+@contextmanager
+def typed_errors() -> Iterator[None]:
+    """Raise a RuntimeError of a launch in one line: LibraryError if CANN lacks the operator, else AscendMoeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).partition("\n")[0]
+        raise (LibraryError if "is not among the operators" in text else AscendMoeError)(text) from error
 
 
 def load() -> Path:

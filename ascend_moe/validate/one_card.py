@@ -177,8 +177,9 @@ class OneCard:
 
     def _on_npu(self, table: torch.Tensor, barrier: torch.Tensor, key: int, ops: Sequence[_Op]) -> None:
         npu_adapter.load()
-        torch.ops.ascend_moe_npu.one_card(table.data_ptr(), self.world, self.cores, key, barrier)
-        torch.npu.synchronize(self.device)  # type: ignore[attr-defined,unused-ignore]
+        with npu_adapter.typed_errors():
+            torch.ops.ascend_moe_npu.one_card(table.data_ptr(), self.world, self.cores, key, barrier)
+            torch.npu.synchronize(self.device)  # type: ignore[attr-defined,unused-ignore]
 
     def describe_peer(self, peer: int) -> str:
         """Say of a lost rank what a communicator knows: here nothing."""

@@ -24,7 +24,7 @@ import torch.distributed as dist
 import ascendc_twin
 
 from .. import comm
-from ..errors import AscendMoeError, LibraryError
+from ..errors import AscendMoeError
 from ..native import library
 from ..native.windows import MIB
 from ..ops import npu_adapter, npu_communicator, npu_servers
@@ -225,12 +225,9 @@ class Npu:
         npu: Any = torch.npu  # type: ignore[attr-defined,unused-ignore]
         npu.synchronize(self.place.device)
         start = time.monotonic()
-        try:
+        with npu_adapter.typed_errors():
             torch.ops.ascend_moe_npu.probe(self.place.group_ep, self.world, self.place.rank, *numbers, *machine, report)
             npu.synchronize(self.place.device)
-        except RuntimeError as error:
-            text = str(error).partition("\n")[0]
-            raise (LibraryError if "is not among the operators" in text else AscendMoeError)(text) from error
         seconds = time.monotonic() - start
         words = [[word & 0xFFFFFFFF for word in block] for block in report.cpu().tolist()]
         self.cores = words[0][CORES]
