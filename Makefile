@@ -6,6 +6,7 @@
 #   make t             the tests of a folder, on the fast engine           T=kernels/direct or ../twin/tests
 #   make test          what every change must pass: 5 minutes on 2 cores   PYTEST_ARGS="-k dispatch"
 #   make test-npu      the same on the virtual NPU, with the torch_npu wheel beside the environment
+#   make test-vllm-ascend  vLLM and vllm-ascend generate on the virtual NPU, in an environment of their own
 #   make vnpu          a program with torch_npu on the virtual NPU          VNPU_RUN="python mine.py"
 #   make nightly       everything else, for hours: slow tests, mutants, soak, explore, model, asan, tsan, bench-check, wheels
 #   make lint  format  ruff, mypy --strict, clang-format, docstrings of public names
@@ -83,14 +84,14 @@ pip_install = $(if $(new),echo "installs $(new) for the first time: about a minu
 all wheel release: with = $(parts)
 test soak mutants explore nightly-tests real-ascendc: with = CHECKED TIMED
 test-npu test-npu-nightly: with = CHECKED TIMED VNPU
-vnpu: with = VNPU
+vnpu vllm-ascend: with = VNPU
 
 every_change := not npu and not nightly and not mutants
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := install
-.PHONY: install all demo tiny t test test-npu vnpu nightly nightly-tests test-npu-nightly lint format asan tsan mutants \
-	soak explore model bench bench-check size lib wheel wheel-check clean headers-check address-space-check \
+.PHONY: install all demo tiny t test test-npu test-vllm-ascend vllm-ascend vnpu nightly nightly-tests test-npu-nightly lint \
+	format asan tsan mutants soak explore model bench bench-check size lib wheel wheel-check clean headers-check address-space-check \
 	real-ascendc asc-folders opp-check kernel-coverage loop-coverage docs docs-serve translations release
 
 # The venv with the build backend, and cmake and ninja where the system has none.
@@ -133,9 +134,21 @@ test-npu test-npu-nightly: $(bin)/scikit-build-core $(torch_npu)
 	$(pip_install) .[test]
 	export PYTHONPATH=$(torch_npu) TORCH_DEVICE_BACKEND_AUTOLOAD=0; $(pytest) -n 2 -m "$(npu_tests)" . ../vnpu/tests $(PYTEST_ARGS)
 
+# Their packages are other versions than the tests', and their wheels ask for CUDA's libraries and another torch.
+test-vllm-ascend:
+	$(MAKE) VENV=build/vllm-venv vllm-ascend
+
+vllm_ascend := vllm==0.23.0 vllm_ascend==0.23.0 compressed-tensors==0.17.0 xgrammar==0.2.9 apache-tvm-ffi torchvision==0.28.0
+vllm-ascend: $(bin)/scikit-build-core $(torch_npu)
+	$(pip_install) .[test]
+	$(pip) $(torch) -r vnpu/tests/vllm_ascend.txt
+	$(pip) $(index) --no-deps $(vllm_ascend)
+	export PYTHONPATH=$(torch_npu) TORCH_DEVICE_BACKEND_AUTOLOAD=0; \
+		$(pytest) --timeout=1200 -o faulthandler_timeout=0 -m nightly ../vnpu/tests/test_vllm_ascend.py $(PYTEST_ARGS)
+
 # Every lane that .ci/run leaves out, each to its end whatever the others find. The list of failures comes last.
-nightly_lanes := nightly-tests test-npu-nightly mutants soak explore-nightly model-nightly asan tsan kernel-coverage
-nightly_lanes += loop-coverage bench-check wheel-check release translations
+nightly_lanes := nightly-tests test-npu-nightly test-vllm-ascend mutants soak explore-nightly model-nightly asan tsan
+nightly_lanes += kernel-coverage loop-coverage bench-check wheel-check release translations
 nightly_lanes += $(if $(and $(ASC_DEVKIT),$(ASC_TOOLS)),real-ascendc) $(if $(ASC_DEVKIT),opp-check)
 nightly:
 	@failed=""; for lane in $(nightly_lanes); do \

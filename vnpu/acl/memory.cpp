@@ -174,6 +174,7 @@ namespace {
 struct Physical {
     int fd;
     size_t bytes;
+    int device;
 };
 
 struct Ranges {
@@ -205,17 +206,24 @@ VNPU_EXPORT AclError aclrtReleaseMemAddress(void* range) {
 
 VNPU_EXPORT AclError aclrtMallocPhysical(Handle* handle, size_t size, const void*, uint64_t) {
     if (!handle || !size) return kParamInvalid;
+    if (AclError code = NeedDevice("aclrtMallocPhysical")) return code;
+    const int device = CurrentDevice();
+    const Locked<Heap> heap;
+    if (heap->used[device] + size > TheSoc().memory_bytes) return kOutOfMemory;
     const int fd = memfd_create("ascend_moe_vnpu_memory", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, static_cast<off_t>(size))) {
         if (fd >= 0) close(fd);
         return kOutOfMemory;
     }
-    *handle = new Physical{fd, size};
+    *handle = new Physical{fd, size, device};
+    heap->used[device] += size;
     return kSuccess;
 }
 
 VNPU_EXPORT AclError aclrtFreePhysical(Handle handle) {
     const std::unique_ptr<Physical> physical(static_cast<Physical*>(handle));
+    const Locked<Heap> heap;
+    heap->used[physical->device] -= physical->bytes;
     close(physical->fd);
     return kSuccess;
 }

@@ -32,6 +32,7 @@ LIBRARIES = (
     "libgraph.so",
     "libacl_tdt_channel.so",
     "libopapi.so",
+    "libatb.so",
     "opp/op_api/lib/libcust_opapi.so",  # where torch_npu looks for it below ASCEND_CUSTOM_OPP_PATH
 )
 DEFAULT_DEVICES = 8
@@ -39,6 +40,8 @@ MAX_DEVICES = MAX_WORLD
 
 # CANN's own settings would point torch_npu at other libraries.
 _UNSET = ("ASCEND_CUSTOM_OPP_PATH", "ASCEND_OPP_PATH", "ASCEND_HOME_PATH", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+
+_CANN_PYTHON = Path(__file__).parent / "cann_python"  # modules that CANN would put on Python's path
 
 
 def library_folder() -> Path:
@@ -76,13 +79,17 @@ def environment(
     result = dict(os.environ if base is None else base)
     for name in _UNSET:
         result.pop(name, None)
-    others = [entry for entry in result.get("LD_LIBRARY_PATH", "").split(":") if entry and entry != folder]
-    result["LD_LIBRARY_PATH"] = ":".join([folder, *others])
+    result["LD_LIBRARY_PATH"] = _before(folder, result.get("LD_LIBRARY_PATH", ""))
+    result["PYTHONPATH"] = _before(str(_CANN_PYTHON), result.get("PYTHONPATH", ""))
     result["ASCEND_CUSTOM_OPP_PATH"] = f"{folder}/opp"
     result[settings.VNPU.name] = folder
     result[settings.VNPU_SOC.name] = soc
     result[settings.VNPU_DEVICES.name] = str(devices)
     return result
+
+
+def _before(folder: str, path: str) -> str:
+    return ":".join([folder, *(entry for entry in path.split(":") if entry and entry != folder)])
 
 
 def _need_devices(soc: str, devices: int) -> None:

@@ -23,3 +23,8 @@ from ascend_moe.settings import MAX_WORLD as MAX_WORLD
 def load_operators() -> None:
     """Import the operator package's aclnn functions, which register themselves with `operators.registry`."""
     importlib.import_module("ascend_moe.torch_npu_ops.aclnn")
+
+
+def define_vllm_ascend_operators() -> None:
+    """Define ``torch.ops._C_ascend``, which vllm-ascend's compiled part defines where CANN is."""
+    importlib.import_module("ascend_moe.interop.vllm_ascend").register()

@@ -30,9 +30,11 @@ LAST_LINE = "every check has passed"
 # ---- in a process with torch_npu
 
 ORDER: list[str] = []  # the names of all aclnn functions that were called
-# Operators that model_checks.py and tests/npu/moe_operator_checks.py call; operator_checks.py calls all others.
+# Operators that model_checks.py, serving_checks.py and tests/npu/moe_operator_checks.py call; all others are called by
+# operator_checks.py.
 PARTS = {
     "models": "aclnn(Foreach|Flash|FusedInfer|QuantMatmul|TransQuant|Dropout|NLLLoss|ConstantPad|NpuFormat)",
+    "serving": "(atb|Atb)",
     "moe": "aclnn(Moe|GroupedMatmul|SwiGlu|ClippedSwiglu|DynamicQuant|DequantSwiglu)",
 }
 # torch_npu looks for V4 to learn whether there is a grouped matmul, and then calls V5.

@@ -50,6 +50,10 @@ def test_models_of_transformers_compute_generate_and_train() -> None:
     run("model_checks.py").must_pass()
 
 
+def test_operators_of_servers() -> None:
+    run("serving_checks.py", env={"PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True"}).must_pass()
+
+
 def test_devices_memory_streams_and_graphs() -> None:
     script = str(HERE / "runtime_checks.py")
     done = launch("--soc", "Ascend910B3", "--devices", "4", "--no-verify", "--", sys.executable, script)

@@ -147,37 +147,113 @@ _FUSED = """
 """
 _ROPE = "query_rope key_rope key_rope_antiquant_scale dequant_scale_query learnable_sink"
 _FORMS = {"aclnnFusedInferAttentionScoreV2": ("", ""), "aclnnFusedInferAttentionScoreV4": (_ROPE, "query_quant_mode")}
-_PLAIN_FUSED = ("pse_shift", "atten_mask", "lengths", "lengths_kv")
+_PLAIN_FUSED = ("pse_shift", "atten_mask", "lengths", "lengths_kv", "block_table", "query_rope", "key_rope")
+# Of queries and keys; TND and NTD are all sequences one behind the other. An output's layout may follow an underscore.
+_SEQUENCE_LAYOUTS = ("BSH", "SBH", "BNSD", "BSND", "TND", "NTD")
+
+
+def _sequences(x: Tensor, layout: str, heads: int, ends: list[int] | None) -> list[Tensor]:
+    """Views (N, S, D) of every sequence."""
+    if layout not in ("TND", "NTD"):
+        return list(_heads_first(x, layout, heads))
+    by_heads = x.transpose(0, 1) if layout == "TND" else x
+    return [by_heads[:, start:end] for start, end in zip([0, *(ends or [])], ends or [], strict=False)]
+
+
+def _outputs(out: Tensor, layout: str, heads: int, ends: list[int] | None) -> list[Tensor]:
+    if layout == "NBSD":
+        return list(out.transpose(0, 1))
+    return _sequences(out, layout, heads, ends)
+
+
+def pages_of(cache: Tensor, table: Tensor, length: int, heads: int) -> Tensor:
+    """Return (N, S, D) of the first ``length`` rows of the pages in a table.
+
+    Args:
+        cache: (pages, page size, N * D), (pages, N, page size, D) or (pages, page size, N, D).
+    """
+    if cache.dim() == 3:
+        cache = cache.view(*cache.shape[:2], heads, -1)
+    elif cache.shape[1] == heads and cache.shape[2] != heads:
+        cache = cache.transpose(1, 2)
+    used = table[: -(-length // cache.shape[1])].long()
+    return cache[used].flatten(0, 1)[:length].transpose(0, 1)
+
+
+def attend_over_pages(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Return (N, S, D): every query sees every key."""
+    call = _Call(None, None, None, scale, 1.0, 0, 0, len(query), "BNSD", 0)
+    return _attend([x.float().unsqueeze(0) for x in (query, key, value)], None, call).out[0]
+
+
+def _need_plain(given: dict[str, Any], layout: str, out_layout: str) -> None:
+    known = (*_SEQUENCE_LAYOUTS, "NBSD")
+    for name, value in given.items():
+        quantized = isinstance(value, Tensor) and name not in ("query", "out", "softmax_lse", *_PLAIN_FUSED)
+        if quantized or layout not in _SEQUENCE_LAYOUTS or out_layout not in known:
+            named = name if quantized else f"layout {given['layout']}"
+            raise NotImplementedError(f"the virtual NPU's fused attention has no {named}")
+
+
+def _keys_of(given: dict[str, Any], name: str, layout: str, batch: int, count: int, ends: Any) -> Tensor:
+    """(N, S, D) of one sequence's keys, values or rotary keys, from pages or not."""
+    x, heads, table = given[name], given["kv_heads"] or given["heads"], given["block_table"]
+    x = x[0] if isinstance(x, list) else x
+    if table is not None:
+        return pages_of(x, table[batch], count, heads)
+    return _sequences(x, layout, heads, ends)[batch][:, :count]
 
 
 def _fused(names: list[str], *values: Any) -> None:
     given = dict(zip(names, values, strict=True))
-    for name, value in given.items():
-        quantized = isinstance(value, Tensor) and name not in ("query", "out", "softmax_lse", *_PLAIN_FUSED)
-        if quantized or given["layout"] not in _LAYOUTS:
-            raise NotImplementedError(
-                f"the virtual NPU's fused attention has no {name if quantized else 'such layout'}"
-            )
-    heads, kv_heads = given["heads"], given["kv_heads"] or given["heads"]
-    layout = "BNSD" if given["layout"] == "BNSD_BSND" else given["layout"]
-    query = _heads_first(given["query"], layout, heads).float()
-    key, value = (_heads_first(given[name][0], layout, kv_heads).float() for name in ("key", "value"))
-    mask = given["atten_mask"]
-    for batch in range(query.shape[0]):
-        rows = _length(given["lengths"], batch, query.shape[2])
-        keys = _length(given["lengths_kv"], batch, key.shape[2])
-        whole = None if mask is None or given["sparse"] not in _FULL else mask.reshape(-1, *mask.shape[-2:])
-        seen = None if whole is None else whole[batch if len(whole) > 1 else 0, :rows, :keys]
-        limits = (given["before"], given["after"], heads, layout, given["sparse"])
-        call = _Call(None, None, seen, given["scale"], 1.0, *limits)
-        part = slice(batch, batch + 1)
-        shift = given["pse_shift"]
-        added = None if shift is None else shift[part if len(shift) > 1 else slice(None), :, :rows, :keys].float()
-        found = _attend([query[part, :, :rows], key[part, :, :keys], value[part, :, :keys]], added, call)
-        out = _heads_first(given["out"], "BSND" if given["layout"] == "BNSD_BSND" else layout, heads)
-        out[part, :, :rows] = found.out.to(out.dtype)
+    layout, _, out_layout = given["layout"].partition("_")
+    _need_plain(given, layout, out_layout or layout)
+    heads, together, paged = given["heads"], layout in ("TND", "NTD"), given["block_table"] is not None
+    ends = given["lengths"] if together else None
+    ends_kv = given["lengths_kv"] if together and not paged else None
+    counts = None if ends_kv is None else [end - start for start, end in zip([0, *ends_kv], ends_kv, strict=False)]
+    queries = _sequences(given["query"], layout, heads, ends)
+    outs = _outputs(given["out"], out_layout or layout, heads, ends)
+    ropes = given.get("query_rope")
+    turned = None if ropes is None else _sequences(ropes, layout, heads, ends)
+    starts = [0, *(ends or [])]
+    for batch, (query, out) in enumerate(zip(queries, outs, strict=True)):
+        rows = query.shape[1] if together else _length(given["lengths"], batch, query.shape[1])
+        whole = 0 if paged else (counts[batch] if counts else _sequences_length(given, layout))
+        keys = counts[batch] if counts else _length(given["lengths_kv"], batch, whole)
+        if not rows or not keys:
+            continue
+        key, value = (_keys_of(given, name, layout, batch, keys, ends_kv).float() for name in ("key", "value"))
+        seen = query[:, :rows].float()
+        if turned is not None:
+            seen = torch.cat((seen, turned[batch][:, :rows].float()), -1)
+            key = torch.cat((key, _keys_of(given, "key_rope", layout, batch, keys, ends_kv).float()), -1)
+        call, shift = _part_of(given, batch, rows, keys)
+        found = _attend([seen[None], key[None], value[None]], shift, call)
+        out[:, :rows] = found.out[0].to(out.dtype)
         if given["lse"]:
-            given["softmax_lse"][part, :, :rows] = found.total.log() + found.largest
+            lse = (found.total.log() + found.largest)[0]
+            if together:
+                given["softmax_lse"][starts[batch] : starts[batch] + rows] = lse.transpose(0, 1)
+            else:
+                given["softmax_lse"][batch, :, :rows] = lse
+
+
+def _part_of(given: dict[str, Any], batch: int, rows: int, keys: int) -> tuple[_Call, Tensor | None]:
+    """One sequence's call, and what is added to its scores."""
+    mask, shift = given["atten_mask"], given["pse_shift"]
+    whole = None if mask is None or given["sparse"] not in _FULL else mask.reshape(-1, *mask.shape[-2:])
+    seen = None if whole is None else whole[batch if len(whole) > 1 else 0, :rows, :keys]
+    limits = (given["before"], given["after"], given["heads"], "BNSD", given["sparse"])
+    call = _Call(None, None, seen, given["scale"], 1.0, *limits)
+    if shift is None:
+        return call, None
+    return call, shift[slice(batch, batch + 1) if len(shift) > 1 else slice(None), :, :rows, :keys].float()
+
+
+def _sequences_length(given: dict[str, Any], layout: str) -> int:
+    """How many keys there are of each sequence, in a layout with batches."""
+    return int(_heads_first(given["key"][0], layout, given["kv_heads"] or given["heads"]).shape[2])
 
 
 def _length(lengths: list[int] | None, batch: int, whole: int) -> int:

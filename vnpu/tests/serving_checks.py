@@ -1,0 +1,160 @@
+"""What servers of models ask for: ATB's operators, attention over pages, Triton kernels, CANN's Python module."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch_npu  # type: ignore[import-not-found, unused-ignore]
+from npu_runs import raises, record_operators, run_checks, unexpected
+from torch.nn.functional import scaled_dot_product_attention
+
+from ascend_vnpu import triton
+
+Tensor = torch.Tensor
+PAGE, HEADS, KV_HEADS, SIZE = 4, 4, 2, 8
+TABLE = torch.tensor([[2, 5, 0], [1, 4, 3]], dtype=torch.int32)  # pages of two sequences
+
+
+def mixed(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def near(found: Tensor, want: Tensor, limit: float = 1e-5) -> None:
+    gap = float((found.cpu().float() - want.float()).abs().max())
+    assert gap <= limit, f"{gap} is over {limit}"
+
+
+def rows_of(cache: Tensor, sequence: int, count: int) -> Tensor:
+    return cache[TABLE[sequence].long()].flatten(0, 1)[:count]
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, scale: float = SIZE**-0.5) -> Tensor:
+    """(T, N, D) of the last tokens of a sequence, each of which sees all before it."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1).transpose(0, 1) for x in (k, v))
+    seen = torch.ones(len(q), k.shape[1], dtype=torch.bool).tril(k.shape[1] - len(q))
+    return scaled_dot_product_attention(q.transpose(0, 1), k, v, seen, scale=scale).transpose(0, 1)
+
+
+def caches() -> tuple[Tensor, Tensor]:
+    return mixed(6, PAGE, KV_HEADS, SIZE), mixed(6, PAGE, KV_HEADS, SIZE) + 1
+
+
+def check_rotary_embedding_of_halves_and_of_pairs() -> None:
+    positions = torch.tensor([3, 0, 6])
+    angle = torch.outer(torch.arange(8.0), torch.tensor([1.0, 0.1, 0.01, 0.001]))
+    table = torch.cat((angle.cos(), angle.sin()), -1)
+    cos, sin = table[positions].unsqueeze(1).chunk(2, -1)
+    for halves in (True, False):
+        query, key = mixed(3, HEADS * SIZE), mixed(3, KV_HEADS * SIZE)
+        mine = [query.npu(), key.npu()]
+        torch_npu._npu_rotary_embedding(positions.npu(), *mine, SIZE, table.npu(), halves)
+        for found, x in zip(mine, (query, key), strict=True):
+            heads = x.reshape(3, -1, SIZE)
+            first, second = heads.chunk(2, -1) if halves else (heads[..., ::2], heads[..., 1::2])
+            turned = (first * cos - second * sin, second * cos + first * sin)
+            near(found, (torch.cat(turned, -1) if halves else torch.stack(turned, -1).flatten(-2)).reshape(x.shape))
+
+
+def check_rows_go_to_their_slots_and_come_back() -> None:
+    keys, values = (x.npu() for x in caches())
+    new = mixed(3, KV_HEADS, SIZE), mixed(3, KV_HEADS, SIZE) - 1
+    slots = torch.tensor([9, -1, 22], dtype=torch.int32).npu()  # no slot: padding
+    torch_npu._npu_reshape_and_cache(*(x.npu() for x in new), keys, values, slots)
+    for found, before, rows in zip((keys, values), caches(), new, strict=True):
+        before.view(-1, KV_HEADS, SIZE)[[9, 22]] = rows[[0, 2]]
+        near(found, before, 0)
+    lengths, starts = (torch.tensor(x, dtype=torch.int32).npu() for x in ([5, 6], [4, 0]))
+    places = [torch.empty(11, KV_HEADS, SIZE).npu() for _ in range(2)]
+    more = {"seq_starts": starts, "key": places[0], "value": places[1]}
+    torch_npu.atb.npu_paged_cache_load(keys, values, TABLE.npu(), lengths, **more)
+    for found, cache in zip(places, (keys.cpu(), values.cpu()), strict=True):
+        near(found, torch.cat((rows_of(cache, 0, 9)[4:], rows_of(cache, 1, 6))), 0)
+
+
+def check_attention_over_pages() -> None:
+    keys, values = caches()
+    query, lengths = mixed(2, HEADS, SIZE), [9, 6]
+    want = [attended(query[i : i + 1], *(rows_of(x, i, lengths[i]) for x in (keys, values))) for i in range(2)]
+    out = torch.empty(2, HEADS, SIZE).npu()
+    cached = keys.npu(), values.npu()
+    counts = torch.tensor(lengths, dtype=torch.int32)
+    torch_npu._npu_paged_attention(query.npu(), *cached, KV_HEADS, HEADS, SIZE**-0.5, TABLE.npu(), counts, out)
+    near(out, torch.cat(want))
+    with raises("no such operation of ATB|failed"):
+        torch_npu._npu_group_topk(mixed(2, 8).half().npu(), 2, 1, 2)
+
+
+def check_sequences_one_behind_the_other() -> None:
+    keys, values = caches()
+    query, ends, lengths = mixed(5, HEADS, SIZE), [3, 5], [9, 6]
+    mask = torch.triu(torch.ones(2048, 2048, dtype=torch.bool), 1).npu()
+    given = {"num_heads": HEADS, "num_key_value_heads": KV_HEADS, "scale": SIZE**-0.5, "sparse_mode": 3}
+    given |= {"atten_mask": mask, "input_layout": "TND", "actual_seq_lengths": ends, "softmax_lse_flag": True}
+    parts = [query[:3], query[3:]]
+    rows = [[rows_of(x, i, lengths[i]) for x in (keys, values)] for i in range(2)]
+    want = torch.cat([attended(q, *row) for q, row in zip(parts, rows, strict=True)])
+    paged = {"block_table": TABLE.npu(), "block_size": PAGE, "actual_seq_lengths_kv": lengths}
+    cached = [x.flatten(2).npu() for x in (keys, values)]
+    near(torch_npu.npu_fused_infer_attention_score(query.npu(), *cached, **given, **paged)[0], want)
+    by_heads = [x.transpose(1, 2).contiguous().npu() for x in (keys, values)]
+    near(torch_npu.npu_fused_infer_attention_score(query.npu(), *by_heads, **given, **paged)[0], want)
+    whole = [torch.cat([row[i] for row in rows]).npu() for i in range(2)]
+    out, lse = torch_npu.npu_fused_infer_attention_score(query.npu(), *whole, **given, actual_seq_lengths_kv=[9, 15])
+    near(out, want)
+    scores = query[0] @ rows[0][0][:7].repeat_interleave(2, 1).permute(1, 2, 0) * SIZE**-0.5
+    near(lse[0, :, 0], scores.diagonal(dim1=0, dim2=1).T.logsumexp(-1) if scores.dim() == 3 else scores, 1e-4)
+
+
+def check_product_that_is_added() -> None:
+    x, weight, total = mixed(2, 4).half(), mixed(2, 3).half(), mixed(4, 3)
+    mine = total.npu()
+    torch_npu._npu_matmul_add_fp32(x.npu(), weight.npu(), mine)
+    near(mine, total + x.float().T @ weight.float(), 1e-5)
+
+
+def check_triton_kernels_run_without_triton() -> None:
+    placeholders: Any = SimpleNamespace(), SimpleNamespace(constexpr=None)
+    triton.install(*placeholders)
+    tl = placeholders[1]
+
+    @placeholders[0].jit  # type: ignore[untyped-decorator, unused-ignore]
+    def doubled(source: Any, out: Any, count: int, BLOCK: int) -> None:
+        places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        values = tl.load(source + places, mask=places < count, other=0)
+        tl.store(out + places, values * 2 + tl.num_programs(0), mask=places < count)
+
+    x = torch.arange(12, dtype=torch.int32).npu()[2:]
+    out = torch.full((12,), -1, dtype=torch.int64).npu()
+    doubled[(3,)](x, out, 9, BLOCK=4)
+    assert out.tolist() == [2 * (i + 2) + 3 for i in range(9)] + [-1] * 3
+
+
+def check_memory_of_expandable_segments_counts() -> None:
+    torch.npu.empty_cache()
+    before, total = torch.npu.mem_get_info()
+    x = torch.ones(64 << 20, dtype=torch.uint8).npu()
+    assert before - torch.npu.mem_get_info()[0] >= x.numel() and total >= before
+    del x
+    torch.npu.synchronize()
+    torch.npu.empty_cache()
+    assert torch.npu.mem_get_info()[0] == before
+
+
+def check_cann_module_acl_copies() -> None:
+    rt = importlib.import_module("acl").rt
+    source, out = torch.arange(8).npu(), torch.zeros(8, dtype=torch.int64)
+    assert rt.memcpy(out.data_ptr(), 64, source.data_ptr(), 64, 2) == 0 and out.tolist() == list(range(8))
+    assert rt.memcpy(out.data_ptr(), 8, source.data_ptr(), 64, 2) != 0
+
+
+def check_torch_npu_has_called_them_all() -> None:
+    """Only a call by torch_npu shows a wrong layout in the table of operations."""
+    assert not unexpected("serving"), unexpected("serving")
+
+
+if __name__ == "__main__":
+    record_operators()
+    run_checks()

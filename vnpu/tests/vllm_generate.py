@@ -1,0 +1,33 @@
+"""Generate with vLLM: ``vllm_generate.py MODEL OPTIONS``, the options of `LLM` as JSON; prints the tokens as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from vllm_prompts import PROMPTS
+
+
+def main() -> None:
+    from vllm import LLM, SamplingParams  # type: ignore[import-not-found, unused-ignore]
+
+    options = {
+        "skip_tokenizer_init": True,
+        "dtype": "bfloat16",
+        "max_model_len": 256,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,  # so that long prompts come in parts
+        "gpu_memory_utilization": 0.02,
+        "num_gpu_blocks_override": 64,
+        **json.loads(sys.argv[2]),
+    }
+    llm = LLM(sys.argv[1], **options)
+    how = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
+    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+    for _ in range(2):  # the second time with the first's pages in the prefix cache
+        outputs = llm.generate(prompts, how, use_tqdm=False)
+        print("TOKENS", json.dumps([list(output.outputs[0].token_ids) for output in outputs]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
