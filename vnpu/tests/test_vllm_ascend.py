@@ -23,8 +23,9 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm_ascend") is None, reason="make test-vllm-ascend has vllm-ascend"),
 ]
 
-# bf16 has 8 bits: the logits of these models, of size 3, are off by at most this.
+# bf16 has 8 bits: logits of these models, of size 3, are off by at most this, unless rounding chooses another expert.
 LIMIT = 0.15
+MARGIN = 0.002  # of router logits of size 0.2
 
 
 class Row(NamedTuple):
@@ -33,6 +34,7 @@ class Row(NamedTuple):
     model: str
     options: dict[str, Any]
     log: tuple[str, ...] = ()
+    series: str = "A2"
 
 
 EAGER = {"enforce_eager": True}
@@ -40,21 +42,23 @@ TWO = {**EAGER, "tensor_parallel_size": 2, "enable_expert_parallel": True}
 METHOD = r"MoE comm method selected: .*method=MoECommType.{}"
 ROWS = {
     "qwen3": Row("Qwen3Moe", EAGER),
-    "qwen3-all-gather": Row("Qwen3Moe", TWO, log=(METHOD.format("ALLGATHER"),)),
+    "qwen3-all-gather": Row("Qwen3Moe", TWO, (METHOD.format("ALLGATHER"),)),
+    "qwen3-mc2": Row("Qwen3Moe", TWO, (METHOD.format("MC2"), METHOD.format("ALLTOALL")), "A3"),
 }
 
 
-def on_vnpu(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+def on_vnpu(*words: str, series: str = "A2", **env: str) -> subprocess.CompletedProcess[str]:
     """A script of this folder on the virtual NPU; imports of torchvision succeed."""
     path = os.pathsep.join([str(HERE / "vllm_site"), os.environ.get("PYTHONPATH", "")])
     script, *arguments = words
-    start = [sys.executable, "-m", "ascend_moe", "vnpu", "--", sys.executable]
+    soc = {"A2": "Ascend910B3", "A3": "Ascend910_9391"}[series]
+    start = [sys.executable, "-m", "ascend_moe", "vnpu", "--no-verify", "--soc", soc, "--", sys.executable]
     return subprocess.run(
         [*start, str(HERE / script), *arguments],
         capture_output=True,
         text=True,
         timeout=1000,
-        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", **env},
+        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "VNPU_TEST_SERIES": series, **env},
     )
 
 
@@ -81,7 +85,7 @@ def generate(folder: Path, row: Row) -> tuple[list[list[list[int]]], str]:
         "VLLM_LOGGING_LEVEL": "DEBUG",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
-    done = on_vnpu("vllm_generate.py", str(folder), json.dumps(row.options), **env)
+    done = on_vnpu("vllm_generate.py", str(folder), json.dumps(row.options), series=row.series, **env)
     found = [json.loads(text) for text in re.findall(r"^TOKENS (.*)$", done.stdout, re.M)]
     text = done.stdout + done.stderr
     assert done.returncode == 0 and len(found) == 2, text[-8000:]
@@ -97,7 +101,8 @@ def test_generated_tokens_are_those_of_transformers(name: str, folders: Path) ->
     both, log = generate(folder, row)
     for tokens in both:
         assert [len(part) for part in tokens] == [16] * len(PROMPTS)
-        gaps = json.loads(models("gaps", str(folder), json.dumps(tokens)))
-        assert max(gaps) <= LIMIT and sum(gap == 0 for gap in gaps) >= 0.9 * len(gaps), sorted(gaps)[-12:]
+        found = json.loads(models("gaps", str(folder), json.dumps(tokens)))
+        gaps = [gap for gap, margin in found if margin > MARGIN or gap <= LIMIT]
+        assert max(gaps) <= LIMIT and sum(gap == 0 for gap in gaps) >= 0.9 * len(found), sorted(found)[-12:]
     for pattern in row.log:
         assert re.search(pattern, log), pattern

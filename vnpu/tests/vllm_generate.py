@@ -1,11 +1,18 @@
-"""Generate with vLLM: ``vllm_generate.py MODEL OPTIONS``, the options of `LLM` as JSON; prints the tokens as JSON."""
+"""Generate with vLLM: ``vllm_generate.py MODEL OPTIONS``, the options of `LLM` as JSON; prints the tokens as JSON.
+
+VNPU_TEST_SERIES=A3 makes vllm-ascend's Python that of a build for that series: the two differ in one generated file.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 
+import vllm_ascend._build_info as build  # type: ignore[import-not-found, unused-ignore]
 from vllm_prompts import PROMPTS
+
+build.__device_type__ = os.environ["VNPU_TEST_SERIES"]  # also where a worker imports this file
 
 
 def main() -> None:

@@ -55,15 +55,20 @@ def write_model(folder: Path, name: str) -> None:
     getattr(transformers, f"{name}ForCausalLM")(config).to(torch.bfloat16).save_pretrained(folder)
 
 
-def gaps(folder: Path, generated: list[list[int]]) -> list[float]:
-    """Return how far below the largest fp32 logit each generated token is, given the tokens before it."""
+def gaps(folder: Path, generated: list[list[int]]) -> list[tuple[float, float]]:
+    """Return of each generated token, given those before it, how far its fp32 logit is below the largest, and how far
+    the last chosen expert's router logit is above the next one's, at least."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    found: list[float] = []
+    found: list[tuple[float, float]] = []
     for prompt, tokens in zip(PROMPTS, generated, strict=True):
         with torch.no_grad():
-            logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
-        chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        found += (logits.amax(-1) - chosen).tolist()
+            result = model(torch.tensor([prompt + tokens]), output_router_logits=True)
+        logits = result.logits[0, len(prompt) - 1 : -1]
+        below = logits.amax(-1) - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        routed = torch.stack(result.router_logits)[:, len(prompt) - 1 : -1].sort(-1, descending=True).values
+        chosen = SIZES["num_experts_per_tok"]
+        margins = (routed[..., chosen - 1] - routed[..., chosen]).amin(0)
+        found += zip(below.tolist(), margins.tolist(), strict=True)
     return found
 
 
