@@ -1,5 +1,5 @@
 // Kernel entry of AscendMoeOneCard: several ranks in one launch, each with the bodies of dispatch or combine on its
-// group of cores (protocol/one_card.h). `ascend-moe validate --one-card` runs it on the twin and on one NPU.
+// group of cores (protocol/tiling.h). `ascend-moe validate --one-card` runs it on the twin and on one NPU.
 #include "kernel_operator.h"
 
 #include "direct/combine.h"
@@ -11,6 +11,11 @@
 #include "window/dispatch.h"
 
 namespace moe {
+
+// A message, which ends an item, begins at a multiple of kFlaggedBlock in the peer's window. Where it may lie, blocks
+// of so many bytes are copied one after another, so that it arrives after the rows.
+static_assert(RelayTrailerBytes(2, 1) <= kCardPieceBytes && RelayTrailerBytes(8, 4) <= kCardPieceBytes,
+              "the message lies in the last piece of an item");
 
 // A rank of the launch: its arguments, and its tiling from GM.
 template <typename Arguments, typename Tiling>

@@ -173,7 +173,7 @@ def _gathered(value: Any, step: Step, device: torch.device) -> list[Any]:
             return gather_words(words, step.group, device)
         return gather(words.to(device), step.group).cpu()
 
-    sizes = everyone(torch.tensor([len(mine)], dtype=torch.int32))[:, 0].tolist()
+    sizes = everyone(torch.tensor([len(mine)], dtype=torch.int32, device="cpu"))[:, 0].tolist()
     padded = torch.nn.functional.pad(mine, (0, -(-max(sizes) // _PIECE) * _PIECE - len(mine)))
     whole = torch.cat([everyone(piece) for piece in torch.split(padded, _PIECE)], 1)
     return [

@@ -51,7 +51,7 @@ class Rows:
     def of_row(self, row: int, element: int | None = None) -> dict[str, Any]:
         """Return the place of a row of expand_x."""
         source, token, _ = self.want.assist_info[row].tolist()
-        ends = torch.tensor(self.counts).cumsum(0)
+        ends = torch.tensor(self.counts, device="cpu").cumsum(0)
         local = int((ends <= row).sum())
         return {"token": token, "source": source, "expert": self.rank * self.local + local, "element": element}
 

@@ -67,7 +67,7 @@ class Experts:
         act = layer.activation if isinstance(layer, MoELayer) else getattr(layer, "activation", "silu")
         activation = Activation.of(getattr(act, "value", act))  # of an enum
         biases = [getattr(layer, name, None) for name in ("gate_up_bias", "down_bias")]
-        out, start = [torch.empty(0, width)], 0
+        out, start = [rows.new_empty(0, width)], 0
         for local, count in enumerate(at.counts):
             if count:
                 first, second = (0.0 if bias is None else bias[local].cpu().float() for bias in biases)

@@ -52,7 +52,7 @@ class Step:
         """Return this rank's fields of `reference.RankInput`."""
         weights = self.returned.get("expert_scales")
         given = {name: self.sent.get(name) for name in ("x", "expert_ids", "scales", "x_active_mask")}
-        given["expert_scales"] = torch.empty(0) if weights is None else weights
+        given["expert_scales"] = torch.empty(0, dtype=torch.float32, device="cpu") if weights is None else weights
         return given | {name: self.returned.get(name) for name in reference.OWN_TERMS}
 
     def expert_rows(self) -> Tensor:

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -250,13 +250,21 @@ def steady(before: Sequence[GroupState], now: Sequence[GroupState]) -> list[Grou
 def behind(groups: Sequence[GroupState]) -> list[Behind]:
     """Return the ranks for which others wait, directly or through others, in any of the groups.
 
-    A rank that waits itself, in this group or in another, is not behind. If all of them do, the groups were called in
-    different orders, and the rank with the most waiters is. A rank that has failed stands for the rank that its error
-    names.
+    A rank that waits itself, in this group or in another, is not behind. If all ranks that wait for each other do, the
+    groups were called in different orders, and the rank with the most waiters is. A rank that has failed stands for the
+    rank that its error names.
     """
     waiters: Counter[Any] = Counter()
     places: dict[Any, list[tuple[GroupState, RankState]]] = {}
+    links: dict[Any, set[Any]] = defaultdict(set)  # between a rank and those that it waits for, both ways
     waiting = set()
+
+    def wait(node: Any, peer: Any, counts: bool) -> None:
+        waiters[peer] += counts
+        waiting.add(node)
+        links[node].add(peer)
+        links[peer].add(node)
+
     for group in groups:
         pids = [one.pid for one in group.ranks if one.pid]
         nodes = [one.pid if pids.count(one.pid) == 1 else (group.key, one.rank) for one in group.ranks]
@@ -264,17 +272,30 @@ def behind(groups: Sequence[GroupState]) -> list[Behind]:
         for node, one in zip(nodes, group.ranks, strict=True):
             places.setdefault(node, []).append((group, one))
             if one.error and 0 <= one.culprit < len(nodes):
-                waiters[nodes[one.culprit]] += one.culprit != one.rank
-                waiting.add(node)
+                wait(node, nodes[one.culprit], one.culprit != one.rank)
             for peer in one.awaits:
-                waiters[nodes[peer]] += peer in idle or not idle  # relays of hierarchy wait in their turn
-                waiting.add(node)
-    waited = [node for node, count in waiters.items() if count]
-    last = [node for node in waited if node not in waiting]
-    if not last and waited:
-        last = [node for node in waited if waiters[node] == max(waiters.values())]
-    found = [_behind_of(group, one, places[node]) for node in last for group, one in places[node]]
+                wait(node, nodes[peer], peer in idle or not idle)  # relays of hierarchy wait in their turn
+    found = []
+    for job in _connected(links):
+        waited = [node for node in job if waiters[node]]
+        last = [node for node in waited if node not in waiting]
+        last = last or [node for node in waited if waiters[node] == max(waiters[node] for node in waited)]
+        found += [_behind_of(group, one, places[node]) for node in last for group, one in places[node]]
     return [each for each in found if each is not None]
+
+
+def _connected(links: dict[Any, set[Any]]) -> Iterator[list[Any]]:
+    """Yield the connected parts of a graph: jobs of one machine that have nothing to do with each other."""
+    seen = set()
+    for start in links:
+        part, todo = [], [start]
+        while todo:
+            if (node := todo.pop()) not in seen:
+                seen.add(node)
+                part.append(node)
+                todo += links[node]
+        if part:
+            yield part
 
 
 def _behind_of(group: GroupState, one: RankState, all_places: list[tuple[GroupState, RankState]]) -> Behind | None:

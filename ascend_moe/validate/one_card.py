@@ -1,7 +1,7 @@
 """Many ranks on one device: one launch runs an op of W ranks, each on a group of cores, with the kernels' own bodies.
 
 `ascend-moe validate --one-card W` runs it without a cluster: on one NPU, or on the twin. All windows lie in one
-allocation; each rank's context points at them (op_kernel/protocol/one_card.h).
+allocation; each rank's context points at them (op_kernel/protocol/tiling.h).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WINDOW_MIB = 24
 DEADLINE_S = 20.0
 GROUP = "one card"
 _BLOCK_WORDS, _ALIGNMENT = 8, 512
-_COMBINE_KEYS = 10_000  # op_kernel/protocol/one_card.h
+_COMBINE_KEYS = 10_000  # op_kernel/protocol/tiling.h
 _STATE_BYTES = MIB
 _INFO_WORDS = 7  # of am_plan_info: key is word 1, workspace bytes word 4
 

@@ -118,7 +118,7 @@ AM_API uint64_t am_timestamps_text(const uint32_t* words, char* text, uint64_t b
 // Returns 0, or a kernel fault as above.
 AM_API int am_probe(void* comm, const void* tiling, uint64_t tiling_bytes, uint32_t* report, char* fault,
                     uint64_t fault_bytes);
-// Several ranks in one launch, on this machine or one NPU (op_kernel/protocol/one_card.h). arguments: what the kernel
+// Several ranks in one launch, on this machine or one NPU (op_kernel/protocol/tiling.h). arguments: what the kernel
 // of `plan` takes, from inputs by tensor index and outputs by output index, then the record, workspace and tiling: 18
 // addresses. context: of one rank, an A2 context if `staging` is not 0, else a window table; `window` is rank 0's,
 // those of the others lie `stride` bytes further each, first data_bytes of data, then 1 MiB of state; `staging`

@@ -1,6 +1,6 @@
-// Several ranks in one launch (op_kernel/protocol/one_card.h): contexts and arguments of the ranks by their addresses,
+// Several ranks in one launch (op_kernel/protocol/tiling.h): contexts and arguments of the ranks by their addresses,
 // on this machine or on an NPU, and the launch on the twin.
-#include "protocol/one_card.h"
+#include "protocol/tiling.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,11 +1,11 @@
-// One op of all ranks as one launch, each rank on a group of its cores (op_kernel/protocol/one_card.h).
+// One op of all ranks as one launch, each rank on a group of its cores (op_kernel/protocol/tiling.h).
 #pragma once
 
 #include <utility>
 #include <vector>
 
 #include "engines/local_ranks.h"
-#include "protocol/one_card.h"
+#include "protocol/tiling.h"
 #include "twin/engine/core.h"
 
 extern "C" void ascend_moe_one_card(GM_ADDR, GM_ADDR, GM_ADDR);

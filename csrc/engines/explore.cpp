@@ -111,7 +111,7 @@ struct Exploration {
         cards_.clear();
         if (one_card_) DealCards();
     }
-    // Whether all ranks of an op are one launch, see protocol/one_card.h. Before the program.
+    // Whether all ranks of an op are one launch, see protocol/tiling.h. Before the program.
     void UseOneCard(bool one_card) { one_card_ = one_card; }
 
     void Run(const am_explore_options& options, am_explore_result& result);

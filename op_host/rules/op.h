@@ -150,7 +150,7 @@
     INTEGER(ranks_per_server, kOptional, 0, kNeither)                                                                 \
     INTEGER(intra_node_stores, kOptional, 0, kNeither)
 
-// Several ranks in one launch (protocol/one_card.h): the ranks' tensors are not CANN's.
+// Several ranks in one launch (protocol/tiling.h): the ranks' tensors are not CANN's.
 #define ASCEND_MOE_ONE_CARD_INPUTS(INPUT, RENAMED, REFUSED)
 #define ASCEND_MOE_ONE_CARD_OUTPUTS(OUTPUT, RENAMED)                                                                  \
     OUTPUT(barrier, kTypeInt32) /* [kMaxCores, kBlockWords], zeros at the launch */

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "probe/tiling.h"
-#include "protocol/one_card.h"
+#include "protocol/tiling.h"
 #include "args.h"
 
 namespace moe {

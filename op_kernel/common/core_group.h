@@ -1,10 +1,10 @@
-// The cores of a rank: all cores of its launch, or on one card (protocol/one_card.h), where a launch has several ranks,
+// The cores of a rank: all cores of its launch, or on one card (protocol/tiling.h), where a launch has several ranks,
 // a group of them. SyncAll is then a barrier of the group.
 #ifndef ASCEND_MOE_COMMON_CORE_GROUP_H
 #define ASCEND_MOE_COMMON_CORE_GROUP_H
 
 #include "base.h"
-#include "../protocol/one_card.h"
+#include "../protocol/tiling.h"
 
 namespace moe {
 

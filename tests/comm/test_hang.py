@@ -54,6 +54,11 @@ def test_among_ranks_that_wait_in_two_groups_for_each_other_the_most_awaited_is_
     assert found(relayed, group("b", state(0), state(1, 0, 2), state(2))) == [("a", 1)]
 
 
+def test_a_job_whose_ranks_all_wait_is_judged_beside_a_job_with_a_culprit() -> None:
+    crossed = (group("a", state(0, 1), state(1), state(2, 1)), group("b", state(0), state(1, 0, 2), state(2)))
+    assert found(*crossed, group("c", state(0, 1, pid=200), state(1, pid=201))) == [("a", 1), ("c", 1)]
+
+
 def test_waits_that_began_meanwhile_are_left_out() -> None:
     before, now = group("a", state(0), state(1)), group("a", state(0, 1), state(1))
     assert found(*hang.steady([before], [now])) == [] and found(*hang.steady([now], [now])) == [("a", 1)]

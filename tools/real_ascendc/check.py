@@ -178,7 +178,7 @@ RECORD_BYTES = 256
 TABLE_MAGIC = 0x57494E44
 FLAGS, ARGUMENTS = 16, 24
 POISONS = (0x7F, 0xFF, 0xA5)
-DISPATCH, COMBINE, _ = op_description.operators(op_description.DESCRIPTION.read_text())
+DISPATCH, COMBINE, *_ = op_description.operators(op_description.DESCRIPTION.read_text())
 INFO_WORDS = ("op", "key", "cores", "type", "workspace", "window", "tiling", "transport", "algorithm")
 
 
