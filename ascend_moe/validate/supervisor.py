@@ -127,13 +127,13 @@ class _Worker:
             raise _Ended(self._with_logs(self._end())) from None
 
     def _end(self) -> str:
-        """How the process ended; a crash names itself in its output, or an exception is the last line."""
+        """How the process ended; a crash names itself in its output, and an exception is the last line."""
         code, lines = self._process.exitcode, self._output()
         if code is None:
             return "its process closed its pipe and does not end"
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        fatal = [line for line in lines if line.startswith("Fatal Python error")]
-        return ": ".join([f"its process {how}", *(fatal or lines)[-1:]])
+        named = [line for line in lines if code > 0 or line.startswith("Fatal Python error")]
+        return ": ".join([f"its process {how}", *named[-1:]])
 
     def _output(self) -> list[str]:
         return self._log.read_text(errors="replace").splitlines()
