@@ -6,6 +6,7 @@ import errno
 import importlib.metadata
 import json
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -74,6 +75,12 @@ def installed_version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: (2, 13, 0) for 2.13.0+cpu."""
+    match = re.match(r"\d+(\.\d+)*", text)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
 def show(values: object, target: str, report: Callable[[], object]) -> None:

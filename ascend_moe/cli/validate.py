@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from ascend_moe import validate as validation
-    from ascend_moe.validate.supervisor import Outcome
+    from ascend_moe.validate.supervisor import BringUpResult
 
 app = typer.Typer()
 DEFAULT_RANKS = 4
@@ -232,7 +232,7 @@ def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bri
             raise AscendMoeError(f"bringup: {why}")
         found["results"] = [probes.ProbeResult(**result) for result in found["results"]]
         found["phases"] = [Phase(**phase) for phase in found["phases"]]
-        return _report(supervisor.Outcome(**found), as_json)
+        return _report(supervisor.BringUpResult(**found), as_json)
     if found is None:
         print(f"ascend-moe validate: {why}", file=sys.stderr)
         return 1
@@ -257,7 +257,7 @@ def _print(result: dict[str, Any], as_json: str) -> int:
     return 0 if result["ok"] else 1
 
 
-def _report(outcome: Outcome, as_json: str) -> int:
+def _report(outcome: BringUpResult, as_json: str) -> int:
     """Print what follows the results of --bringup, or all of it as JSON; return the exit code."""
     from ascend_moe.validate import probes, times
 

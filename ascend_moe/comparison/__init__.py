@@ -67,15 +67,14 @@ class Comparison:
     """
 
     def __init__(self, layer: nn.Module, parameters: dict[str, Tensor], route: Route | None, raises: bool) -> None:
-        self.steps, self.found = 0, None
+        self.steps = 0
+        self.found: ReferenceMismatch | None = None
         self._experts, self._route, self._raises = Experts(layer, parameters), route, raises
         self._tap: DispatcherTap | OpsTap | None = None
         self._handles = [
             layer.register_forward_pre_hook(self._before),
             layer.register_forward_hook(self._after, with_kwargs=True, always_call=True),
         ]
-
-    found: ReferenceMismatch | None
 
     def remove(self) -> None:
         """Compare no more forwards."""
@@ -120,10 +119,10 @@ class Comparison:
         mine = step.route_difference(expected)
         if mine is None:
             mine = self._difference(step, [reference.RankInput(**one) for one, _ in everyone], [r for _, r in everyone])
-        verdicts = [one for one in _gathered(mine, step, self._experts.device) if one is not None]
-        if not verdicts:
+        differences = [one for one in _gathered(mine, step, self._experts.device) if one is not None]
+        if not differences:
             return None
-        first = min(verdicts, key=lambda one: (STAGES.index(one["stage"]), one["rank"]))
+        first = min(differences, key=lambda one: (STAGES.index(one["stage"]), one["rank"]))
         return ReferenceMismatch(first.pop("text"), **first)
 
     def _expected(self, layer: nn.Module, args: Any, kwargs: Any) -> dict[str, Tensor]:
@@ -153,10 +152,8 @@ class Comparison:
         found = found or self._experts.rows_differ(at, rows[step.place.rank], quant_mode)
         if found is not None:
             return found
-        share, mode = (
-            ranks_per_server() if step.algorithm == "hierarchy" else 0,
-            step.returned.get("comm_quant_mode") or 0,
-        )
+        share = ranks_per_server() if step.algorithm == "hierarchy" else 0
+        mode = step.returned.get("comm_quant_mode") or 0
         sums = reference.combine(inputs, rows, sent, ranks_per_server=share, comm_quant_mode=mode, **common)
         assert step.out is not None
         return at.sums_differ(step.out, sums[step.place.rank])

@@ -13,12 +13,11 @@ from pathlib import Path
 from ascend_vnpu import PAIRS, pair_of
 
 from .. import settings
-from .._text import installed_version
+from .._text import installed_version, version_numbers
 from ..errors import AscendMoeError
 from ..native import library, opp, probe_results
 from ..native.probe_results import cann_version, driver_version
 from . import Diagnostic, error, fine, warn
-from .machine import version_numbers
 
 # CANN release -> compatible torch_npu releases (lowest, highest), from the READMEs of torch_npu's wheels; 9.1 from
 # vllm-ascend's images. Nothing else is published.

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .. import settings
-from .._text import installed_version
+from .._text import installed_version, version_numbers
 from ..errors import AscendMoeError
 from ..native import binding, library
 from ..native.build import source_hash
@@ -35,12 +35,6 @@ def diagnostics() -> Iterator[Diagnostic]:
     yield _cores()
     yield from _memory()
     yield _descriptors()
-
-
-def version_numbers(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version: 2.13.0+cpu is (2, 13, 0)."""
-    match = re.match(r"\d+(\.\d+)*", text)
-    return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
 def _python() -> Diagnostic:

@@ -82,12 +82,8 @@ def _v2(rank: int, area: bytes, world: int) -> RankState:
             continue
         awaited: tuple[int, ...] = ()
         if op == "dispatch":
-            local = experts // world
-            blocks = [
-                [phase_half * _V2_HALF + 32 * (e * world + s) for e in range(local)]
-                for s in range(world)
-                for phase_half in ((phase ^ 1) & 1,)
-            ]
+            base = ((phase ^ 1) & 1) * _V2_HALF
+            blocks = [[base + 32 * (e * world + s) for e in range(experts // world)] for s in range(world)]
             awaited = tuple(s for s, places in enumerate(blocks) if any(_flag(area, at) != 1.0 for at in places))
         return RankState(rank, 0, op, "CANN V2", count, "WaitStatus", awaits=awaited, process="")
     op = max(counts, key=lambda each: counts[each]) if counts else ""

@@ -73,7 +73,8 @@ SIGNATURES: Signatures = {
     "am_call_output": (c_int, (c_void_p, c_int, POINTER(c_int64))),
     "am_plan_info": (c_uint64, (c_void_p, POINTER(c_uint64), c_uint64)),
     "am_plan_tiling": (c_uint64, (c_void_p, c_void_p, c_uint64)),
-    "am_card_arguments": (None, (c_void_p, *[POINTER(c_uint64)] * 4)),
+    "am_card_rank": (c_uint64, (c_void_p, c_uint64, *[POINTER(c_uint64)] * 4)),
+    "am_card_rank_words": (c_uint64, ()),
     "am_card_context": (c_uint64, (c_int, c_int, *[c_uint64] * 4, c_void_p)),
     "am_card_ub_bytes": (c_uint32, ()),
     "am_card_launch": (

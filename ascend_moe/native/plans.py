@@ -18,6 +18,7 @@ OP_DISPATCH, OP_COMBINE = 1, 2
 ALGORITHMS = ("", "window", "direct", "hierarchy")  # by the kernels' codes
 MAX_CORES = 64
 _NO_VALUE = -(2**63)
+_INFO_WORDS = 7  # of am_plan_info
 _OTHER_TYPE = "another dtype"
 _DTYPES = ("float32", "float16", "bfloat16", "int8", "int32", "int64", "bool")
 
@@ -149,6 +150,14 @@ class Plan:
         self.handle = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
         if not self.handle:
             raise rule_broken(op_name, check.message.decode(), check.argument.decode(), check.needed_mib, "", comm_alg)
+
+    def tiled(self) -> tuple[int, int, bytes]:
+        """Return the tiling key, the bytes of the workspace and the tiling."""
+        info = (ctypes.c_uint64 * _INFO_WORDS)()
+        self._library.am_plan_info(self.handle, info, _INFO_WORDS)
+        tiling = ctypes.create_string_buffer(self._library.am_plan_tiling(self.handle, None, 0))
+        self._library.am_plan_tiling(self.handle, tiling, len(tiling))
+        return int(info[1]), int(info[4]), tiling.raw
 
     def __del__(self) -> None:
         if self.handle:

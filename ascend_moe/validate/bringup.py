@@ -43,9 +43,7 @@ from ascend_moe.validate.probes import (
     Skipped,
 )
 from ascend_moe.validate.probes_kernel import Npu, Twin
-from ascend_moe.validate.run import run_case
-
-from .run import DevicePlace
+from ascend_moe.validate.run import DevicePlace, run_case
 
 _COLLECT_S = 60.0
 BATCH, TWO_LEVELS = "BatchWrite order", "two levels"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .. import reference
-from ..errors import ArgumentError, KernelFault, need, need_one_of
+from ..errors import KernelFault, need, need_one_of
 from ..native import library
 from ..native.windows import MIB
 from ..ops import calls, npu_adapter
@@ -37,22 +37,19 @@ WINDOW_MIB = 24
 DEADLINE_S = 20.0
 GROUP = "one card"
 _BLOCK_WORDS, _ALIGNMENT = 8, 512
-_COMBINE_KEYS = 10_000  # op_kernel/protocol/tiling.h
 _STATE_BYTES = MIB
-_INFO_WORDS = 7  # of am_plan_info: key is word 1, workspace bytes word 4
 
 
 @dataclass
 class _Op:
-    """An op of one rank, planned: the addresses of its tensors, in order, and its tiling."""
+    """An op of one rank, planned, with its memory."""
 
-    plan: int
+    plan: calls.Plan
     inputs: dict[str, torch.Tensor]
     outputs: list[torch.Tensor]
     record: torch.Tensor
     workspace: torch.Tensor
     tiling: torch.Tensor
-    key: int
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -122,16 +119,10 @@ class OneCard:
         spec.ranks_per_server, spec.intra_node_stores = self.share, int(self.share > 0)
 
     def _planned(self, name: str, spec: Any, inputs: dict[str, torch.Tensor], outputs: list[torch.Tensor]) -> _Op:
-        check, info = calls.CheckResult(), (ctypes.c_uint64 * _INFO_WORDS)()
-        plan = library.lib().am_plan_create(ctypes.byref(spec), ctypes.byref(check))
-        if not plan:
-            raise ArgumentError(f"{name}: {check.message.decode()}", argument=check.argument.decode())
-        library.lib().am_plan_info(plan, info, _INFO_WORDS)
-        tiling = ctypes.create_string_buffer(library.lib().am_plan_tiling(plan, None, 0))
-        library.lib().am_plan_tiling(plan, tiling, len(tiling))
-        key = int(info[1]) + (_COMBINE_KEYS if spec.op == calls.OP_COMBINE else 0)
+        plan = calls.Plan(name, spec, self.algorithm)
+        _, workspace_bytes, tiling = plan.tiled()
         record = self._zeros(calls.error_record_words(), torch.int32)
-        return _Op(plan, inputs, outputs, record, self._zeros(int(info[4])), self._bytes(tiling.raw), key)
+        return _Op(plan, inputs, outputs, record, self._zeros(workspace_bytes), self._bytes(tiling))
 
     def launch(self) -> None:
         """Run the ops that `prepare` has planned, of all ranks, as one launch.
@@ -140,31 +131,26 @@ class OneCard:
             ArgumentError: the ranks have different tilings. AscendMoeError: an op has failed.
         """
         ops, self._ops = self._ops, []
-        try:
-            keys = {op.key for op in ops}
-            need(len(keys) == 1, "case", "has the tiling keys {}; the ranks of a launch share one", sorted(keys))
-            table = torch.tensor([self._row(*pair) for pair in zip(ops, self._contexts, strict=True)])
-            table = table.to(self.device)
-            barrier = self._zeros(calls.MAX_CORES * _BLOCK_WORDS, torch.int32).view(calls.MAX_CORES, _BLOCK_WORDS)
-            run_on = self._on_npu if self.device.type == "npu" else self._on_twin
-            run_on(table, barrier, keys.pop(), ops)
-        finally:
-            for op in ops:
-                library.lib().am_plan_destroy(op.plan)
+        keys, rows = zip(*map(self._row, ops, self._contexts), strict=True)
+        need(len(set(keys)) == 1, "case", "has the tiling keys {}; the ranks of a launch share one", sorted(set(keys)))
+        table = torch.tensor(rows, dtype=torch.int64, device="cpu").to(self.device)
+        barrier = self._zeros(calls.MAX_CORES * _BLOCK_WORDS, torch.int32).view(calls.MAX_CORES, _BLOCK_WORDS)
+        run_on = self._on_npu if self.device.type == "npu" else self._on_twin
+        run_on(table, barrier, keys[0], ops)
         records = [op.record.cpu() for op in ops]
         for self.rank, record in enumerate(records):
             if code := int(record[1]):
                 raise calls.error_of(code, record.data_ptr(), "", self)
 
-    def _row(self, op: _Op, context: torch.Tensor) -> list[int]:
-        """Return what the kernel takes of one rank: its context, and the arguments of the op's entry."""
+    def _row(self, op: _Op, context: torch.Tensor) -> tuple[int, list[int]]:
+        """Return the tiling key of the launch, and what its kernel reads of one rank."""
         names = calls.tensor_names()
         inputs = (ctypes.c_uint64 * len(names))(*(_address(op.inputs.get(name)) for name in names))
         outputs = (ctypes.c_uint64 * len(op.outputs))(*map(_address, op.outputs))
         others = (ctypes.c_uint64 * 3)(*map(_address, (op.record, op.workspace, op.tiling)))
-        arguments = (ctypes.c_uint64 * 18)()
-        library.lib().am_card_arguments(op.plan, inputs, outputs, others, arguments)
-        return [_address(context), 0, *arguments]
+        row = (ctypes.c_uint64 * library.lib().am_card_rank_words())()
+        key = library.lib().am_card_rank(op.plan.handle, _address(context), inputs, outputs, others, row)
+        return int(key), list(row)
 
     def _on_twin(self, table: torch.Tensor, barrier: torch.Tensor, key: int, ops: Sequence[_Op]) -> None:
         memory = [self._memory, *self._contexts, table, barrier, *(tensor for op in ops for tensor in op.tensors)]

@@ -15,7 +15,6 @@ import faulthandler
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import signal
 import socket
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings
-from .._text import installed_version
+from .._text import installed_version, version_numbers
 from ..errors import AscendMoeError
 from ..native import probe_results
 from ..native.build import cache_directory
@@ -166,7 +165,7 @@ class _Worker:
 
 
 @dataclass
-class Outcome:
+class BringUpResult:
     """Results of a bring-up. ``stored``: a sentence about where later calls find them, "" on a CPU."""
 
     about: str
@@ -197,7 +196,7 @@ def facts(world: int) -> dict[str, Any]:
 def _variables_of(step: Step, kind: str) -> dict[str, str]:
     """Return HCCL's variables that a step needs; "": not set. From CANN 8.3 on each launch asks for its links."""
     cann = settings.VNPU_CANN.get() or probe_results.cann_version()[0]
-    release = tuple(int(number) for number in re.findall(r"\d+", cann)[:2])
+    release = version_numbers(cann)[:2]
     if kind != "npu" or not release or release >= _LEVELS:
         return {}
     stores = step.probe.name in {probe.name for probe in KERNEL_PROBES} - {BATCH}
@@ -226,7 +225,7 @@ class Supervisor:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         self._path = cache_directory() / "bringup" / f"run-{stamp}-{os.getpid()}.jsonl"
 
-    def run(self) -> Outcome:
+    def run(self) -> BringUpResult:
         """Run all steps and return their results; rank 0 returns the times too.
 
         Raises:
@@ -234,7 +233,7 @@ class Supervisor:
         """
         device, world = self._device(), self._ranks.world
         about = f"{device.about}, {world} {'ranks' if self._ranks.threads else 'processes'}"
-        outcome = Outcome(about, world, str(self._path))
+        outcome = BringUpResult(about, world, str(self._path))
         seconds = GRACE_S + _SMI_S
         first = os.environ.get("LOCAL_RANK", "0") == "0"
         for server in self._exchanged("facts", facts(world) if first else None, seconds):

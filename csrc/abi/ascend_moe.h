@@ -118,15 +118,17 @@ AM_API uint64_t am_timestamps_text(const uint32_t* words, char* text, uint64_t b
 // Returns 0, or a kernel fault as above.
 AM_API int am_probe(void* comm, const void* tiling, uint64_t tiling_bytes, uint32_t* report, char* fault,
                     uint64_t fault_bytes);
-// Several ranks in one launch, on this machine or one NPU (op_kernel/protocol/tiling.h). arguments: what the kernel
-// of `plan` takes, from inputs by tensor index and outputs by output index, then the record, workspace and tiling: 18
-// addresses. context: of one rank, an A2 context if `staging` is not 0, else a window table; `window` is rank 0's,
-// those of the others lie `stride` bytes further each, first data_bytes of data, then 1 MiB of state; `staging`
+// Several ranks in one launch, on this machine or one NPU (op_kernel/protocol/tiling.h). rank: writes the
+// am_card_rank_words() words that the kernel reads of one rank, from the address of its context, those of the inputs of
+// `plan` by tensor index and of its outputs by output index, then the record, workspace and tiling; returns the tiling
+// key of the launch. context: of one rank, an A2 context if `staging` is not 0, else a window table; `window` is rank
+// 0's, those of the others lie `stride` bytes further each, first data_bytes of data, then 1 MiB of state; `staging`
 // likewise. Returns its bytes, which need not be copied anywhere (out null). launch: runs the kernel on world * cores
-// cores; `ranks`: per rank context, 0, 18 arguments; `barrier`: 64 blocks of 32 bytes, zeros; `ranges`: address and
+// cores; `ranks`: the words of all ranks; `barrier`: 64 blocks of 32 bytes, zeros; `ranges`: address and
 // bytes of each memory that it may touch.
-AM_API void am_card_arguments(const void* plan, const uint64_t* inputs, const uint64_t* outputs, const uint64_t* others,
-                              uint64_t* out);
+AM_API uint64_t am_card_rank(const void* plan, uint64_t context, const uint64_t* inputs, const uint64_t* outputs,
+                             const uint64_t* others, uint64_t* words);
+AM_API uint64_t am_card_rank_words(void);
 AM_API uint64_t am_card_context(int rank, int world, uint64_t window, uint64_t staging, uint64_t stride,
                                 uint64_t data_bytes, void* out);
 AM_API uint32_t am_card_ub_bytes(void);

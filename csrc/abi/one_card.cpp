@@ -27,15 +27,21 @@ GM_ADDR Address(const void* begin) { return twin::GmOf(static_cast<uint8_t*>(con
 
 }  // namespace
 
-void am_card_arguments(const void* plan, const uint64_t* inputs, const uint64_t* outputs, const uint64_t* others,
-                       uint64_t* out) {
+uint64_t am_card_rank(const void* plan, uint64_t context, const uint64_t* inputs, const uint64_t* outputs,
+                      const uint64_t* others, uint64_t* words) {
     const ops::Plan& of = *static_cast<const ops::Plan*>(plan);
     const moe::OpInterface& op = moe::InterfaceOf(of.call.op);
-    std::fill_n(out, ops::kMostArguments, 0);
+    moe::OneCardRank rank = {};
+    rank.context = context;
+    uint64_t* out = rank.arguments;
     for (const moe::OpTensor& input : op.inputs) *out++ = inputs[moe::IndexOf(input, of.spec.contract)];
     out = std::copy_n(outputs, op.outputs.size - 1, out);  // the record is the last
     std::copy_n(others, 3, out);
+    Give(rank, words);
+    return of.card_key();
 }
+
+uint64_t am_card_rank_words(void) { return sizeof(moe::OneCardRank) / sizeof(uint64_t); }
 
 uint64_t am_card_context(int rank, int world, uint64_t window, uint64_t staging, uint64_t stride, uint64_t data_bytes,
                          void* out) {

@@ -23,6 +23,8 @@ struct Plan {
     moe::CallPlan call;
 
     bool dispatch() const { return call.op == moe::kOpDispatch; }
+    // Of a launch that runs this op for several ranks (ascend_moe_one_card).
+    uint64_t card_key() const { return call.tilingKey + (dispatch() ? 0 : moe::kCardCombineKeys); }
     const moe::MoeDistributeInfo& info() const { return dispatch() ? call.dispatch.info : call.combine.info; }
     const void* tiling() const { return dispatch() ? static_cast<const void*>(&call.dispatch) : &call.combine; }
     uint64_t tiling_bytes() const { return dispatch() ? sizeof(call.dispatch) : sizeof(call.combine); }

@@ -21,7 +21,7 @@ public:
         twin::LaunchSpec& spec = program.spec;
         spec = ops_[0]->launch.spec();
         spec.block_dim = card_.world * card_.cores;
-        spec.tiling_key = plan.call.tilingKey + (plan.dispatch() ? 0 : moe::kCardCombineKeys);
+        spec.tiling_key = plan.card_key();
         spec.window_rule = [this](uintptr_t begin, uint64_t bytes, bool write) {
             OpLaunch& own = ops_[twin::g_current_core->index / card_.cores]->launch;
             return own.spec().window_rule(begin, bytes, write);

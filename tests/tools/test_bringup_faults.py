@@ -19,7 +19,7 @@ from ascend_moe.native import probe_results
 from ascend_moe.validate import supervisor
 from ascend_moe.validate.bringup import BATCH, Ranks, steps
 from ascend_moe.validate.probes import FAIL, FAULT, PASS, SKIPPED, Probe, ProbeResult
-from ascend_moe.validate.supervisor import Outcome, Supervisor
+from ascend_moe.validate.supervisor import BringUpResult, Supervisor
 
 THREADS = Ranks("cpu", 2, threads=True)
 STEPS = steps("cpu", THREADS)
@@ -32,20 +32,20 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_CACHE", str(tmp_path))
 
 
-def lines_of(outcome: Outcome) -> list[dict[str, Any]]:
+def lines_of(outcome: BringUpResult) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(outcome.path).read_text().splitlines()]
 
 
-def bring_up(ranks: Ranks, planted: Planted, store: Any = None) -> Outcome:
+def bring_up(ranks: Ranks, planted: Planted, store: Any = None) -> BringUpResult:
     return Supervisor(ranks, store, lambda step: None, lambda line: None, planted).run()
 
 
-def on_two_supervisors(planted: Planted, world: int = 2) -> Outcome:
+def on_two_supervisors(planted: Planted, world: int = 2) -> BringUpResult:
     """Rank 0's outcome where each of two ranks has a supervisor, here a thread, and a process in a gloo group."""
     c10d: Any = dist
     host = c10d.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     planted = replace(planted, environment={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(host.port)})
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, BringUpResult] = {}
 
     def body(rank: int) -> None:
         store = c10d.TCPStore("127.0.0.1", host.port)
@@ -59,7 +59,7 @@ def on_two_supervisors(planted: Planted, world: int = 2) -> Outcome:
     return outcomes[0]
 
 
-def check(outcome: Outcome, planted: Planted) -> None:
+def check(outcome: BringUpResult, planted: Planted) -> None:
     """All other probes have reported; the planted ones are faults with the device's text, in the file too."""
     assert [result.name for result in outcome.results] == [step.probe.name for step in STEPS]
     written = {line["name"]: line for line in lines_of(outcome) if line["line"] == "probe"}

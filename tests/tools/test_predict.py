@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import re
 from dataclasses import replace
@@ -273,12 +272,7 @@ def planned(world: TimedWorld, rank: int, window_mib: int) -> tuple[int, int, by
     shapes = tuple((name, calls.name_of(tensor.dtype), tuple(tensor.shape)) for name, tensor in given)
     spec = planning.call_spec(calls.OP_DISPATCH, world.request, shapes, world.request.cores, window_mib, rank)
     spec.deadline_micros = 10_000_000
-    made, native = calls.Plan("dispatch", spec), library.lib()
-    info = (ctypes.c_uint64 * 7)()
-    native.am_plan_info(made.handle, info, 7)
-    tiling = ctypes.create_string_buffer(native.am_plan_tiling(made.handle, None, 0))
-    native.am_plan_tiling(made.handle, tiling, len(tiling))
-    return int(info[1]), int(info[4]), tiling.raw
+    return calls.Plan("dispatch", spec).tiled()
 
 
 @pytest.mark.nightly
