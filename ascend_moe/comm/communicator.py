@@ -180,7 +180,7 @@ class Communicator(GroupCommunicator):
             of_process_group=alive is not None,
         )
         log.opened(name, rank, self.world, data_bytes // MIB, registered_bytes // MIB)
-        hang.watch()
+        hang.watch(self)
 
     @property
     def handle(self) -> int:

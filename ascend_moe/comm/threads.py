@@ -100,7 +100,7 @@ class _Windows:
                 )
                 self.communicators.append(communicator)
                 self.open.add(rank)
-            hang.watch(self)
+            hang.watch_threads(self)
         except BaseException:
             self.close()
             self._free()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import logging
 import os
 import tempfile
@@ -78,9 +77,9 @@ def of_windows(
         process: describes the process of a pid.
     """
     lib = library.lib()
-    empty = lib.am_window_alloc(total)
+    empty = lib.am_window_alloc(total) if None in bases else None
     try:
-        table = (ctypes.c_void_p * len(bases))(*(base or empty for base in bases))
+        table = (ctypes.c_void_p * len(bases))(*(empty if base is None else base for base in bases))
         room = 1 << 16
         while True:
             text = ctypes.create_string_buffer(room)
@@ -90,7 +89,8 @@ def of_windows(
             room = needed + 4096  # it may grow meanwhile
         lines = text.value.decode().split("\n")
     finally:
-        lib.am_window_unmap(empty, total)
+        if empty is not None:
+            lib.am_window_unmap(empty, total)
     return GroupState(key, name, tuple(_rank_of(rank, line, process) for rank, line in enumerate(lines[: len(bases)])))
 
 
@@ -389,35 +389,67 @@ class Threads(Protocol):
 _threads: weakref.WeakSet[Threads] = weakref.WeakSet()
 
 
-def watch(ranks: Threads | None = None) -> None:
-    """Start the watchdog of this process if ASCEND_MOE_WATCHDOG_S is set; ``ranks``: threads to watch, too."""
-    if ranks is not None:
-        _threads.add(ranks)
-    if (seconds := settings.WATCHDOG_S.get()) is not None:
-        _start(os.getpid(), seconds)
+def watch(communicator: Any) -> None:
+    """Let the watchdog of this process, if ASCEND_MOE_WATCHDOG_S is set, run until the communicator is closed."""
+    _watchdog.watch(communicator)
 
 
-@functools.cache
-def _start(pid: int, seconds: float) -> None:
-    """Start the thread, in a forked child again."""
-    threading.Thread(target=_watch, args=(pid, seconds), name="ascend_moe-watchdog", daemon=True).start()
+def watch_threads(ranks: Threads) -> None:
+    """Let the watchdog see ranks that are threads of this process, too."""
+    _threads.add(ranks)
 
 
-def _watch(pid: int, seconds: float) -> None:
-    written: set[tuple[str, int, bool]] = set()  # group, epoch, whether a rank was named
-    while True:
-        time.sleep(min(1.0, seconds / 4))
-        with contextlib.suppress(OSError, ArgumentError):  # no descriptor is left, or no folder
-            own = live([pid]) + _states_of_threads()
-            slow = [(group, one) for group in own for one in group.ranks if one.pid == pid and one.seconds > seconds]
-            late = {(group.key, one.epoch) for group, one in slow}
-            if all((*one, True) in written for one in late):
-                continue
-            groups = [group for group in live() + _states_of_threads() if any(group.key == key for key, _ in late)]
-            found = behind(groups)
-            if (now := {(*one, bool(found)) for one in late}) - written:
-                written |= now
-                _write(groups, found)
+class _Watchdog:
+    """A thread that writes what it finds while an op takes long; it ends when all communicators are closed."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the thread, which a forked child does not have."""
+        self._lock, self._runs = threading.Lock(), False
+        self._communicators: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._written: set[tuple[str, int, bool]] = set()  # group, epoch, whether a rank was named
+
+    def watch(self, communicator: Any) -> None:
+        """Add a communicator, and start the thread unless it runs."""
+        with self._lock:
+            self._communicators.add(communicator)
+            if not self._runs and settings.WATCHDOG_S.get() is not None:
+                self._runs = True
+                threading.Thread(target=self._run, name="ascend_moe-watchdog", daemon=True).start()
+
+    def _run(self) -> None:
+        while (seconds := self._period()) is not None:
+            time.sleep(min(1.0, seconds / 4))
+            with contextlib.suppress(OSError, ArgumentError):  # no descriptor is left, or no folder
+                self._look(seconds)
+
+    def _period(self) -> float | None:
+        """Return ASCEND_MOE_WATCHDOG_S; None, and the thread must end: it is not set, or nothing is open."""
+        with self._lock:
+            is_open = any(not getattr(one, "closed", False) for one in self._communicators)
+            seconds = settings.WATCHDOG_S.get() if is_open else None
+            self._runs = seconds is not None
+            return seconds
+
+    def _look(self, seconds: float) -> None:
+        """Write a file if an op takes longer than ``seconds``."""
+        pid = os.getpid()
+        own = live([pid]) + _states_of_threads()
+        slow = [(group, one) for group in own for one in group.ranks if one.pid == pid and one.seconds > seconds]
+        late = {(group.key, one.epoch) for group, one in slow}
+        if all((*one, True) in self._written for one in late):
+            return
+        groups = [group for group in live() + _states_of_threads() if any(group.key == key for key, _ in late)]
+        found = behind(groups)
+        if (now := {(*one, bool(found)) for one in late}) - self._written:
+            self._written |= now
+            _write(groups, found)
+
+
+_watchdog = _Watchdog()
+os.register_at_fork(after_in_child=_watchdog.reset)
 
 
 def _states_of_threads() -> list[GroupState]:

@@ -154,7 +154,7 @@ class NpuCommunicator(GroupCommunicator):
             of_process_group=True,
         )
         log.opened(name, self.rank, self.world, self.data_bytes // MIB, registered_mib)
-        hang.watch()
+        hang.watch(self)
         if self.auto_is_window:
             log.unproven(name, self.rank, probe_results.COMMAND)
         words = calls.error_record_words()

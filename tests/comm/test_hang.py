@@ -7,6 +7,7 @@ import json
 import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -118,6 +119,23 @@ def test_the_watchdog_sees_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with ascend_moe.LocalCluster(2, window_mib=1) as cluster:
         cluster.run(rank_main)
     assert "rank 1 has called no op of it; rank 0 waits for it in dispatch, epoch 1" in written()
+
+
+def watchdogs() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "ascend_moe-watchdog"]
+
+
+def test_the_watchdog_ends_with_the_last_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would go on mapping windows and opening descriptors in a process that has none of its own."""
+    monkeypatch.setenv("ASCEND_MOE_WATCHDOG_S", "0.06")
+    for _ in range(2):  # it starts again with the next group
+        with ascend_moe.LocalCluster(2, window_mib=1) as cluster:
+            cluster.run(lambda rank, name: ascend_moe.comm.lookup(name, 2, rank))
+            (thread,) = watchdogs()
+            thread.join(0.2)
+            assert thread.is_alive(), "the group is open"
+        thread.join(5)
+        assert not watchdogs()
 
 
 # ---- copies of state areas
