@@ -141,7 +141,7 @@ def _bad_ids(call: FaultyCall) -> Wrong | None:
 def _overflow(call: FaultyCall) -> Wrong | None:
     """Route most tokens to one owner or two, or each token to all experts of one and to one of them twice."""
     ids, local = call.inputs.expert_ids.clone(), call.case.local
-    once = len(ids) == call.most_tokens and bool(call.active().all()) and bool(call.rng.integers(2))
+    once = 0 < len(ids) == call.most_tokens and bool(call.active().all()) and bool(call.rng.integers(2))
     for owner in call.rng.integers(call.case.world, size=1 + int(call.rng.integers(2))):
         experts = int(owner) * local + torch.arange(local)
         if once:

@@ -149,6 +149,14 @@ def test_wrong_inputs_beyond_the_first_chunk(numbers: range, tally: Tally) -> No
 
 
 @pytest.mark.parametrize("fault", WRONG_INPUTS)
+def test_wrong_inputs_can_be_drawn_without_tokens(fault: str) -> None:
+    """Of 100,000 drawn schedules one had such a program."""
+    case = explore.parse("w2,c1,l1,k2,b0,u1,v2,equal,ids:distinct,DC,direct")
+    drawn = [replace(case, seed=seed, fault_kind=fault) for seed in range(20)]
+    assert all(fault_of(program) for program in drawn if explore.applies(program, fault))
+
+
+@pytest.mark.parametrize("fault", WRONG_INPUTS)
 def test_another_error_than_the_one_to_come_is_a_finding(fault: str, worlds: Worlds) -> None:
     """The positive control of wrong inputs."""
     shown = 0
