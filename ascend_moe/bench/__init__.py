@@ -206,6 +206,7 @@ def about(mpi: bool) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": cpu[1].strip() if cpu else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
+        "caches": shared_caches(sorted(os.sched_getaffinity(0))),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -215,3 +216,18 @@ def about(mpi: bool) -> dict[str, Any]:
         "engine": library.engine_name(),
         "settings": {**SETTINGS, **settings.own_variables()},
     }
+
+
+def shared_caches(cores: Sequence[int]) -> str:
+    """Describe which caches of data the first two cores share, according to Linux."""
+    if len(cores) < 2:
+        return "one core"
+    found = []
+    for cache in sorted(Path(f"/sys/devices/system/cpu/cpu{cores[0]}/cache").glob("index*")):
+        kind, level, shared, size = (
+            (cache / name).read_text().strip() for name in ("type", "level", "shared_cpu_list", "size")
+        )
+        ranges = [part.partition("-") for part in shared.split(",")]
+        if kind != "Instruction" and any(int(low) <= cores[1] <= int(high or low) for low, _, high in ranges):
+            found.append(f"L{level} ({size})")
+    return f"cores {cores[0]} and {cores[1]} share {', '.join(found) or 'no cache'}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ascend_moe.bench.cases import Case, matrix
-from ascend_moe.bench.methods import LIMIT, METHODS
+from ascend_moe.bench.methods import BARE, GROUPS, LIMIT, METHODS, OURS
 from ascend_moe.bench.results import CaseResult, Run
 
 TRIES = 3
@@ -15,33 +15,52 @@ ITERATIONS = 60
 
 @dataclass(frozen=True)
 class Bound:
-    """A method takes at most ``times`` x the limit, or is at least so many times faster than a peer, by medians.
+    """A method takes at most ``times`` x the bare exchange or the limit, or is so many times faster than a peer.
 
-    Applies to cases with ``tokens`` or more tokens. With fewer, the limit's rows fit into L2, and the ratio depends
-    mostly on the machine.
+    Compares medians, of warm calls if ``warm``, in cases with ``ranks`` and at least ``tokens`` tokens per rank.
     """
 
     method: str
     against: str
     times: float
     tokens: int = 1
+    warm: bool = False
+    ranks: tuple[int, ...] = (2,)
+
+    @property
+    def of_kind(self) -> bool:
+        """Whether ``against`` is a kind, of which the fastest counts, and ``times`` an upper bound."""
+        return self.against in (BARE, LIMIT)
 
     @property
     def text(self) -> str:
-        if self.against == LIMIT:
-            return f"{self.method}: at most {self.times:g} x the limit"
+        if self.of_kind:
+            what = "the bare exchange" if self.against == BARE else "the limit"
+            return f"{self.method}: at most {self.times:g} x {what}{', warm' * self.warm}"
         return f"{self.method}: at least {self.times:g} x faster than {self.against}"
 
 
 BOUNDS = (
-    Bound("direct", LIMIT, 5, tokens=32),
-    Bound("direct-zero-copy", LIMIT, 5, tokens=32),
-    Bound("direct", "gloo-a2a-tuned", 2.5),
-    Bound("direct", "mpi-a2a-tuned", 1.8),
-    Bound("window", "gloo-a2a-tuned", 1.6),
+    *(
+        Bound(method, BARE, 2.5, tokens=32, warm=warm)
+        for method in ("direct", "direct-zero-copy")
+        for warm in (False, True)
+    ),
+    Bound("direct", BARE, 5),
+    Bound("window", BARE, 4, tokens=32),
+    Bound("direct", "gloo-a2a-tuned", 5),
+    Bound("direct", "mpi-a2a-tuned", 2),
+    Bound("window", "gloo-a2a-tuned", 2.5),
+    *(Bound(method, "gloo-a2a-tuned", 1, ranks=(4, 8)) for method in GROUPS[OURS]),
 )
-#: Preset and tokens of the cases, on 2 ranks.
-SHAPES = (("deepseek-v3", 8), ("deepseek-v3", 32), ("qwen3-235b", 32))
+#: Preset, tokens and ranks of the cases.
+SHAPES = (
+    ("deepseek-v3", 8, 2),
+    ("deepseek-v3", 32, 2),
+    ("qwen3-235b", 32, 2),
+    ("deepseek-v3", 32, 4),
+    ("deepseek-v3", 32, 8),
+)
 
 
 @dataclass(frozen=True)
@@ -54,34 +73,40 @@ class BoundCheck:
 
 
 def cases() -> list[Case]:
-    return [matrix([preset], [2], [batch])[0] for preset, batch in SHAPES]
+    return [matrix([preset], [ranks], [batch])[0] for preset, batch, ranks in SHAPES]
 
 
 def judge(result: CaseResult) -> list[BoundCheck]:
-    """Check every bound on a case. A missing method fails, except one of MPI.
-
-    Ratios are medians; in a noisy case the ratio of the two p10, which depends less on the load.
-    """
+    """Check every bound on a case. A missing method fails, except one of MPI."""
     checks = []
     for bound in BOUNDS:
-        if result.case.batch < bound.tokens:
+        if result.case.batch < bound.tokens or result.case.world not in bound.ranks:
             continue
-        ours, peer = result.row(bound.method), result.row(bound.against)
-        absent = bound.method if ours is None else bound.against if bound.against != LIMIT and not peer else ""
-        if absent or ours is None:
+        needed = [bound.method] if bound.of_kind else [bound.method, bound.against]
+        absent = next((name for name in needed if result.row(name) is None), "")
+        if absent:
             ok = None if METHODS[absent].needs_mpi else False
             why = result.missing.get(absent, "not among the methods")
             checks.append(BoundCheck(bound, ok, f" ({absent}: {why})"))
             continue
-        of_limit = bound.against == LIMIT
-        if result.too_noisy:
-            ratio = ours.p10_to_limit if peer is None else peer.round_trip.p10 / ours.round_trip.p10
-        else:
-            ratio = (ours.to_limit if of_limit else ours.faster[bound.against]).p50
-        ok = ratio <= bound.times if of_limit else ratio >= bound.times
+        ratio = ratio_of(bound, result)
         noise = " (of p10: more than half of the rows are noisy)" if result.too_noisy else ""
+        ok = ratio <= bound.times if bound.of_kind else ratio >= bound.times
         checks.append(BoundCheck(bound, ok, f" = {ratio:.2f}{noise}"))
     return checks
+
+
+def ratio_of(bound: Bound, result: CaseResult) -> float:
+    """Return the median ratio; in a noisy case the ratio of the two p10, which depends less on the load."""
+    ours = result.row(bound.method)
+    if ours is not None and not result.too_noisy:
+        ratios = ours.to.get(bound.against)
+        return ours.faster[bound.against].p50 if ratios is None else (ratios.warm if bound.warm else ratios.cold).p50
+    trips = [(row, (row.warm if bound.warm else row.round_trip).p10) for row in result.rows]
+    own, other = (
+        min(p10 for row, p10 in trips if name in (row.name, row.kind)) for name in (bound.method, bound.against)
+    )
+    return own / other if bound.of_kind else other / own
 
 
 def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) -> bool:

@@ -1,10 +1,11 @@
-"""The methods of the benchmark: the machine's limit, this package's ops by algorithm, and peers over gloo and MPI.
+"""The methods of the benchmark: the machine's limit, a bare exchange, this package's ops, and peers over gloo and MPI.
 
 Each consists of a dispatch and a combine with the same contract.
 """
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from ascend_moe.errors import ArgumentError
 from ascend_moe.native import library
 from ascend_moe.ops.collectives import gather, reduce_scatter
 
-LIMIT, OURS, PEER = "limit", "ours", "peer"
+LIMIT, BARE, OURS, PEER = "limit", "bare", "ours", "peer"
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,130 @@ class LimitStream(_Limit):
 
 class LimitThroughUb(_Limit):
     name, copy = "limit-ub", 2
+
+
+# ---- the bare exchange
+
+_ALIGNED = 4096
+FLAG_BYTES = 128
+
+
+def shared_memory(place: RankPlace, size: int) -> Tensor:
+    """Return ``size`` bytes, 0 at first, that all ranks map. Collective."""
+    fd = os.memfd_create("ascend_moe_bench") if place.rank == 0 else -1
+    path = [f"/proc/{os.getpid()}/fd/{fd}"]
+    dist.broadcast_object_list(path)
+    mapped = torch.from_file(path[0], shared=True, size=size, dtype=torch.uint8)
+    dist.barrier()
+    if fd >= 0:
+        os.close(fd)
+    return mapped
+
+
+class BarePush(Method):
+    """Move the rows between the ranks with one flag per peer: no lists, no checks, no Python between the copies.
+
+    Dispatch and combine start from the same tensors as in `Direct`. Each row is stored where it is read: in the owner's
+    ``expand_x``, returned rows in memory of the token's rank, which sums. `ready` computes all addresses and
+    quantizes. There is one buffer, because a barrier precedes each op.
+    """
+
+    name, kind, copy, pull = "bare-push", BARE, 0, False  # copy: of am_bench_exchange
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        case, world = self.case, self.place.world
+        self._pairs, self._out_bytes = case.batch * case.topk, case.hidden * case.torch_dtype.itemsize
+        self._row_type = torch.int8 if case.quant_mode else case.torch_dtype
+        self._row_bytes = case.hidden * self._row_type.itemsize
+        # of each rank: expand_x, rows of combine, published x
+        sizes = (case.most_rows * self._row_bytes, case.most_rows * self._out_bytes, case.batch * self._row_bytes)
+        self._starts = [0]
+        for size in sizes:
+            self._starts.append(self._starts[-1] + -(-size // _ALIGNED) * _ALIGNED)
+        self._area = self._starts.pop()
+        flags = world * world * FLAG_BYTES
+        self._memory = shared_memory(self.place, world * self._area + flags)
+        self._flags = self._memory.data_ptr() + world * self._area
+        mine = self._memory[self.place.rank * self._area :][: sizes[0]]
+        self._expand_x = mine.view(self._row_type).view(case.most_rows, case.hidden)
+        self._out = torch.empty(case.batch, case.hidden, dtype=case.torch_dtype)
+        self._ready: dict[int, tuple[list[Callable[[], None]], list[Callable[[], None]], Dispatched, Tensor]] = {}
+
+    def _address(self, part: int, rank: Tensor | int, at: Tensor) -> Tensor:
+        """Return the addresses (n,) of the bytes ``at`` of part 0 (expand_x), 1 (combine) or 2 (x) of each ``rank``."""
+        return at + (rank * torch.tensor(self._area) + self._starts[part] + self._memory.data_ptr())
+
+    def _exchange(self, to: Tensor, source: Tensor, row_bytes: int) -> Callable[[], None]:
+        end = (self._flags, self.place.rank, self.place.world)
+        return native_call("am_bench_exchange", to, source, len(to), row_bytes, self.copy, *end)
+
+    def ready(self, inputs: Inputs) -> None:
+        me, world, pairs, local = self.place.rank, self.place.world, self._pairs, self.case.local_experts
+        source, scales = row_ops.quantize_dispatch_rows(inputs.x) if self.case.quant_mode else (inputs.x, None)
+        # every routed token: its owner, and its row there
+        ids = _gathered(inputs.expert_ids).reshape(-1).long()
+        order = torch.sort(ids, stable=True).indices
+        counts = torch.bincount(ids, minlength=world * local)
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.view(world, -1).sum(1).cumsum(0)])
+        row = torch.empty_like(order)
+        row[order] = torch.arange(len(order))
+        owner = (ids // local)[me * pairs :][:pairs]
+        row = row[me * pairs :][:pairs] - starts[owner]
+        # every row that arrives: its source, and the routed token there
+        come = order[int(starts[me]) : int(starts[me + 1])]
+        sender, pair = come // pairs, come % pairs
+        token_of, place = torch.arange(pairs) // self.case.topk, torch.arange(len(come))
+        x_bytes, out_bytes = self._row_bytes, self._out_bytes
+        far = sender != me
+        if self.pull:
+            x = self._address(2, me, torch.zeros(1, dtype=torch.int64))
+            rows = self._address(2, sender, pair // self.case.topk * x_bytes)
+            dispatch = [
+                self._exchange(
+                    x, pointers(source, torch.zeros(1, dtype=torch.int64)), source.numel() * x_bytes // self.case.hidden
+                ),
+                native_call("am_bench_copy_rows", self._expand_x, rows, len(come), x_bytes, 0),
+            ]
+            give, take = self._address(1, me, place * out_bytes), self._address(1, owner, row * out_bytes)
+        else:
+            dispatch = [self._exchange(self._address(0, owner, row * x_bytes), pointers(source, token_of), x_bytes)]
+            give = self._address(1, sender, pair * out_bytes)
+            take = self._address(1, me, torch.arange(pairs) * out_bytes)
+        give = give[far]
+        take = torch.where(owner == me, pointers(self.rows_out, row), take)
+        combine = [
+            self._exchange(give, pointers(self.rows_out, place[far]), out_bytes),
+            weighted_sum(self._out, take, inputs.expert_scales),
+        ]
+        came = (
+            None if scales is None else _gathered(scales).reshape(-1)[sender * self.case.batch + pair // self.case.topk]
+        )
+        sent = arrived(self._expand_x, came, counts.view(world, -1)[me], None)
+        self._ready[id(inputs)] = (dispatch, combine, sent, source)
+
+    def dispatch(self, inputs: Inputs) -> Dispatched:
+        calls, _, sent, _ = self._ready[id(inputs)]
+        for call in calls:
+            call()
+        return sent
+
+    def combine(self, rows: Tensor, inputs: Inputs, sent: Dispatched) -> Tensor:
+        for call in self._ready[id(inputs)][1]:
+            call()
+        return self._out
+
+
+class BareStream(BarePush):
+    """`BarePush` with stores that bypass the caches."""
+
+    name, copy = "bare-nontemporal", 1
+
+
+class BarePull(BarePush):
+    """Each rank publishes x as one block, and the rows of combine; the others read them where they are."""
+
+    name, pull = "bare-pull", True
 
 
 # ---- ours
@@ -373,20 +498,21 @@ def _gathered(given: Tensor) -> Tensor:
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
-        *(LimitMemcpy, LimitStream, LimitThroughUb, DirectZeroCopy, Direct, Window),
+        *(LimitMemcpy, LimitStream, LimitThroughUb, BarePush, BareStream, BarePull, DirectZeroCopy, Direct, Window),
         *(MpiAllToAllTuned, MpiAllToAll, GlooAllToAllTuned, GlooAllToAll, GlooAllGather),
     )
 }
-GROUPS = {kind: [name for name, method in METHODS.items() if method.kind == kind] for kind in (LIMIT, OURS, PEER)}
+GROUPS = {kind: [name for name, method in METHODS.items() if method.kind == kind] for kind in (LIMIT, BARE, OURS, PEER)}
 
 
 def chosen(text: str, comm_alg: str = "") -> list[str]:
-    """Return method names from "auto" or a list of names and groups (limit, ours, peer). Limits are always included.
+    """Return method names from "auto" or a list of names and groups (limit, bare, ours, peer).
 
-    ``comm_alg`` "window" or "direct" selects this package's methods with that algorithm.
+    Limits and the bare exchange are always included. ``comm_alg`` "window" or "direct" selects this package's methods
+    with that algorithm.
     """
     known = {"auto": list(METHODS), **GROUPS, **{name: [name] for name in METHODS}}
-    wanted = set(GROUPS[LIMIT])
+    wanted = {*GROUPS[LIMIT], *GROUPS[BARE]}
     for word in text.split(","):
         if word not in known:
             raise ArgumentError(f"methods contains {word!r}; need some of {', '.join(known)}", argument="methods")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ascend_moe._text import write_whole
-from ascend_moe.bench.methods import GROUPS, LIMIT, METHODS
+from ascend_moe.bench.methods import BARE, GROUPS, LIMIT, METHODS
 from ascend_moe.bench.results import CaseResult, Run
 
 Value = Callable[[CaseResult], float]
@@ -44,7 +44,7 @@ def _grouped(run: Run, key: Callable[[CaseResult], str]) -> dict[str, list[CaseR
 
 
 def _picture(lines: dict[str, list[CaseResult]], label: str, value: Value, path: Path) -> Path:
-    """A line a method and group of cases, with p10, p50 and p90 of round trips; the limit in black."""
+    """A line a method and group of cases, with p10, p50 and p90 of round trips; limit and bare exchange in black."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -52,26 +52,27 @@ def _picture(lines: dict[str, list[CaseResult]], label: str, value: Value, path:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    timed = [name for name in METHODS if name not in GROUPS[LIMIT]]
+    timed = [name for name in METHODS if name not in (*GROUPS[LIMIT], *GROUPS[BARE])]
     colours = {name: f"C{number % 10}" for number, name in enumerate(timed)}
     low = []
     for number, (group, cases) in enumerate(lines.items()):
         cases.sort(key=value)
         suffix = f", {group}" if len(lines) > 1 else ""
-        for name in ["limit", *(row.name for row in cases[0].rows if row.kind != LIMIT)]:
-            found = [(value(case), case.row(case.limit if name == "limit" else name)) for case in cases]
+        for name in [LIMIT, BARE, *(row.name for row in cases[0].rows if row.name in colours)]:
+            found = [(value(case), case.row(case.best.get(name, name))) for case in cases]
             trips = [(where, row.round_trip) for where, row in found if row is not None]
             bars = [[trip.p50 - trip.p10 for _, trip in trips], [trip.p90 - trip.p50 for _, trip in trips]]
-            low += [trip.p50 if name == "limit" else trip.p10 for _, trip in trips]
+            low += [trip.p50 if name == LIMIT else trip.p10 for _, trip in trips]
             axes.errorbar(
                 [where for where, _ in trips],
                 [trip.p50 for _, trip in trips],
-                yerr=None if name == "limit" else bars,
+                yerr=bars if name in colours else None,
                 label=f"{name}{suffix}",
                 color=colours.get(name, "black"),
-                marker="" if name == "limit" else "os^Dv"[number % 5],
+                linestyle="--" if name == BARE else "-",
+                marker="os^Dv"[number % 5] if name in colours else "",
                 markersize=4,
-                linewidth=1.8 if name == "limit" else 0.8,
+                linewidth=0.8 if name in colours else 1.8,
             )
     axes.set(xscale="log", yscale="log", xlabel=label, ylabel="round trip, µs (p10 p50 p90)")
     axes.set_ylim(bottom=min(low) / 1.3)  # the picture begins where its lines do

@@ -28,9 +28,10 @@ from torch import Tensor
 import ascend_moe
 from ascend_moe import reference
 from ascend_moe.bench.cases import INPUT_SETS, Case, Inputs, inputs
-from ascend_moe.bench.methods import LIMIT, METHODS, OURS, Method, RankPlace
+from ascend_moe.bench.methods import BARE, FLAG_BYTES, LIMIT, METHODS, OURS, Method, RankPlace, shared_memory
 from ascend_moe.dispatchers import Dispatched
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout
+from ascend_moe.native import library
 from ascend_moe.native.liveness import process_gone
 
 GLOO_TIMEOUT_S = 120.0
@@ -99,13 +100,16 @@ def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
     )
     place = RankPlace.of(mpi=mpi)
     results, hindrance = [], measure_hindrance(rank, job.world)
+    flags = shared_memory(place, 2 * FLAG_BYTES * len(job.cores))
     for number, case in enumerate(job.cases):
         of_ranks: list[Any] = [None] * job.world
         if rank == 0:
             (folder / PROGRESS).write_text(f"{number * job.iterations} {case.name}")
         progress = folder / PROGRESS if job.shows_progress and rank == 0 else None
+        before = measure_latency(flags, rank, job.world)
         case_marks = run_case(job, case, place, barrier, progress, number * job.iterations)
         case_marks.hindrance = hindrance
+        case_marks.latency_ns = (before, measure_latency(flags, rank, job.world))
         dist.gather_object(case_marks, of_ranks if rank == 0 else None)
         results.append(of_ranks)
     if rank == 0:
@@ -166,6 +170,17 @@ def measure_hindrance(rank: int, world: int) -> float:
     return min(together) / min(alone)
 
 
+def measure_latency(flags: Tensor, rank: int, world: int) -> float:
+    """Return the ns in which a flag reaches another core: the slowest from rank 0's, 0 with one core. Collective."""
+    step, slowest = 2 * FLAG_BYTES, 0.0
+    for other in range(1, min(world, flags.numel() // step)):
+        dist.barrier()
+        if rank in (0, other):
+            call, at = library.lib().am_bench_flag_latency, flags.data_ptr() + other * step
+            slowest = max(slowest, min(call(at, rank == 0) for _ in range(_WORK_TIMES)))
+    return slowest
+
+
 class Barrier:
     """Barrier of the ranks before each op, in a file that all of them map; each rank writes its own line.
 
@@ -209,7 +224,7 @@ class CaseMarks:
 
     ``marks``: after a call of another method; ``warm``: after calls of the same method. ``exact``: methods whose sums
     were always equal to the reference bit for bit. ``missing``: method -> why it did not run. ``hindrance``: result of
-    `measure_hindrance`.
+    `measure_hindrance`. ``latency_ns``: of `measure_latency`, before and after.
     """
 
     marks: dict[str, list[Marks]] = field(default_factory=dict)
@@ -218,6 +233,7 @@ class CaseMarks:
     exact: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     hindrance: float = 1.0
+    latency_ns: tuple[float, float] = (0.0, 0.0)
 
 
 @torch.no_grad()
@@ -296,7 +312,7 @@ def _is_exact(method: Method, sent: Dispatched, out: Tensor, want: Expected) -> 
     exact = False
     if not fault:
         fault, exact = combine_fault(out, want)
-    if not fault and method.kind == OURS and not exact:
+    if not fault and method.kind in (BARE, OURS) and not exact:
         fault = "combine is close to the reference, but not equal bit for bit"
     if fault:
         rank = method.place.rank

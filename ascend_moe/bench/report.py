@@ -8,19 +8,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ascend_moe.bench.methods import LIMIT, OURS
+from ascend_moe.bench.methods import BARE, LIMIT, OURS
 from ascend_moe.bench.results import NOISY, CaseResult, Run, Spread
 
-_STYLE = {LIMIT: "dim", OURS: "bold"}
+_STYLE = {LIMIT: "dim", BARE: "dim", OURS: "bold"}
 _TIMES = (
     "dispatch",
     "combine",
     "round trip p10 / p50 / p90",
     "GB/s per rank",
-    "÷ limit",
+    "÷ bare",
     "p10 ÷ p10",
+    "÷ limit",
     "warm",
-    "warm ÷ limit",
+    "÷ bare",
+    "÷ limit",
 )
 COLUMNS = ("method", *_TIMES, "checked")
 
@@ -35,17 +37,19 @@ def show(run: Run, console: Console, force: bool) -> None:
             table.add_column(escape(name), justify="right" if number else "left")
         claims = force or not case.too_noisy
         for row in case.rows:
-            trip = row.round_trip
+            trip, bare, limit = row.round_trip, row.to[BARE], row.to[LIMIT]
             cells = (
-                row.name + (" *" if row.name == case.limit else "") + (" (noisy)" if trip.noisy else ""),
+                row.name + (" *" if row.name in case.best.values() else "") + (" (noisy)" if trip.noisy else ""),
                 f"{row.dispatch.p50:.0f}",
                 f"{row.combine.p50:.0f}",
                 f"{trip.p10:.0f} / {trip.p50:.0f} / {trip.p90:.0f}",
                 f"{row.gb_per_s:.2f}",
-                times_text(row.to_limit) if claims else "too noisy",
-                f"{row.p10_to_limit:.2f}",
+                times_text(bare.cold) if claims else "too noisy",
+                f"{bare.p10:.2f}",
+                f"{limit.cold.p50:.2f}" if claims else "",
                 f"{row.warm.p50:.0f}",
-                f"{row.warm_to_limit.p50:.2f} x" if claims else "too noisy",
+                f"{bare.warm.p50:.2f}" if claims else "",
+                f"{limit.warm.p50:.2f}" if claims else "",
                 "bit for bit" if row.exact else "within rounding",
             )
             table.add_row(*map(escape, cells), style=_STYLE.get(row.kind, ""))
@@ -60,7 +64,7 @@ def about_lines(about: dict[str, Any]) -> list[str]:
     settings = ", ".join(f"{name}={value}" for name, value in about["settings"].items())
     busy = about["load_before"] > about["cores"] / 2
     return [
-        f"{about['cpu']}, {about['cores']} cores, Linux {about['kernel']}, "
+        f"{about['cpu']}, {about['cores']} cores ({about['caches']}), Linux {about['kernel']}, "
         f"load average {about['load_before']}, {about['date']}",
         f"torch {about['torch']}, {about['mpi'] or 'no MPI'}, Python {about['python']}, "
         f"{about['engine']} engine of the twin",
@@ -82,8 +86,11 @@ def case_title(case: CaseResult) -> str:
 def notes(case: CaseResult) -> list[str]:
     """Return the notes below the table."""
     lines = [
-        f"* the limit: the fastest of the three copies, {case.limit}",
-        "warm: after two calls of the same method; the other columns: after a call of another method",
+        f"* the denominators: bare, an exchange of the rows with one flag per peer, fastest by {case.best[BARE]}; "
+        f"limit, copies and sums without communication, fastest by {case.best[LIMIT]}",
+        "warm and the columns after it: after two calls of the same method; the others: after a call of another method",
+        "latency of a flag between the ranks' cores, ns: "
+        f"{case.latency_ns[0]:.0f} before the case, {case.latency_ns[1]:.0f} after it",
     ]
     lines += [f"{name} omitted: {why}" for name, why in case.missing.items()]
     noisy = [row.name for row in case.rows if row.round_trip.noisy]
@@ -111,7 +118,11 @@ def headline(case: CaseResult, force: bool = False) -> str:
     words = []
     for row in case.rows:
         if row.kind == OURS:
-            words.append(f"{row.name} {times_text(row.to_limit)} the limit (warm {row.warm_to_limit.p50:.2f} x)")
+            bare, limit = row.to[BARE], row.to[LIMIT]
+            words.append(
+                f"{row.name} {times_text(bare.cold)} the bare exchange (warm {bare.warm.p50:.2f} x), "
+                f"{limit.cold.p50:.2f} x the limit"
+            )
             for peer, ratio in row.faster.items():
                 if peer.endswith("tuned") or (best and peer == best.name):
                     p50 = ratio.p50

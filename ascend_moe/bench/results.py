@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ascend_moe.bench.cases import Case
-from ascend_moe.bench.methods import GROUPS, LIMIT, METHODS, OURS, PEER
+from ascend_moe.bench.methods import BARE, GROUPS, LIMIT, METHODS, OURS, PEER
 from ascend_moe.bench.rank import CaseMarks
 
 NOISY = 1.5  # p50 / p10
 _HINDERED = 1.25  # x as long
-SCHEMA = "ascend-moe-bench/2"  # changes with the meaning of a field of the JSON
+SCHEMA = "ascend-moe-bench/3"  # changes with the meaning of a field of the JSON
 
 Floats = npt.NDArray[np.float64]
 
@@ -52,13 +52,22 @@ def times(marks_by_rank: Sequence[Sequence[Sequence[int]]]) -> tuple[Floats, Flo
 
 
 @dataclass(frozen=True)
+class Ratios:
+    """A method's round trips / another one's, per iteration; ``p10``: of their p10, which depends less on the load."""
+
+    cold: Spread
+    p10: float
+    warm: Spread
+
+
+@dataclass(frozen=True)
 class Row:
     """One method of a case. Times in µs; ratios of round trips per iteration.
 
-    ``to_limit``: round trip / the limit's; ``p10_to_limit``: ratio of their p10, which depends less on the load.
-    ``warm``, ``warm_to_limit``: of round trips after calls of the same method; the others follow another method's.
-    ``faster``, for this package's methods: peer -> the peer's round trip / this method's. ``exact``: sums equal to the
-    reference bit for bit. ``first_us``: the first round trip, not part of the other numbers.
+    ``to``: ratios to the bare exchange ("bare") and to the limit ("limit"), each the fastest method of that kind.
+    ``warm``: round trips after calls of the same method; the others follow another method's. ``faster``, for this
+    package's methods: peer -> the peer's round trip / this method's. ``exact``: sums equal to the reference bit for
+    bit. ``first_us``: the first round trip, not part of the other numbers.
     """
 
     name: str
@@ -67,10 +76,8 @@ class Row:
     combine: Spread
     round_trip: Spread
     gb_per_s: float
-    to_limit: Spread
-    p10_to_limit: float
+    to: dict[str, Ratios]
     warm: Spread
-    warm_to_limit: Spread
     faster: dict[str, Spread]
     exact: bool
     first_us: float
@@ -79,18 +86,20 @@ class Row:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """Results of a case. ``limit``: the limit method with the lowest median round trip.
+    """Results of a case. ``best``: the methods of kind "bare" and "limit" with the lowest median round trip.
 
     ``hindrance``: how much longer a rank's work takes while all ranks work, the largest of all ranks.
+    ``latency_ns``: of a flag between the ranks' cores, before and after the case.
     """
 
     case: Case
     rows: list[Row]
-    limit: str
+    best: dict[str, str]
     missing: dict[str, str]
     load: float
     cores: int
     hindrance: float = 1.0
+    latency_ns: tuple[float, float] = (0.0, 0.0)
 
     @property
     def oversubscribed(self) -> bool:
@@ -120,13 +129,20 @@ def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) ->
     measured = {name: times([rank.marks[name] for rank in marks]) for name in marks[0].marks}
     trips = {name: dispatch + combine for name, (dispatch, combine) in measured.items()}
     spreads = {name: spread(trip) for name, trip in trips.items()}
-    limit = _fastest_limit(spreads)
     warm = {name: np.sum(times([rank.warm[name] for rank in marks]), axis=0) for name in marks[0].marks}
     warm_spreads = {name: spread(trip) for name, trip in warm.items()}
-    warm_limit = _fastest_limit(warm_spreads)
+    best, warm_best = ({kind: _fastest(kind, of) for kind in (BARE, LIMIT)} for of in (spreads, warm_spreads))
     rows = []
     for name, (dispatch, combine) in measured.items():
         kind, trip = METHODS[name].kind, spreads[name]
+        to = {
+            kind: Ratios(
+                spread(trips[name] / trips[other]),
+                trip.p10 / spreads[other].p10,
+                spread(warm[name] / warm[warm_best[kind]]),
+            )
+            for kind, other in best.items()
+        }
         peers = [peer for peer in GROUPS[PEER] if peer in trips and kind == OURS]
         rows.append(
             Row(
@@ -136,21 +152,20 @@ def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) ->
                 spread(combine),
                 trip,
                 gb_per_s=(case.dispatch_bytes + case.combine_bytes) / trip.p50 / 1e3,
-                to_limit=spread(trips[name] / trips[limit]),
-                p10_to_limit=trip.p10 / spreads[limit].p10,
+                to=to,
                 warm=warm_spreads[name],
-                warm_to_limit=spread(warm[name] / warm[warm_limit]),
                 faster={peer: spread(trips[peer] / trips[name]) for peer in peers},
                 exact=all(name in rank.exact for rank in marks),
                 first_us=float(np.sum(times([[rank.first[name]] for rank in marks]))),
                 samples={"dispatch": dispatch.tolist(), "combine": combine.tolist()},
             )
         )
-    return CaseResult(case, rows, limit, marks[0].missing, load, cores, max(rank.hindrance for rank in marks))
+    hindrance = max(rank.hindrance for rank in marks)
+    return CaseResult(case, rows, best, marks[0].missing, load, cores, hindrance, marks[0].latency_ns)
 
 
-def _fastest_limit(spreads: dict[str, Spread]) -> str:
-    return min((name for name in GROUPS[LIMIT] if name in spreads), key=lambda name: spreads[name].p50)
+def _fastest(kind: str, spreads: dict[str, Spread]) -> str:
+    return min((name for name in GROUPS[kind] if name in spreads), key=lambda name: spreads[name].p50)
 
 
 @dataclass

@@ -49,7 +49,7 @@ def bench(
     quant: options.Quant = "none",
     dtype: Annotated[str, typer.Option(metavar="|".join(DTYPES), help="Element type of the rows.")] = "bf16",
     methods: Annotated[
-        str, typer.Option("--methods", help="auto, ours, peer, or names from the table; limits are always measured.")
+        str, typer.Option("--methods", help="auto, ours, peer, or names from the table; limit and bare always run.")
     ] = "auto",
     comm_alg: options.CommAlg = "",
     sweep: Annotated[

@@ -12,7 +12,7 @@ import importlib
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -84,6 +84,8 @@ SIGNATURES: Signatures = {
     "am_run": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_char_p, c_uint64)),
     "am_bench_copy_rows": (c_int, (c_void_p, c_void_p, c_uint64, c_uint64, c_int)),
     "am_bench_weighted_sum": (c_int, (c_void_p, c_void_p, c_void_p, c_uint64, c_uint64, c_uint64, c_int)),
+    "am_bench_exchange": (c_int, (c_void_p, c_void_p, c_uint64, c_uint64, c_int, c_void_p, c_int, c_int)),
+    "am_bench_flag_latency": (c_double, (c_void_p, c_int)),
     "am_trace_start": (c_int, (c_uint64,)),
     "am_trace_stop": (None, ()),
     "am_trace_events": (c_uint64, (c_void_p, c_uint64, POINTER(c_uint64))),

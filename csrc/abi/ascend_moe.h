@@ -144,6 +144,14 @@ AM_API int am_bench_copy_rows(void* to, const void* const* from, uint64_t count,
 // is left out. 0, or 1: hidden is no multiple of 16, or another type.
 AM_API int am_bench_weighted_sum(void* out, const void* const* rows, const float* weights, uint64_t tokens,
                                  uint64_t top_k, uint64_t hidden, int type);
+// One step of a bare exchange of `world` ranks that share memory: copies row from[i] to to[i], i < count (methods 0 and
+// 1 of am_bench_copy_rows), raises a flag for each rank and waits for the flags of all. flags: world * world * 16
+// words, 0 at first. Returns 0, or 1: no such method.
+AM_API int am_bench_exchange(void* const* to, const void* const* from, uint64_t count, uint64_t row_bytes, int method,
+                             uint64_t* flags, int rank, int world);
+// Nanoseconds in which a flag reaches the other of two ranks that both call this, one with `first` 1; the mean of 128.
+// flags: 32 words, 0 at first.
+AM_API double am_bench_flag_latency(uint64_t* flags, int first);
 // Timelines of am_run: from am_trace_start on its events (twin/engine/timeline.h) are recorded, at most `limit`. start
 // returns 0; 1 if a recording is running; 2 if this engine records nothing. events copies at most `most` and returns
 // their number; `dropped` is the number of events beyond the limit.

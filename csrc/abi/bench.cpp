@@ -1,7 +1,9 @@
-// What this machine can do at best, for benchmarks: rows copied, rows summed. No kernel and no window.
+// What this machine can do at best, for benchmarks: rows copied, summed and exchanged. No kernel and no window.
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <sched.h>
 #include <vector>
 
 #include "ascend_moe.h"
@@ -74,17 +76,59 @@ int Sum(void* out, const void* const* rows, const float* weights, uint64_t token
     return 0;
 }
 
+// ---- flags in memory that the ranks share; flag [to * world + from] is in a pair of cache lines of its own
+
+constexpr uint64_t kFlagWords = 16;
+constexpr uint32_t kSpinsBeforeYield = 200, kTurns = 64;
+
+void Raise(uint64_t* flag, uint64_t value) { __atomic_store_n(flag, value, __ATOMIC_RELEASE); }
+
+void Await(const uint64_t* flag, uint64_t value) {
+    for (uint32_t spins = 0; __atomic_load_n(flag, __ATOMIC_ACQUIRE) < value; ++spins) {
+        if (spins >= kSpinsBeforeYield) sched_yield();
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+    }
+}
+
+void CopyRow(void* to, const void* from, uint64_t bytes, int method) {
+    method == kMemcpy ? (void)memcpy(to, from, bytes) : twin::StreamCopy(to, from, bytes);
+}
+
 }  // namespace
+
+int am_bench_exchange(void* const* to, const void* const* from, uint64_t count, uint64_t row_bytes, int method,
+                      uint64_t* flags, int rank, int world) {
+    if (method != kMemcpy && method != kStream) return 1;
+    for (uint64_t i = 0; i < count; ++i) CopyRow(to[i], from[i], row_bytes, method);
+    if (method == kStream) twin::StreamFence();
+    const auto flag = [=](int peer, int source) { return flags + (peer * world + source) * kFlagWords; };
+    const uint64_t epoch = *flag(rank, rank) + 1;
+    for (int peer = 0; peer < world; ++peer) Raise(flag(peer, rank), epoch);
+    for (int source = 0; source < world; ++source) Await(flag(rank, source), epoch);
+    return 0;
+}
+
+double am_bench_flag_latency(uint64_t* flags, int first) {
+    uint64_t *ours = flags + (first ? 0 : kFlagWords), *theirs = flags + (first ? kFlagWords : 0);
+    const uint64_t epoch = *ours;
+    const auto began = std::chrono::steady_clock::now();
+    for (uint64_t turn = 1; turn <= kTurns; ++turn) {
+        if (first) Raise(ours, epoch + turn);
+        Await(theirs, epoch + turn);
+        if (!first) Raise(ours, epoch + turn);
+    }
+    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - began;
+    return took.count() / (2 * kTurns);
+}
 
 int am_bench_copy_rows(void* to, const void* const* from, uint64_t count, uint64_t row_bytes, int method) {
     uint8_t* target = static_cast<uint8_t*>(to);
     const uint8_t* const* rows = reinterpret_cast<const uint8_t* const*>(from);
     if (method == kThroughUb) return CopyThroughUb(target, rows, count, row_bytes), 0;
     if (method != kMemcpy && method != kStream) return 1;
-    for (uint64_t i = 0; i < count; ++i) {
-        uint8_t* row = target + i * row_bytes;
-        method == kMemcpy ? (void)memcpy(row, rows[i], row_bytes) : twin::StreamCopy(row, rows[i], row_bytes);
-    }
+    for (uint64_t i = 0; i < count; ++i) CopyRow(target + i * row_bytes, rows[i], row_bytes, method);
     if (method == kStream) twin::StreamFence();
     return 0;
 }
