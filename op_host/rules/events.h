@@ -28,7 +28,8 @@ public:
             case Step::kStatus:
             case Step::kLists: break;  // single waits
             case Step::kForward:
-                Through(plan.dispatch.sendRing, 1);
+                Through(plan.dispatch.sendRing, plan.dispatch.sendRing);
+                Hold(EventPair::kMte2S, plan.dispatch.sendRing);
                 Through(kRelayedMessages, 1);
                 break;
             case Step::kServerSum:

@@ -8,7 +8,6 @@
 namespace moe {
 
 constexpr uint32_t kChunkBytes = 56 * 1024;  // one of the two chunks of rows in flight
-constexpr uint32_t kMaxSendRing = 4;
 constexpr uint32_t kMaxReturnRing = 4;
 constexpr uint32_t kMaxTrailerRing = 4;
 constexpr uint32_t kMostPart = 8192;                                 // elements that are summed at a time

@@ -200,7 +200,7 @@ private:
         const ServerSumsUb sums(plan_.combine, ElementBytes());
         Add("items of servers", RelayUb(info_).Bytes());
         Add("messages in flight", RelayUb(info_).Messages());
-        Add("rows that came, records", sums.came + sums.stored + sums.record);
+        Add("rows that came, records", sums.came + sums.stored + sums.records);
         Add("rows to sum", sums.ring * InBlocks(sums.piece));
         Add("results, sums in fp32", sums.sum);
         Add("codes of sums", sums.codes + sums.quantizer);

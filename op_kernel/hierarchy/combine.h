@@ -273,7 +273,6 @@ private:
                RegionOffset(context.data_bytes(), info_->regions, Parity(exchange_.epoch()), region) +
                exchange_.sender().rows_at();
     }
-    __aicore__ inline uint32_t Mine() const { return Server(*info_, info_->rank); }
 
     // Stores the number of rows that the rank of a place has passed on, for the other cores.
     __aicore__ inline void StoreRowsThatCame(uint32_t place, const LocalTensor<uint32_t>& message) {
@@ -316,34 +315,35 @@ private:
         OpStatus status = LoadStored();
         if (status.code != kOk) return status;
         UbBuf recordBuf;
-        pipe.InitBuffer(recordBuf, ub.record);
+        pipe.InitBuffer(recordBuf, ub.records);
         ServerSums sums;
         sums.Init(pipe, *tiling_);
-        for (uint32_t server = 0; server < Servers(*info_); ++server) {
-            const uint32_t tokens = Stored(server);
-            GM_ADDR place = server == Mine() ? relay.Arrived(server) : relay.Staged(server);
-            const uint32_t items = sums.Items(tokens);
-            const uint32_t end = PartBegin(items, exchange_.core() + 1, info_->cores);
-            for (uint32_t item = PartBegin(items, exchange_.core(), info_->cores); item < end; ++item) {
-                status = LoadRecord(recordBuf.Get<int32_t>(), server, sums.Token(item));
+        ServerItem loads(*info_, exchange_.core(), tiling_->partsPerToken), item = loads;
+        while (item.Find(*this)) {
+            uint32_t count = 0;
+            SyncFunc<HardEvent::S_MTE2>();
+            for (; count < kSumRecords && loads.Find(*this); ++count, ++loads.at)
+                stored_.Load(RecordWords(recordBuf, count), loads.server(), sums.Token(loads.at));
+            SyncFunc<HardEvent::MTE2_S>();
+            for (uint32_t i = 0; i < count && item.Find(*this); ++i, ++item.at) {
+                const LocalTensor<int32_t> words = RecordWords(recordBuf, i);
+                const uint32_t server = item.server(), fromEnd = Stored(server) - sums.Token(item.at);
+                status = CheckRecord(words, server);
                 if (status.code != kOk) return status;
-                SumRecord(sums, recordBuf.Get<int32_t>(), server, sums.Part(item),
-                          place - static_cast<uint64_t>(tokens - sums.Token(item)) * sumBytes_);
+                GM_ADDR end = server == Mine() ? relay.Arrived(server) : relay.Staged(server);
+                SumRecord(sums, words, server, sums.Part(item.at), end - static_cast<uint64_t>(fromEnd) * sumBytes_);
             }
         }
         return status;
     }
+    __aicore__ inline LocalTensor<int32_t> RecordWords(UbBuf& records, uint32_t i) {
+        return records.Get<int32_t>()[i * (stored_.bytes() / sizeof(int32_t))];
+    }
     __aicore__ inline uint32_t Stored(uint32_t server) {
         return static_cast<uint32_t>(storedBuf_.Get<int32_t>().GetValue(server * kBlockWords));
     }
-    // Loads a record all of whose rows have arrived.
-    __aicore__ inline OpStatus LoadRecord(const LocalTensor<int32_t>& words, uint32_t server, uint32_t number) {
-        GlobalTensor<int32_t> source;
-        const uint32_t count = stored_.bytes() / static_cast<uint32_t>(sizeof(int32_t));
-        source.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(stored_.Record(server, number)), count);
-        SyncFunc<HardEvent::S_MTE2>();
-        AscendC::DataCopy(words, source, count);
-        SyncFunc<HardEvent::MTE2_S>();
+    // Whether all rows of a record have arrived.
+    __aicore__ inline OpStatus CheckRecord(const LocalTensor<int32_t>& words, uint32_t server) {
         RecordView record;
         record.Init(words, info_->topK);
         for (uint32_t k = 0; k < info_->topK; ++k) {
@@ -355,9 +355,6 @@ private:
         return OpStatus();
     }
     __aicore__ inline int32_t CameFrom(uint32_t place) { return rowsBuf_.Get<int32_t>().GetValue(place * kBlockWords); }
-    __aicore__ inline bool Here(int32_t id) const {
-        return id >= 0 && id < static_cast<int32_t>(info_->experts) && ServerOf(*info_, id) == Mine();
-    }
     // The region of the rows that an expert's owner has passed on for a server's source.
     __aicore__ inline uint32_t Region(uint32_t server, int32_t id) const {
         return server * info_->intraNodeRanks + LocalRank(*info_, Owner(*info_, static_cast<uint32_t>(id)));
@@ -377,7 +374,6 @@ private:
                 pipe.InitBuffer(codeQueue_, 1, ub.codes);
             }
         }
-        __aicore__ inline uint32_t Items(uint32_t tokens) const { return parts_.Items(tokens); }
         __aicore__ inline uint32_t Token(uint32_t item) const { return parts_.Token(item); }
         __aicore__ inline uint32_t Part(uint32_t item) const { return parts_.Part(item); }
         __aicore__ inline void Begin(uint32_t part) { sum_.Begin(parts_.Elements(part)); }
@@ -434,7 +430,7 @@ private:
     }
 
 public:
-    // For Relay::StageItems: sums for the ranks of a server.
+    // For ServerItem and Relay::StageItems: sums for the ranks of a server.
     __aicore__ inline uint32_t Total(uint32_t server) { return Stored(server); }
 
 private:
@@ -482,7 +478,6 @@ private:
 
     CombineArguments args_;
     const MoeDistributeCombineTiling* tiling_ = nullptr;
-    const MoeDistributeInfo* info_ = nullptr;
     Exchange exchange_;
     ServerTokens totals_;
     ReturnLoader<XType, false> loader_;

@@ -254,23 +254,38 @@ private:
             if (!exchange_.Failed()) Worsen(status, counted);
             if (exchange_.core() == 0) stored_.StoreCount(relay, server, rows);
             const uint32_t end = PartBegin(rows, exchange_.core() + 1, info_->cores);
-            for (uint32_t i = PartBegin(rows, exchange_.core(), info_->cores); i < end; ++i)
-                Worsen(status, ForwardRow(relay, server, rows, i));
+            for (uint32_t i = PartBegin(rows, exchange_.core(), info_->cores); i < end; ++i) {
+                if (loading_ == ub.ring) Worsen(status, ForwardRow(relay));
+                LoadRow(relay, server, rows, i);
+            }
         }
+        while (loading_ > 0) Worsen(status, ForwardRow(relay));
         return status;
     }
-    __aicore__ inline OpStatus ForwardRow(Relay& relay, uint32_t server, uint32_t rows, uint32_t number) {
+    // Starts to load a row with its record.
+    __aicore__ inline void LoadRow(Relay& relay, uint32_t server, uint32_t rows, uint32_t number) {
         GlobalTensor<int8_t> place;
-        const uint32_t bytes = ItemRowBytes(), source = relay.RailPeer(server);
+        const uint32_t bytes = ItemRowBytes();
         place.SetGlobalBuffer(
             reinterpret_cast<__gm__ int8_t*>(relay.Arrived(server) - static_cast<uint64_t>(rows - number) * bytes),
             bytes);
-        LocalTensor<int8_t> row = recordQueue_.template AllocTensor<int8_t>();
-        SyncFunc<HardEvent::S_MTE2>();  // the previous record has been read
+        const AscendC::TEventID loaded = GetTPipePtr()->AllocEventID<HardEvent::MTE2_S>();
+        records_[(first_ + loading_++) % kMaxSendRing] = {server, number, loaded};
+        const LocalTensor<int8_t> row = recordQueue_.template AllocTensor<int8_t>();
+        SyncFunc<HardEvent::S_MTE2>();  // the record before it in this tensor has been read
         AscendC::DataCopy(row, place, bytes);
+        AscendC::SetFlag<HardEvent::MTE2_S>(loaded);
         recordQueue_.EnQue(row);
-        row = recordQueue_.template DeQue<int8_t>();
-        SyncFunc<HardEvent::MTE2_S>();
+    }
+    // Forwards the first of the rows that load.
+    __aicore__ inline OpStatus ForwardRow(Relay& relay) {
+        const Loading one = records_[first_];
+        const uint32_t bytes = ItemRowBytes(), source = relay.RailPeer(one.server);
+        first_ = (first_ + 1) % kMaxSendRing;
+        --loading_;
+        LocalTensor<int8_t> row = recordQueue_.template DeQue<int8_t>();
+        AscendC::WaitFlag<HardEvent::MTE2_S>(one.loaded);
+        GetTPipePtr()->ReleaseEventID<HardEvent::MTE2_S>(one.loaded);
         RecordView record;
         record.Init(row[rowBytes_].template ReinterpretCast<int32_t>(), info_->topK);
         const OpStatus status = SetTrailers(source, record, row[bytes]);
@@ -280,16 +295,11 @@ private:
                 const int32_t id = record.Id(k);
                 if (Here(id)) PutRow(source, id, record.Row(k), row, rowBytes_, row[bytes + k * trailerBytes_]);
             }
-            StoreRows(stored_.Record(server, number), row[rowBytes_], recordBytes_);
+            StoreRows(stored_.Record(one.server, one.number), row[rowBytes_], recordBytes_);
         }
         recordQueue_.FreeTensor(row);
         return status;
     }
-    // Whether an expert's owner is on this server.
-    __aicore__ inline bool Here(int32_t id) const {
-        return id >= 0 && id < static_cast<int32_t>(info_->experts) && ServerOf(*info_, id) == Mine();
-    }
-    __aicore__ inline uint32_t Mine() const { return Server(*info_, info_->rank); }
     // Makes the trailers of a record's rows. Numbers that no rank can have sent are corrupt; nothing is stored then.
     __aicore__ inline OpStatus SetTrailers(uint32_t source, const RecordView& record,
                                            const LocalTensor<int8_t>& trailers) {
@@ -329,14 +339,19 @@ private:
 
     DispatchArguments args_;
     const MoeDistributeDispatchTiling* tiling_ = nullptr;
-    const MoeDistributeInfo* info_ = nullptr;
     Exchange exchange_;
     RowLoader<XType, kQuant, false> rows_;
     StoredRecords stored_;
     DispatchCounts counts_;
     MessageKeeper keeper_;
     ArrivedRows<kQuant> arrived_;
-    AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> recordQueue_;
+    AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, kMaxSendRing> recordQueue_;
+    struct Loading {
+        uint32_t server, number;
+        AscendC::TEventID loaded;
+    };
+    Loading records_[kMaxSendRing];  // that load, a ring
+    uint32_t first_ = 0, loading_ = 0;
     UbBuf trailerBuf_, weightBuf_, recordBuf_;
     uint32_t rowStride_ = 0;  // of a row in an owner's window
     uint32_t rowBytes_ = 0;   // of it without its trailer

@@ -23,7 +23,7 @@ public:
         info_ = &info;
         const ServerTokensUb ub(info);
         lanes_ = PaddedInts(Servers(info));
-        atOnce_ = Min(info.cores, kServerRows);
+        atOnce_ = ServerRows(info);
         rows_.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(workspace + BoundsOffset(info)),
                               static_cast<uint64_t>(info.cores) * lanes_);
         ofCores_.Init(workspace + BoundsOffset(info), lanes_, info.cores);
@@ -55,8 +55,11 @@ public:
         Clear(totalBuf_);
         Clear(seenBuf_);
         const uint32_t room = atOnce_ * lanes_;
-        ofCores_.Fold<false>(queue_, room, nextBuf_.Get<int32_t>(), 0, lanes_, 0, core);
-        ofCores_.Fold<false>(queue_, room, totalBuf_.Get<int32_t>(), 0, lanes_, 0, info_->cores);
+        const LocalTensor<int32_t> next = nextBuf_.Get<int32_t>(), total = totalBuf_.Get<int32_t>();
+        ofCores_.Fold<false>(queue_, room, next, 0, lanes_, 0, core);
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Add(total, total, next, static_cast<int32_t>(lanes_));
+        ofCores_.Fold<false>(queue_, room, total, 0, lanes_, core, info_->cores);
         SyncFunc<HardEvent::V_S>();
     }
     // Whether this pair is the token's first on its server. Tokens must come in ascending order, each once.
@@ -121,6 +124,13 @@ protected:
         places_.Init(exchange.pipe(), info, routing_, arguments.workspace, exchange.core());
     }
 
+    // This rank's server, and whether an expert's owner is on it.
+    __aicore__ inline uint32_t Mine() const { return Server(*info_, info_->rank); }
+    __aicore__ inline bool Here(int32_t id) const {
+        return id >= 0 && id < static_cast<int32_t>(info_->experts) && ServerOf(*info_, id) == Mine();
+    }
+
+    const MoeDistributeInfo* info_ = nullptr;
     RoutingTable routing_;
     ServerTokens tokens_;
     RowPlaces places_;
@@ -301,6 +311,13 @@ public:
         return records_ + (static_cast<uint64_t>(server) * info_->maxBatch + number) * bytes_;
     }
     __aicore__ inline uint32_t bytes() const { return bytes_; }  // of a record
+    // Starts to load a record.
+    __aicore__ inline void Load(const LocalTensor<int32_t>& words, uint32_t server, uint32_t number) const {
+        GlobalTensor<int32_t> source;
+        const uint32_t count = bytes_ / static_cast<uint32_t>(sizeof(int32_t));
+        source.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(Record(server, number)), count);
+        AscendC::DataCopy(words, source, count);
+    }
     // Stores, and loads, the number of a server's records.
     __aicore__ inline void StoreCount(Relay& relay, uint32_t server, uint32_t count) const {
         if (info_->maxBatch != 0) relay.StoreNumber(Count(server), count);
@@ -314,6 +331,29 @@ private:
     GM_ADDR counts_ = nullptr;
     GM_ADDR records_ = nullptr;
     uint32_t bytes_ = 0;
+};
+
+// An item (token, part of H) of a core's share of each server's items, servers ascending.
+struct ServerItem {
+    __aicore__ inline ServerItem(const MoeDistributeInfo& of, uint32_t itsCore, uint32_t partsPerToken)
+        : info(&of), core(itsCore), parts(partsPerToken) {}
+    // Goes on to the next server with an item where this one has none left. Returns false if none is left. `totals`:
+    // tokens of a server.
+    template <typename Totals>
+    __aicore__ inline bool Find(Totals& totals) {
+        while (at == end) {
+            if (servers == Servers(*info)) return false;
+            const uint32_t items = totals.Total(servers++) * parts;
+            at = PartBegin(items, core, info->cores);
+            end = PartBegin(items, core + 1, info->cores);
+        }
+        return true;
+    }
+    __aicore__ inline uint32_t server() const { return servers - 1; }
+
+    const MoeDistributeInfo* info;
+    uint32_t core, parts;
+    uint32_t at = 0, end = 0, servers = 0;
 };
 
 // A record's lists in UB.

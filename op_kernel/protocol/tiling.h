@@ -165,8 +165,13 @@ constexpr uint32_t kChunkPairs = 512;  // pairs in UB at a time
 
 // Hierarchy: tokens whose records and trailers of rows are in UB together.
 constexpr uint32_t kRecordTokens = 32, kRecordPairs = 256;
-constexpr uint32_t kServerRows = 8,
-                   kRelayedMessages = 2;  // rows of the cores' tokens a server, and messages, in flight
+constexpr uint32_t kRelayedMessages = 2;  // in flight
+constexpr uint32_t kSumRecords = 8;       // records in UB together while a server sums
+// Rows of the cores' tokens a server in flight: of all cores, unless they take much room.
+MOE_FN uint32_t ServerRows(const MoeDistributeInfo& info) {
+    constexpr uint32_t kLeast = 8, kMostWords = 512;
+    return Min(info.cores, Max(kLeast, kMostWords / PaddedInts(Servers(info))));
+}
 MOE_FN uint32_t RecordTokens(uint32_t topK) { return Max(1, Min(kRecordTokens, kRecordPairs / topK)); }
 // Where combine finds the records of this server's pairs: after the source indices of assist_info_for_combine, in
 // blocks of int32: [S] blocks with the numbers of records, then [S][maxBS] records.
@@ -261,6 +266,7 @@ MOE_FN uint32_t SharedRowShare(const MoeDistributeInfo& info, uint32_t lanes) {
 constexpr uint32_t kEventIds = 8, kMostRing = kEventIds - 2;
 
 // ---- dispatch ----
+constexpr uint32_t kMaxSendRing = 4;             // rows in flight while dispatch sends, publishes or forwards
 constexpr uint32_t kMostGatherRing = kMostRing;  // chunks in flight while direct gathers
 
 struct MoeDistributeDispatchTiling {

@@ -314,7 +314,7 @@ struct TokenSumUb {
 struct ServerTokensUb {
     uint32_t servers, rows;
     MOE_FN explicit ServerTokensUb(const MoeDistributeInfo& info)
-        : servers(PaddedIntBytes(Servers(info))), rows(Min(info.cores, kServerRows) * servers) {}
+        : servers(PaddedIntBytes(Servers(info))), rows(ServerRows(info) * servers) {}
     MOE_FN uint32_t Bytes() const { return 3 * servers + rows; }
 };
 // Relay: a block and an item; for passing messages on, a ring of them.
@@ -352,13 +352,13 @@ struct ReturnToRailUb {
         : counts(PaddedIntBytes(info.world * info.localExperts)), stored(Servers(info) * kBlock) {}
     MOE_FN uint32_t Bytes() const { return counts + number + stored; }
 };
-// A server's sums: rows that have come, per place; numbers of stored records; a record; parts of rows; codes.
+// A server's sums: rows that have come, per place; numbers of stored records; records; parts of rows; codes.
 struct ServerSumsUb {
-    uint32_t came, stored, record, ring, piece, sum, codes = 0, quantizer = 0;
+    uint32_t came, stored, records, ring, piece, sum, codes = 0, quantizer = 0;
     MOE_FN ServerSumsUb(const MoeDistributeCombineTiling& tiling, uint32_t size)
         : came(tiling.info.world * kBlock),
           stored(Servers(tiling.info) * kBlock),
-          record(RecordBytes(tiling.info.topK)),
+          records(kSumRecords * RecordBytes(tiling.info.topK)),
           ring(tiling.sumRing),
           piece(tiling.partElements * size),
           sum(WeightedSumUb(ServerSumTiling(tiling), size).Bytes()) {
@@ -366,7 +366,7 @@ struct ServerSumsUb {
         codes = CommQuantRowBytes(tiling.info.hidden);
         quantizer = CommQuantizerUb(tiling.partElements).Bytes();
     }
-    MOE_FN uint32_t Bytes() const { return came + stored + record + ring * InBlocks(piece) + sum + codes + quantizer; }
+    MOE_FN uint32_t Bytes() const { return came + stored + records + ring * InBlocks(piece) + sum + codes + quantizer; }
 };
 
 // ---- direct/lists.h ----
