@@ -112,7 +112,8 @@ private:
         const uint32_t run = StatusMessageBytes(info_.localExperts);
         Segments();
         Add("messages of all sources", copy.messages);
-        if (FindsPlaces(info_)) Add("their sums", SegmentScanUb(info_.world, info_.localExperts, run).Bytes());
+        if (ScansSegments(info_.world, info_.cores))
+            Add("their sums", SegmentScanUb(info_.world, info_.localExperts, run).Bytes());
         Add("rows of the window", copy.ring * InBlocks(copy.chunk));
         Add("expert_token_nums", DispatchCountsBytes(info_.localExperts));
     }

@@ -35,17 +35,56 @@ __aicore__ inline OpStatus MismatchOf(const MoeDistributeInfo& info, uint32_t ex
     return status;
 }
 
+// The segments by vector instructions, from `sums`, inclusive prefix sums. `spare`: room for as many. Returns false,
+// and leaves the segments undefined, if a sum is less than the one before, less than 0 or more than `limit`.
+__aicore__ inline bool ScanPrefix(const MoeDistributeInfo& info, const GlobalTensor<int32_t>& sums,
+                                  const LocalTensor<int32_t>& spare, uint32_t limit, SegmentTable& segments) {
+    const uint32_t slots = segments.slots(), last = slots - info.world;
+    const int32_t words = static_cast<int32_t>(slots), row = static_cast<int32_t>(info.world);
+    const LocalTensor<int32_t> end = segments.Ends(), offset = segments.Offsets();
+    const bool odd = SegmentScan::Steps(info.localExperts) % 2 != 0;  // the sums of the counts end in `spare`
+    const LocalTensor<int32_t> count = odd ? offset : spare, least = odd ? spare : offset;
+    LoadEnds(end, count, sums, slots);
+    SyncFunc<HardEvent::MTE2_V>();
+    AscendC::Sub(count, end, count, words);
+    AscendC::PipeBarrier<PIPE_V>();
+    AscendC::Min(least, count, end, words);
+    for (uint32_t blocks = slots / kBlockWords; blocks > 1;) {
+        const uint32_t half = blocks / 2;
+        AscendC::PipeBarrier<PIPE_V>();
+        AscendC::Min(least, least, least[(blocks - half) * kBlockWords], static_cast<int32_t>(half * kBlockWords));
+        blocks -= half;
+    }
+    SyncFunc<HardEvent::V_S>();
+    const int32_t rows = end.GetValue(slots - 1);
+    bool good = rows <= static_cast<int32_t>(limit);
+    for (uint32_t w = 0; w < kBlockWords; ++w) good = good && least.GetValue(w) >= 0;
+    if (!good) return false;
+    SyncFunc<HardEvent::S_V>();
+    SegmentScan::Sum(count, least, info.localExperts, info.world);
+    AscendC::PipeBarrier<PIPE_V>();
+    AscendC::Duplicate(offset, static_cast<int32_t>(0), row);
+    if (last > 0) AscendC::Adds(offset[info.world], spare, static_cast<int32_t>(0), static_cast<int32_t>(last));
+    AscendC::Adds(segments.BySource(), spare[last], static_cast<int32_t>(0), row);
+    SyncFunc<HardEvent::V_S>();
+    segments.SetRows(rows);
+    return true;
+}
+
 // Reads the segments of expand_x from ep_send_counts; they must be monotone, within expand_x, and no source over its
 // capacity. `prefix`: room for all of them.
 __aicore__ inline OpStatus LoadSegments(const MoeDistributeInfo& info, GM_ADDR epSendCounts,
                                         const LocalTensor<int32_t>& prefix, SegmentTable& segments) {
     GlobalTensor<int32_t> sendCounts;
     sendCounts.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(epSendCounts), segments.slots());
-    CopyIn(prefix, sendCounts, segments.slots());
-    SyncFunc<HardEvent::MTE2_S>();
-    uint32_t bad = 0;
-    if (!segments.FromPrefix(prefix, info.expandRows, bad))
-        return InvalidOf(info, kInvalidCounts, bad, static_cast<uint32_t>(prefix.GetValue(bad)));
+    if (!SegmentScan::Suits(info) || !ScanPrefix(info, sendCounts, prefix, info.expandRows, segments)) {
+        SyncFunc<HardEvent::S_MTE2>();
+        CopyIn(prefix, sendCounts, segments.slots());
+        SyncFunc<HardEvent::MTE2_S>();
+        uint32_t bad = 0;
+        if (!segments.FromPrefix(prefix, info.expandRows, bad))
+            return InvalidOf(info, kInvalidCounts, bad, static_cast<uint32_t>(prefix.GetValue(bad)));
+    }
     for (uint32_t s = 0; s < info.world; ++s) {
         if (segments.SourceRows(s) > info.capacity)
             return InvalidOf(info, kInvalidCounts, kCountsOfSource | s, segments.SourceRows(s));

@@ -208,16 +208,17 @@ public:
         exchange.pipe().InitBuffer(messagesBuf, ub.messages);
         StoredCounts stored = {messagesBuf.Get<int32_t>(), keeper.words()};
         AscendC::DataCopy(messagesBuf.Get<uint32_t>(), keeper.messages(), info_->world * keeper.words());
-        if (SegmentScan::Suits(*info_) && info_->transport == kTransportMemory) {
+        const bool rdma = info_->transport == kTransportRdma;
+        if (SegmentScan::Suits(*info_)) {
             SegmentScan scan;
             scan.Init(exchange.pipe(), *info_, keeper.words(), 0);
             SyncFunc<HardEvent::MTE2_V>();
-            scan.Run(stored.values, segments);
+            scan.Run(stored.values, segments, rdma);
         } else {
             SyncFunc<HardEvent::MTE2_S>();
             segments.FromCounts(stored);
+            if (rdma) segments.AlignEnd();
         }
-        if (info_->transport == kTransportRdma) segments.AlignEnd();
         exchange.pipe().InitBuffer(copyQueue_, Ring(ub.ring), ub.chunk);
         CopyRows(exchange, segments);
         if (exchange.core() == 0) counts.Store(exchange.pipe(), segments);

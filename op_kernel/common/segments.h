@@ -9,9 +9,38 @@
 
 namespace moe {
 
+// Adds `row` to each of `count` rows of `width` words, a multiple of 8.
+__aicore__ inline void AddToRows(const LocalTensor<int32_t>& rows, uint32_t count, uint32_t width,
+                                 const LocalTensor<int32_t>& row) {
+    const uint8_t stride = Repeats(width / kBlockWords);
+    const AscendC::BinaryRepeatParams strides(1, 1, 1, stride, stride, 0);
+    for (uint32_t first = 0; first < count; first += kMostRepeats) {
+        const uint8_t repeats = Repeats(Min(kMostRepeats, count - first));
+        for (uint32_t at = 0; at < width; at += kRepeatWords) {
+            const LocalTensor<int32_t> to = rows[first * width + at];
+            AscendC::Add(to, to, row[at], static_cast<uint64_t>(Min(kRepeatWords, width - at)), repeats, strides);
+        }
+    }
+}
+// Starts to load inclusive prefix sums, where segments end, and where they start: the same words shifted by one, after
+// a 0.
+__aicore__ inline void LoadEnds(const LocalTensor<int32_t>& end, const LocalTensor<int32_t>& start,
+                                const GlobalTensor<int32_t>& sums, uint32_t slots) {
+    CopyIn(end, sums, slots);
+    if (slots > 1) {
+        const DataCopyExtParams params{1, static_cast<uint32_t>((slots - 1) * sizeof(int32_t)), 0, 0, 0};
+        const DataCopyPadExtParams<int32_t> pad{true, 1, 0, 0};
+        AscendC::DataCopyPad(start, sums, params, pad);
+    } else {
+        AscendC::Duplicate(start, static_cast<int32_t>(0), kBlockWords);
+        SyncFunc<HardEvent::V_S>();
+    }
+}
+
 class SegmentTable {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info) {
+        byVectors_ = ScansSegments(info.world, info.cores);
         world_ = info.world;
         localExperts_ = info.localExperts;
         const SegmentTableUb ub(info);
@@ -47,6 +76,17 @@ public:
     // Over RDMA: makes offsets negative, counted from the end of the source's rows.
     __aicore__ inline void AlignEnd() {
         LocalTensor<int32_t> offset = offsetBuf_.Get<int32_t>(), bySource = sourceBuf_.Get<int32_t>();
+        const int32_t row = static_cast<int32_t>(world_);
+        if (byVectors_) {
+            SyncFunc<HardEvent::S_V>();
+            AscendC::Muls(bySource, bySource, static_cast<int32_t>(-1), row);
+            AscendC::PipeBarrier<PIPE_V>();
+            AddToRows(offset, localExperts_, world_, bySource);
+            AscendC::PipeBarrier<PIPE_V>();
+            AscendC::Muls(bySource, bySource, static_cast<int32_t>(-1), row);
+            SyncFunc<HardEvent::V_S>();
+            return;
+        }
         for (uint32_t slot = 0, s = 0; slot < slots(); ++slot) {
             offset.SetValue(slot, offset.GetValue(slot) - bySource.GetValue(s));
             if (++s == world_) s = 0;
@@ -72,6 +112,7 @@ public:
     }
     __aicore__ inline LocalTensor<int32_t> Ends() { return endBuf_.Get<int32_t>(); }
     __aicore__ inline LocalTensor<int32_t> Offsets() { return offsetBuf_.Get<int32_t>(); }
+    __aicore__ inline LocalTensor<int32_t> BySource() { return sourceBuf_.Get<int32_t>(); }
     // The number of all rows, if Ends() and Offsets() were filled by the caller.
     __aicore__ inline void SetRows(int32_t rows) { total_ = rows; }
     // The slot that contains `row`.
@@ -105,6 +146,7 @@ private:
     uint32_t world_ = 0;
     uint32_t localExperts_ = 0;
     int32_t total_ = 0;
+    bool byVectors_ = false;
 };
 
 // Computes the segments from all sources' counts with vector instructions, as prefix sums over sources and local
@@ -126,8 +168,8 @@ public:
         pipe.InitBuffer(baseBuf_, ub.base);
         FindPlaces();
     }
-    // Overwrites the counts.
-    __aicore__ inline void Run(const LocalTensor<int32_t>& counts, SegmentTable& segments) {
+    // Overwrites the counts. `fromEnd`: offsets are negative, as SegmentTable::AlignEnd makes them.
+    __aicore__ inline void Run(const LocalTensor<int32_t>& counts, SegmentTable& segments, bool fromEnd) {
         const LocalTensor<uint32_t> places = placeBuf_.Get<uint32_t>();
         const uint32_t slots = world_ * localExperts_;
         // In its source's list a segment begins where the previous experts end.
@@ -137,6 +179,15 @@ public:
         AscendC::PipeBarrier<PIPE_V>();  // the counts were made by vectors
         if (slots > world_) AscendC::Gather(first[world_], counts, places, 0u, slots - world_);
         Sum(first, odd ? segments.Offsets() : spareBuf_.Get<int32_t>(), localExperts_, world_);
+        if (fromEnd) {  // all rows of a source: before its last expert, and of it
+            const uint32_t last = slots - world_;
+            const LocalTensor<int32_t> bySource = segments.BySource();
+            AscendC::Gather(bySource, counts, places[last], 0u, world_);
+            AscendC::PipeBarrier<PIPE_V>();
+            AscendC::Add(bySource, bySource, segments.Offsets()[last], static_cast<int32_t>(world_));
+            AscendC::PipeBarrier<PIPE_V>();
+            segments.AlignEnd();
+        }
         // Within its expert's rows a segment ends where its source does; they begin where the previous experts end.
         const LocalTensor<int32_t> end = Sum(counts, sumBuf_.Get<int32_t>(), world_, rowWords_);
         const int32_t total = AddBases(end);
@@ -167,7 +218,6 @@ public:
     }
 
 private:
-    static constexpr uint32_t kLanes = 64;  // of a repeat
     __aicore__ inline uint32_t LaneOf(uint32_t localExpert) const {
         return StatusWriter::CountWord(localExpert) - firstWord_;
     }
@@ -203,16 +253,7 @@ private:
             total += end.GetValue(last + LaneOf(l));
         }
         SyncFunc<HardEvent::S_V>();
-        const uint8_t stride = Repeats(rowWords_ / kBlockWords);
-        const AscendC::BinaryRepeatParams strides(1, 1, 1, stride, stride, 0);
-        for (uint32_t source = 0; source < world_; source += kMostRepeats) {
-            const uint8_t sources = Repeats(Min(kMostRepeats, world_ - source));
-            const LocalTensor<int32_t> rows = end[source * rowWords_];
-            for (uint32_t at = 0; at < rowWords_; at += kLanes) {
-                const uint64_t lanes = Min(kLanes, rowWords_ - at);
-                AscendC::Add(rows[at], rows[at], base[at], lanes, sources, strides);
-            }
-        }
+        AddToRows(end, world_, rowWords_, base);
         return total;
     }
 
@@ -238,7 +279,7 @@ public:
                                     static_cast<uint64_t>(info.cores) * lanes_);
         const RowPlacesUb ub(info);
         pipe.InitBuffer(rowsBuf_, ub.histograms);
-        byVectors_ = FindsPlaces(info);
+        byVectors_ = SegmentScan::Suits(info);
         if (!byVectors_) return;
         pipe.InitBuffer(placeBuf_, ub.experts);
         pipe.InitBuffer(totalBuf_, ub.experts);
@@ -325,9 +366,17 @@ private:
         LocalTensor<float> most = reduceBuf_.Get<float>();
         LocalTensor<float> result = most[PaddedInts(world)];
         AscendC::Cast(most, sum[(rows - 1) * world], AscendC::RoundMode::CAST_RINT, world);
+        const LocalTensor<int32_t> ofOwner = placeBuf_.Get<int32_t>();
+        const bool rdma = info_->transport == kTransportRdma;
+        if (rdma)
+            AscendC::Muls(ofOwner, sum[(rows - 1) * world], static_cast<int32_t>(-1), static_cast<int32_t>(world));
         AscendC::PipeBarrier<PIPE_V>();
         AscendC::Sub(first, sum, total, static_cast<int32_t>(info_->experts));
         AscendC::ReduceMax(result, most, result[kBlockWords], static_cast<int32_t>(world), false);
+        if (rdma) {  // counted from the end of the owner's rows
+            AscendC::PipeBarrier<PIPE_V>();
+            AddToRows(first, rows, world, ofOwner);
+        }
         SyncFunc<HardEvent::V_S>();
         if (result.GetValue(0) <= static_cast<float>(info_->capacity)) return OpStatus();
         return routing_->Place();
@@ -361,17 +410,7 @@ public:
     __aicore__ inline void Load(GM_ADDR epSendCounts) {
         GlobalTensor<int32_t> counts;
         counts.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(epSendCounts), slots_);
-        LocalTensor<int32_t> start = startBuf_.Get<int32_t>();
-        CopyIn(endBuf_.Get<int32_t>(), counts, slots_);
-        // A segment starts where the previous one ends: the same words shifted by one, after a 0.
-        if (slots_ > 1) {
-            const DataCopyExtParams params{1, static_cast<uint32_t>((slots_ - 1) * sizeof(int32_t)), 0, 0, 0};
-            const DataCopyPadExtParams<int32_t> pad{true, 1, 0, 0};
-            AscendC::DataCopyPad(start, counts, params, pad);
-        } else {
-            AscendC::Duplicate(start, static_cast<int32_t>(0), kBlockWords);
-            SyncFunc<HardEvent::V_S>();
-        }
+        LoadEnds(endBuf_.Get<int32_t>(), startBuf_.Get<int32_t>(), counts, slots_);
     }
     // The number of all rows. Returns false if it is impossible. Before Check no other count is known.
     __aicore__ inline bool Total(uint32_t& rows) {

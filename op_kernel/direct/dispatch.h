@@ -309,7 +309,7 @@ private:
     }
     __aicore__ inline void FindSegments() {
         if (SegmentScan::Suits(*info_) && waiter_.alike()) {
-            scan_.Run(waiter_.Counts(), segments_);
+            scan_.Run(waiter_.Counts(), segments_, false);
         } else {
             segments_.FromCounts(*this);
         }

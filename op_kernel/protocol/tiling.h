@@ -240,9 +240,6 @@ MOE_FN uint32_t HistogramsAtOnce(const MoeDistributeInfo& info) {
     return Max(1, Min(info.cores, (info.algorithm == kAlgorithmDirect ? 96 * kKiB : window) / lanes));
 }
 MOE_FN bool ScansSegments(uint32_t world, uint32_t cores) { return cores > 1 && world % kBlockWords == 0; }
-MOE_FN bool FindsPlaces(const MoeDistributeInfo& info) {
-    return ScansSegments(info.world, info.cores) && info.transport == kTransportMemory;
-}
 
 // Shared rows: with sharedLanes, direct dispatch reads a row once for all experts of its owner. A group of cores sorts
 // the list entries of a group of sources by row, and divides them. A group has as many sources as make

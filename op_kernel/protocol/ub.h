@@ -79,8 +79,8 @@ struct RowPlacesUb {
     uint32_t experts, reduce;  // of each of four tables, where places are found by vectors
     MOE_FN explicit RowPlacesUb(const MoeDistributeInfo& info)
         : histograms(HistogramsAtOnce(info) * PaddedIntBytes(info.experts)),
-          experts(FindsPlaces(info) ? PaddedIntBytes(info.experts) : 0),
-          reduce(FindsPlaces(info) ? PaddedIntBytes(info.world) + 2 * kBlock + ReduceBytes(info.world) : 0) {}
+          experts(ScansSegments(info.world, info.cores) ? PaddedIntBytes(info.experts) : 0),
+          reduce(experts != 0 ? PaddedIntBytes(info.world) + 2 * kBlock + ReduceBytes(info.world) : 0) {}
     MOE_FN uint32_t Bytes() const { return histograms + 4 * experts + reduce; }
 };
 // Ends, starts; the sums by source in rows of ReturnCountUnit lanes; the check's scratch.

@@ -454,7 +454,7 @@ PATCHES = r"""
   return true;
 @ common/outputs
 = rows_taken_from_start: dispatch takes rows from the start of a region, not towards its end
-- if (info_->transport == kTransportRdma) segments.AlignEnd();
+- if (rdma) segments.AlignEnd();
 
 # Direct: what the fast suite sees of these is what the tests of direct see.
 % roles | missing pipe synchronisation | unseen
