@@ -47,7 +47,7 @@ MODES = {
 }
 MODES |= {"pull": 8, "relay": 9, "queue": 10, "writers": 11, "neighbours": 12, "batch": 13, "stride": 14}
 MODES["levels"] = 17
-MODES["clear"] = npu_communicator.PROBE_CLEAR  # no probe
+MODES |= {"clear": npu_communicator.PROBE_CLEAR, "timestamps": npu_communicator.PROBE_TIMESTAMPS}  # no probes
 ROW_BYTES = 16384
 WORKSPACE_BYTES = (3 + 256) * 64 * 32  # moe::kProbeWorkspaceBytes
 WAIT_S = 10.0

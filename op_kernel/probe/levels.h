@@ -176,20 +176,17 @@ private:
     // ---- rows and items ----
 
     __aicore__ inline void LoadChecked(GM_ADDR address, uint32_t value, uint32_t where) {
-        SyncFunc<HardEvent::MTE3_MTE2>();  // the previous row has been stored
-        StoreFill(value);
+        StoreFill(value);  // the previous row has been stored
         CheckFilled(address, value, where);
     }
-    // Stores the row that was loaded last.
+    // Stores the row that was loaded last, and checked.
     __aicore__ inline void StoreLoaded(GM_ADDR address) {
-        SyncFunc<HardEvent::MTE2_MTE3>();
         GlobalTensor<uint32_t> target;
         target.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(address), kRowWords);
         AscendC::DataCopy(target, backBuf_.Get<uint32_t>(), kRowWords);
     }
     __aicore__ inline void PassMessage(GM_ADDR from, GM_ADDR to) {
         const LocalTensor<uint32_t> message = LoadBlock(from);
-        SyncFunc<HardEvent::MTE2_MTE3>();
         GlobalTensor<uint32_t> target;
         target.SetGlobalBuffer(reinterpret_cast<__gm__ uint32_t*>(to), kBlockWords);
         AscendC::DataCopy(target, message, kBlockWords);

