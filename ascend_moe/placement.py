@@ -164,9 +164,9 @@ def _apart(ranks: list[list[int]], load: list[float]) -> list[list[int]]:
     A duplicate copy goes to a rank without this expert, in exchange for a copy that is a duplicate there or missing
     here. Of all such exchanges the one that minimizes the larger load of the two ranks is taken.
     """
-    heat = [sum(load[expert] for expert in experts) for experts in ranks]
     for here, experts in enumerate(ranks):
         while len(set(experts)) < len(experts):
+            heat = [sum(load[expert] for expert in own) for own in ranks]
             doubled = next(expert for expert in experts if experts.count(expert) > 1)
             changes = [
                 (max(heat[here] - load[doubled] + load[other], heat[there] + load[doubled] - load[other]), there, other)
@@ -177,8 +177,6 @@ def _apart(ranks: list[list[int]], load: list[float]) -> list[list[int]]:
             ]
             _, there, other = min(changes)
             experts[experts.index(doubled)], ranks[there][ranks[there].index(other)] = other, doubled
-            heat[here] += load[other] - load[doubled]
-            heat[there] += load[doubled] - load[other]
     return ranks
 
 

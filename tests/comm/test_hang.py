@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import struct
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import hang_cases as cases
@@ -63,6 +65,8 @@ def test_a_job_whose_ranks_all_wait_is_judged_beside_a_job_with_a_culprit() -> N
 def test_waits_that_began_meanwhile_are_left_out() -> None:
     before, now = group("a", state(0), state(1)), group("a", state(0, 1), state(1))
     assert found(*hang.steady([before], [now])) == [] and found(*hang.steady([now], [now])) == [("a", 1)]
+    earlier = group("a", replace(now.ranks[0], epoch=2), state(1))
+    assert found(*hang.steady([earlier], [now])) == [], "the rank has waited in another op"
 
 
 def snapshot(ranks: Ranks) -> list[GroupState]:
@@ -119,6 +123,18 @@ def test_the_watchdog_sees_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with ascend_moe.LocalCluster(2, window_mib=1) as cluster:
         cluster.run(rank_main)
     assert "rank 1 has called no op of it; rank 0 waits for it in dispatch, epoch 1" in written()
+
+
+def test_the_watchdog_writes_once_for_each_op_that_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_MOE_CALLS", str(tmp_path))
+    groups, watchdog = dict[str, GroupState](), hang._Watchdog()
+    monkeypatch.setattr(hang, "live", lambda pids=None: [*groups.values()])
+    for number, (key, epoch) in enumerate((("a", 3), ("b", 3), ("b", 4)), 1):
+        late = replace(state(0, 1, pid=os.getpid(), seconds=5.0), epoch=epoch)
+        groups[key] = group(key, late, state(1))
+        for limit in (6.0, 1.0, 1.0):
+            watchdog._look(limit)
+            assert len([*tmp_path.iterdir()]) == number - (limit == 6.0)
 
 
 def watchdogs() -> list[threading.Thread]:

@@ -1,4 +1,7 @@
-"""Faults planted into the processes of a bring-up: an exception of an AI core, a hang, an abort, a killed process."""
+"""Faults planted into the processes of a bring-up: an exception of an AI core, a hang, an abort, a killed process.
+
+And a wrong result, after which a process is replaced too.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,22 @@ def stop_the_core() -> None:
     raise RuntimeError(AI_CORE)
 
 
+def differ() -> None:
+    raise AssertionError("rank 0, core 1: word 3 is 0x5, planted")
+
+
 def end(number: int) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
 
 
+WRONG = "wrong result"
 # Kind -> what a rank does instead of its probe, and what the result says of it.
 KINDS: dict[str, tuple[Callable[[], object], str]] = {
     "AI core": (stop_the_core, "507015, MTE DDR address out of range"),
     "hang": (lambda: threading.Event().wait(), "no result within"),
     "abort": (os.abort, "was ended by SIGABRT: Fatal Python error: Aborted"),
     "killed": (end(signal.SIGKILL), "was ended by SIGKILL"),
+    WRONG: (differ, "word 3 is 0x5"),
     "bad address": (end(signal.SIGSEGV), "was ended by SIGSEGV: Fatal Python error: Segmentation fault"),
 }
 

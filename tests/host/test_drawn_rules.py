@@ -124,7 +124,8 @@ def test_windows_are_what_python_states_of_drawn_configurations() -> None:
             assert [report.ops[op].algorithm for op in ("dispatch", "combine")] == algorithms_at(packed, mib), one
             seen[" ".join(op.algorithm for op in report.ops.values())] += 1
         if least > 1 + (one.soc == A2):
-            assert not plan.plan(replace(one, window_mib=least - 1)).ok, one
+            (refused, *_) = plan.plan(replace(one, window_mib=least - 1)).violations
+            assert f"HCCL_BUFFSIZE={least} " in refused.message, one
             seen["too small"] += 1
     assert min(seen.values()) >= 2 and len(seen) == 5, seen
 
@@ -244,3 +245,27 @@ def test_every_border_of_an_argument_in_drawn_calls(op: str) -> None:
             assert border.words in str(refused), (one, border, refused)
             seen[border.argument] += 1
     assert min(seen.values()) >= 10 and len(seen) >= (9 if op == "dispatch" else 14), seen
+
+
+def test_no_drawn_call_of_the_largest_sizes_lacks_room_in_ub() -> None:
+    """With all optional tensors, the most experts, and rows that are short or of which few fit: rings shrink."""
+    rng, limits = random.Random(4), plan.limits()
+    for one in drawn_requests(5, 8000):
+        far, ub = one.ranks_per_server < one.ranks, rng.choice([180_000, limits["ub_bytes"]])
+        ranks = 384 if far and 384 % one.ranks_per_server == 0 and rng.random() < 0.8 else one.ranks
+        longest = (ub - rng.randrange(60_000)) // rng.randint(2, 4) // SIZES[one.dtype]
+        hidden = 16 * rng.choice([1, 2, min(longest, limits["hidden"]) // 16])
+        one = replace(
+            one,
+            ranks=ranks,
+            batch=max(one.batch, 1),
+            experts=ranks * (limits["moe_expert_num"] // ranks),
+            hidden=hidden,
+            topk=rng.choice([one.topk, min(limits["topk"], ranks)]),
+            cores=rng.choice([1, 1, 2, 3, 8, limits["cores"]]),
+            comm_quant_mode=0 if one.dtype == "fp32" or hidden % 32 != 0 else rng.choice([0, 2]),
+        )
+        for op in ("dispatch", "combine"):
+            spec = spec_of(one, op, rng)
+            spec.ub_bytes, spec.window_mib = ub, 1 << 20
+            plans.Plan(op, spec)

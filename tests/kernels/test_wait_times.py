@@ -17,7 +17,7 @@ from ascend_moe.ops.begin import begin_combine, begin_dispatch
 from ascend_moe.validate import run as validate_run
 from ascend_moe.validate.run import DevicePlace
 
-WORLD, LATE, SLEPT_S = 3, 2, 0.2
+WORLD, LATE, SLEPT_S = 3, 0, 0.2  # messages after the late one are seen again until that comes
 BEFORE = torch.tensor([5, (1 << 32) - 1, 1 << 40])  # the second carries into its upper half
 ALGORITHMS = ["window", "direct"]
 

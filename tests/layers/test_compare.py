@@ -13,6 +13,7 @@ import ascend_moe
 from ascend_moe import MoEConfig, MoELayer
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatcher, MC2Dispatcher
 from ascend_moe.errors import ArgumentError, ReferenceMismatch
+from ascend_moe.routers import RouteCapture
 
 WORLD, E, K, H, F = 2, 4, 2, 64, 32
 CONFIG: dict[str, Any] = {"hidden_size": H, "moe_intermediate_size": F, "num_experts": E, "top_k": K}
@@ -44,11 +45,13 @@ def run(
         if plant is not None:
             plant(layer, rank)
         x = torch.randn(5, H, generator=torch.Generator().manual_seed(rank)).to(dtype)
+        layer.capture = RouteCapture(5, numbers.top_k, steps=2)
         with ascend_moe.compare(layer, parameters, raises=False) as comparison, torch.no_grad():
             layer(x)
             assert comparison.steps == 1
         layer(x)
         assert comparison.steps == 1, "compared after remove()"
+        assert len(layer.capture.last()) == int(layer.capture.seen) == 2
         return comparison.found
 
     with ascend_moe.LocalCluster(world, window_mib=4) as cluster:

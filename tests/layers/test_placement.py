@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ascend_moe import LocalCluster
+from ascend_moe import LocalCluster, placement
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig, MoELayer
@@ -123,6 +123,27 @@ def test_no_rank_has_an_expert_twice_and_the_tables_agree(count: int) -> None:
             assert {int(on_ranks.flatten()[place]) for place in own if place >= 0} == {expert}
         copied += room * ranks > experts
     assert copied > count // 2
+
+
+def test_a_duplicate_copy_is_exchanged_where_the_larger_load_is_least() -> None:
+    generator, exchanged = random.Random(0), 0
+    for _ in range(60):
+        load = [generator.random() ** 4 for _ in range(10)]
+        ranks = [generator.sample(range(10), 4) for _ in range(3)]
+        ranks[1][2] = doubled = ranks[1][0]
+        least = math.inf
+        for there, place in itertools.product((0, 2), range(4)):
+            changed = [[*own] for own in ranks]
+            changed[1][0], changed[there][place] = ranks[there][place], doubled
+            if all(len(set(own)) == 4 for own in changed):
+                least = min(least, max(sum(load[e] for e in changed[rank]) for rank in (1, there)))
+        if least == math.inf:
+            continue
+        after = placement._apart([[*own] for own in ranks], load)
+        moved = [sum(load[e] for e in own) for own, old in zip(after, ranks, strict=True) if own != old]
+        assert len(moved) == 2 and max(moved) == pytest.approx(least)
+        exchanged += 1
+    assert exchanged > 30
 
 
 @pytest.mark.parametrize(

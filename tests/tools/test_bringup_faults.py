@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import rank_processes
 import torch.distributed as dist
-from planted_faults import KINDS, Planted
+from planted_faults import KINDS, WRONG, Planted
 
 from ascend_moe.native import probe_results
 from ascend_moe.validate import supervisor
@@ -60,14 +60,15 @@ def on_two_supervisors(planted: Planted, world: int = 2) -> BringUpResult:
 
 
 def check(outcome: BringUpResult, planted: Planted) -> None:
-    """All other probes have reported; the planted ones are faults with the device's text, in the file too."""
+    """All other probes have reported; the planted ones, faults or failures, with the device's text, in the file too."""
     assert [result.name for result in outcome.results] == [step.probe.name for step in STEPS]
     written = {line["name"]: line for line in lines_of(outcome) if line["line"] == "probe"}
     others = {"capture and replay": SKIPPED} if planted.real else {}
     for result in outcome.results:
         if result.name in planted.faults:
-            text = KINDS[planted.faults[result.name]][1]
-            assert result.status == FAULT == written[result.name]["status"], result
+            kind = planted.faults[result.name]
+            text, status = KINDS[kind][1], FAIL if kind == WRONG else FAULT
+            assert result.status == status == written[result.name]["status"], result
             assert text in str(result) and text in written[result.name]["detail"], result
         elif result.name != "cycle rate":  # measured beside other tests: anything
             assert result.status == others.get(result.name, PASS), result
@@ -82,7 +83,7 @@ def test_all_other_probes_report_beside_a_fault_of_each_kind(monkeypatch: pytest
     """The file also says where it ran, with which versions, variables and plan; a hang shows where it hangs."""
     monkeypatch.setattr(supervisor, "STEP_S", 1.5)
     monkeypatch.setenv("HCCL_BUFFSIZE", "64")
-    planted = planted_in(NAMES[::4], [*KINDS])
+    planted = planted_in([NAMES[2], *NAMES[::4]], [*KINDS])
     assert set(planted.faults.values()) == set(KINDS)
     outcome = bring_up(THREADS, planted)
     check(outcome, planted)

@@ -237,7 +237,10 @@ def test_fp8_scales_of_a_checkpoint_are_loaded() -> None:
         with pytest.raises(ValueError, match=r"is 0.03 for experts.\d.w3.input_scale, but 0.02 was loaded before"):
             load("w3", 0.03, expert)
         load("w3", 0.02 + 5e-6, expert)
-        load("w2", 0.05, expert)
+    load("w2", 0.05, 0)
+    with pytest.raises(ArgumentError, match=r"w2_input_scale has not been loaded"):
+        EPMoE.process_weights_after_loading(layer)
+    load("w2", 0.05, 1)
     layer = layer_of(layer)
     x, logits = randn(3, H), randn(3, 2)
     exact = EPMoE(2, 1, H, F, FP32)
