@@ -5,17 +5,24 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from npu_runs import HERE
+from npu_runs import HERE, left_behind, traces
 from vllm_prompts import PROMPTS
 
 pytestmark = [
@@ -37,33 +44,65 @@ class Row(NamedTuple):
     series: str = "A2"
 
 
-EAGER = {"enforce_eager": True}
+EAGER = {
+    "dtype": "bfloat16",
+    "max_model_len": 256,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,  # so that long prompts come in parts
+    "gpu_memory_utilization": 0.02,
+    "num_gpu_blocks_override": 64,
+    "enforce_eager": True,
+}
 TWO = {**EAGER, "tensor_parallel_size": 2, "enable_expert_parallel": True}
 METHOD = r"MoE comm method selected: .*method=MoECommType.{}"
+REPLACED = r"ASCEND_MOE_PATCH=1: replaced .*\bnpu_moe_distribute_dispatch_v2\b.* in torch_npu"
 ROWS = {
     "qwen3": Row("Qwen3Moe", EAGER),
     "qwen3-all-gather": Row("Qwen3Moe", TWO, (METHOD.format("ALLGATHER"),)),
-    "qwen3-mc2": Row("Qwen3Moe", TWO, (METHOD.format("MC2"), METHOD.format("ALLTOALL")), "A3"),
+    "qwen3-mc2": Row("Qwen3Moe", TWO, (METHOD.format("MC2"), METHOD.format("ALLTOALL"), REPLACED), "A3"),
 }
 
 
-def on_vnpu(*words: str, series: str = "A2", **env: str) -> subprocess.CompletedProcess[str]:
-    """A script of this folder on the virtual NPU; imports of torchvision succeed."""
+def on_vnpu(*words: str, series: str = "A2", **env: str) -> dict[str, Any]:
+    """Arguments of `subprocess.run` for a script of this folder or a command of the environment on the virtual NPU.
+
+    Imports of torchvision succeed.
+    """
     path = os.pathsep.join([str(HERE / "vllm_site"), os.environ.get("PYTHONPATH", "")])
-    script, *arguments = words
-    soc = {"A2": "Ascend910B3", "A3": "Ascend910_9391"}[series]
-    start = [sys.executable, "-m", "ascend_moe", "vnpu", "--no-verify", "--soc", soc, "--", sys.executable]
-    return subprocess.run(
-        [*start, str(HERE / script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=1000,
-        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "VNPU_TEST_SERIES": series, **env},
+    first, *arguments = words
+    command = (
+        [sys.executable, str(HERE / first)] if first.endswith(".py") else [str(Path(sys.executable).with_name(first))]
     )
+    soc = {"A2": "Ascend910B3", "A3": "Ascend910_9391"}[series]
+    start = [sys.executable, "-m", "ascend_moe", "vnpu", "--no-verify", "--soc", soc, "--"]
+    changed = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "VNPU_TEST_SERIES": series, "ASCEND_MOE_PATCH": "1", **env}
+    return {"args": [*start, *command, *arguments], "env": {**os.environ, **changed}}
+
+
+@contextmanager
+def running(log: Path, command: dict[str, Any]) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """A command that does not end by itself. Yields a function that waits for a text in its log; ends all processes."""
+    with log.open("wb") as file:
+        process = subprocess.Popen(**command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def shows(pattern: str) -> subprocess.Popen[bytes]:
+        end = time.monotonic() + 1000
+        while not re.search(pattern, log.read_text(errors="replace")):
+            text = log.read_text(errors="replace")[-8000:]
+            assert process.poll() is None and time.monotonic() < end, f"{pattern!r} is not in {text}"
+            time.sleep(0.5)
+        return process
+
+    try:
+        yield shows
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def models(*words: str) -> str:
-    done = on_vnpu("vllm_models.py", *words)
+    done = subprocess.run(**on_vnpu("vllm_models.py", *words), capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout.splitlines()[-1]
 
@@ -73,36 +112,96 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def generate(folder: Path, row: Row) -> tuple[list[list[list[int]]], str]:
-    """The tokens of both times, and the log.
+def model_of(folders: Path, name: str) -> Path:
+    folder = folders / name
+    if not folder.exists():
+        models("write", str(folder), name)
+    return folder
 
-    They need not be the same: the second time fewer tokens are new, and sums may be rounded otherwise.
-    """
+
+def generation(folder: Path, row: Row, **env: str) -> dict[str, Any]:
     workers = "tensor_parallel_size" in row.options
     env = {
-        "ASCEND_MOE_PATCH": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if workers else "0",
         "VLLM_LOGGING_LEVEL": "DEBUG",
+        "ASCEND_MOE_LOG": "debug",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        **env,
     }
-    done = on_vnpu("vllm_generate.py", str(folder), json.dumps(row.options), series=row.series, **env)
+    return on_vnpu("vllm_generate.py", str(folder), json.dumps(row.options), series=row.series, **env)
+
+
+@functools.cache
+def generate(folders: Path, name: str) -> tuple[list[list[list[int]]], str]:
+    """The tokens of all prompts: together, again, and one prompt after the other; and the log.
+
+    They need not be the same: sums over other batches may be rounded otherwise.
+    """
+    row = ROWS[name]
+    command = generation(model_of(folders, row.model), row)
+    done = subprocess.run(**command, capture_output=True, text=True, timeout=1000)
     found = [json.loads(text) for text in re.findall(r"^TOKENS (.*)$", done.stdout, re.M)]
     text = done.stdout + done.stderr
-    assert done.returncode == 0 and len(found) == 2, text[-8000:]
+    assert done.returncode == 0 and len(found) == 3, text[-8000:]
     return found, text
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_generated_tokens_are_those_of_transformers(name: str, folders: Path) -> None:
     row = ROWS[name]
-    folder = folders / row.model
-    if not folder.exists():
-        models("write", str(folder), row.model)
-    both, log = generate(folder, row)
-    for tokens in both:
+    rounds, log = generate(folders, name)
+    for tokens in rounds:
         assert [len(part) for part in tokens] == [16] * len(PROMPTS)
-        found = json.loads(models("gaps", str(folder), json.dumps(tokens)))
+        found = json.loads(models("gaps", str(model_of(folders, row.model)), json.dumps(tokens)))
         gaps = [gap for gap, margin in found if margin > MARGIN or gap <= LIMIT]
         assert max(gaps) <= LIMIT and sum(gap == 0 for gap in gaps) >= 0.9 * len(found), sorted(found)[-12:]
     for pattern in row.log:
         assert re.search(pattern, log), pattern
+
+
+def test_mc2_calls_this_package_s_operators_on_every_rank(folders: Path) -> None:
+    log = generate(folders, "qwen3-mc2")[1]
+    counted = []
+    for rank in range(2):
+        line = rf" DEBUG ascend_moe: rank {rank}: call (\d+), npu_moe_distribute_(\w+)_v2 on \S+: .* returned"
+        calls = re.findall(line, log)
+        assert calls == [(str(i + 1), ("dispatch", "combine")[i % 2]) for i in range(len(calls))], calls[:9]
+        counted.append(len(calls))
+    steps = 15 * len(PROMPTS)  # of the prompts that come alone, each with two layers
+    assert counted[0] == counted[1] >= 4 * steps
+
+
+def test_without_this_package_s_operators_the_error_names_cann_s(folders: Path, tmp_path: Path) -> None:
+    row = ROWS["qwen3-mc2"]
+    command = generation(model_of(folders, row.model), row, ASCEND_MOE_PATCH="0")
+    with running(tmp_path / "log", command) as shows:  # vLLM's processes go on after the error
+        shows("RuntimeError: aclnnMoeDistributeDispatchV2 or .* not in libopapi.so")
+
+
+def test_server_completes_prompts_as_the_offline_run(folders: Path, tmp_path: Path) -> None:
+    name, before = "qwen3", traces()
+    alone = generate(folders, name)[0][2]
+    options, folder = tmp_path / "options.yaml", str(model_of(folders, ROWS[name].model))
+    options.write_text(json.dumps({key.replace("_", "-"): value for key, value in ROWS[name].options.items()}))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = "vllm", "serve", folder, "--config", str(options), "--host", "127.0.0.1", "--port", str(port)
+    with running(tmp_path / "log", on_vnpu(*words)) as shows:
+        server = shows("Application startup complete")
+        for prompt, want in zip(PROMPTS, alone, strict=True):
+            body = {"model": folder, "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+            connection = HTTPConnection("127.0.0.1", port, timeout=300)
+            text = json.dumps({**body, "return_token_ids": True})
+            connection.request("POST", "/v1/completions", text, {"Content-Type": "application/json"})
+            answer = json.load(connection.getresponse())
+            connection.close()
+            assert answer["choices"][0]["token_ids"] == want
+        server.send_signal(signal.SIGINT)
+        server.wait(120)
+        end = time.monotonic() + 60
+        with pytest.raises(ProcessLookupError):  # the engine ends with it
+            while time.monotonic() < end:
+                os.killpg(server.pid, 0)
+                time.sleep(0.2)
+    assert not left_behind(before)

@@ -18,21 +18,14 @@ build.__device_type__ = os.environ["VNPU_TEST_SERIES"]  # also where a worker im
 def main() -> None:
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found, unused-ignore]
 
-    options = {
-        "skip_tokenizer_init": True,
-        "dtype": "bfloat16",
-        "max_model_len": 256,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,  # so that long prompts come in parts
-        "gpu_memory_utilization": 0.02,
-        "num_gpu_blocks_override": 64,
-        **json.loads(sys.argv[2]),
-    }
-    llm = LLM(sys.argv[1], **options)
+    llm = LLM(sys.argv[1], skip_tokenizer_init=True, **json.loads(sys.argv[2]))
     how = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    for _ in range(2):  # the second time with the first's pages in the prefix cache
-        outputs = llm.generate(prompts, how, use_tqdm=False)
+    for step in (5, 5, 1):  # the second time with the first's pages in the prefix cache
+        if step == 1:
+            llm.reset_prefix_cache()
+        batches = [prompts[i : i + step] for i in range(0, len(prompts), step)]
+        outputs = [output for batch in batches for output in llm.generate(batch, how, use_tqdm=False)]
         print("TOKENS", json.dumps([list(output.outputs[0].token_ids) for output in outputs]), flush=True)
 
 

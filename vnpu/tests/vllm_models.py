@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
 from vllm_prompts import PROMPTS
 
 SIZES: dict[str, Any] = {
@@ -49,10 +51,15 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def write_model(folder: Path, name: str) -> None:
-    """Write a model with bf16 weights in the layout of transformers."""
+    """Write a model with bf16 weights in the layout of transformers, and a tokenizer of bytes."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**SIZES, **MODELS[name])
     getattr(transformers, f"{name}ForCausalLM")(config).to(torch.bfloat16).save_pretrained(folder)
+    letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(BPE(vocab=letters, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
 def gaps(folder: Path, generated: list[list[int]]) -> list[tuple[float, float]]:
