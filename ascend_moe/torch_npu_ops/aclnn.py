@@ -21,6 +21,7 @@ from ascend_moe.experts import (
     npu_swiglu,
 )
 from ascend_moe.experts.groups import as_counts, read_groups
+from ascend_moe.experts.int4 import MOST, pack_int4
 from ascend_moe.experts.quant import scale_of_bits, to_int8
 from ascend_moe.torch_npu_ops import matmul_epilogues, permute
 from ascend_moe.torch_npu_ops.init_routing import (
@@ -246,7 +247,24 @@ def _dynamic_quant_v3(*values: Any) -> None:
     if not given.pop("symmetrical") or offset is not None:
         raise ArgumentError("asymmetric quantization is not supported on the virtual NPU", argument="offset")
     given["dst_type"] = _dtype(given["dst_type"], "dst_type")
-    _write_all((y, scale), *npu_dynamic_quant(**given))
+    if given["dst_type"] == torch.int32 and given["smooth_scales"] is None:
+        rows = given["input"].float()
+        _write_int4(rows, rows.abs().amax(-1) / MOST, y, scale)
+    else:
+        _write_all((y, scale), *npu_dynamic_quant(**given))
+
+
+@effect("aclnnFlatQuant")
+def _flat_quant(x: Tensor, left: Tensor, right: Tensor, clip_ratio: float, out: Tensor, scale: Tensor) -> None:
+    turned = left.float() @ (x.float() @ right.float())
+    _write_int4(turned, turned.abs().amax((-2, -1)) * clip_ratio / MOST, out, scale)
+
+
+def _write_int4(values: Tensor, scales: Tensor, codes: Tensor, scales_out: Tensor) -> None:
+    """Write scales and, eight in an int32, the quotients by them."""
+    divisors = scales.reshape(scales.shape + (1,) * (values.dim() - scales.dim()))
+    write(codes, pack_int4(to_int8(values / divisors).clamp(-MOST - 1, MOST)))
+    write(scales_out, scales)
 
 
 @effect("aclnnDequantSwigluQuantV2")
@@ -316,6 +334,18 @@ def _scaled_product(
     if offset is not None:
         product = product + offset.float()
     write(out, sums if out.dtype == torch.int32 else to_int8(product) if out.dtype == torch.int8 else product)
+
+
+@effect("aclnnWeightQuantBatchMatmulV2")
+def _weight_quant_matmul(x: Tensor, weight: Tensor, *rest: Any) -> None:
+    scale, offset, quant_scale, quant_offset, bias, _, out = rest
+    if quant_scale is not None or quant_offset is not None:
+        raise ArgumentError("a quantized result is not supported on the virtual NPU", argument="quant_scale")
+    shape = (-1, out.shape[-1]) if scale.dim() == 2 and 1 not in scale.shape else (out.shape[-1],)
+    given = {"antiquant_scale": scale, "antiquant_offset": offset}
+    options: dict[str, Any] = {name: [value.reshape(shape)] for name, value in given.items() if value is not None}
+    options["bias"] = None if bias is None else [bias.reshape(-1)]
+    write(out, npu_grouped_matmul([x], [weight], **options, split_item=0)[0])
 
 
 _SCALE_BITS = -0x2000  # the 19 bits of a float32 that the hardware reads

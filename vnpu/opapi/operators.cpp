@@ -295,6 +295,8 @@ VNPU_OP(aclnnGroupedMatmulSwigluQuantV2, T, L, L, L, T, T, T, T, I, I, I, I, IA,
 // out
 VNPU_OP(aclnnQuantMatmulV5, T, T, T, T, T, T, T, T, T, B, B, I, T)
 VNPU_OP(aclnnTransQuantParamV2, T, T, T)
+// x, weight, antiquant scale and offset, quant scale and offset, bias, group_size, out
+VNPU_OP(aclnnWeightQuantBatchMatmulV2, T, T, T, T, T, T, T, I32, T)
 
 VNPU_OP(aclnnRmsNorm, T, T, D, T, T)
 VNPU_OP(aclnnAddRmsNorm, T, T, T, D, T, T, T)
@@ -320,6 +322,7 @@ VNPU_OP(aclnnSwiGluGrad, T, T, I, T)
 VNPU_OP(aclnnClippedSwiglu, T, T, I, D, D, D, B, T)
 VNPU_OP(aclnnDynamicQuantV2, T, T, T, I32, T, T, T)
 VNPU_OP(aclnnDynamicQuantV3, T, T, T, I32, B, C, T, T, T)
+VNPU_OP(aclnnFlatQuant, T, T, T, D, T, T)
 VNPU_OP(aclnnDequantSwigluQuantV2, T, T, T, T, T, T, T, B, C, I, C, I, I, D, D, D, T, T)
 VNPU_OP(aclnnQuantize, T, T, T, I32, I, T)
 VNPU_OP(aclnnAscendQuantV3, T, T, T, B, C, I32, I, T)

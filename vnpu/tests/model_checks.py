@@ -227,6 +227,36 @@ def check_products_of_int8() -> None:
     assert torch.equal(found, (sums.float() * half).round().clamp(-128, 127).to(torch.int8))
 
 
+def check_products_with_weights_of_int8_and_of_int4() -> None:
+    generator = torch.Generator().manual_seed(4)
+    for most, pack in ((127, lambda codes: codes.to(torch.int8)), (7, torch_npu.npu_convert_weight_to_int4pack)):
+        codes = torch.randint(-most, most, (32, 16), generator=generator, dtype=torch.int32)
+        x, scale, offset, bias = mixed(5, 32).half(), mixed(16).half().abs(), mixed(16).half() * 3, mixed(16).half()
+        want = x.float() @ ((codes + offset.float()) * scale.float()) + bias.float()
+        given = {"antiquant_scale": scale.npu(), "antiquant_offset": offset.npu(), "bias": bias.npu()}
+        near(
+            torch_npu.npu_weight_quant_batchmatmul(x.npu(), pack(codes.npu()), **given),
+            want,
+            2e-3 * float(want.abs().max()),
+        )
+
+
+def check_activations_of_int4() -> None:
+    x, left, right = mixed(3, 4, 16).half(), mixed(4, 4).half(), mixed(16, 16).half()
+    turned = left.float() @ (x.float() @ right.float())
+    given = {"clip_ratio": 0.75, "dst_dtype": torch.int32}
+    found = [torch_npu.npu_kronecker_quant(x.npu(), left.npu(), right.npu(), **given)]
+    found += [torch_npu.npu_dynamic_quant(x[0].npu(), dst_type=torch.quint4x2)]
+    for (codes, scale), values, ratio, rows in zip(
+        found, (turned, x[0].float()), (0.75, 1), ((1, 2), (1,)), strict=True
+    ):
+        want = values.abs().amax(rows, keepdim=True) * ratio / 7
+        near(scale.reshape(want.shape), want, 1e-3)
+        words = codes.cpu()[..., None] >> torch.arange(0, 32, 4) & 15
+        numbers = ((words ^ 8) - 8).flatten(-2)
+        near(numbers.float(), (values / want).round().clamp(-8, 7), 0)
+
+
 def check_formats_and_utilization() -> None:
     w = mixed(33, 18).half()
     cast = torch_npu.npu_format_cast(w.npu(), 29)

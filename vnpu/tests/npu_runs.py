@@ -33,7 +33,7 @@ ORDER: list[str] = []  # the names of all aclnn functions that were called
 # Operators that model_checks.py, serving_checks.py and tests/npu/moe_operator_checks.py call; all others are called by
 # operator_checks.py.
 PARTS = {
-    "models": "aclnn(Foreach|Flash|FusedInfer|QuantMatmul|TransQuant|Dropout|NLLLoss|ConstantPad|NpuFormat)",
+    "models": "aclnn(Foreach|Fla|FusedInfer|QuantMatmul|TransQuant|WeightQuant|Dropout|NLLLoss|ConstantPad|NpuFormat)",
     "serving": "(atb|Atb)",
     "moe": "aclnn(Moe|GroupedMatmul|SwiGlu|ClippedSwiglu|DynamicQuant|DequantSwiglu)",
 }
