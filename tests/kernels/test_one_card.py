@@ -41,8 +41,14 @@ def test_a_rank_that_fails_raises_its_error() -> None:
         card.launch()
 
 
-@pytest.mark.parametrize("case", [program(2, 8, 2, "direct"), program(8, 2, 1, "window"), SMALL[0], SMALL[2]], ids=str)
-def test_schedules_of_one_launch_have_no_finding(case: explore.Program) -> None:
+@pytest.mark.parametrize("barrier", ["blocks", "syncall"])  # which every op runs several times
+@pytest.mark.parametrize(
+    "case", [program(2, 8, 2, "direct"), program(8, 2, 1, "window"), SMALL[0], *SMALL[2:]], ids=str
+)
+def test_schedules_of_one_launch_have_no_finding(
+    case: explore.Program, barrier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASCEND_MOE_CORE_BARRIER", barrier)
     assert_nothing_found(explore.explore(case, 12))
 
 
@@ -72,5 +78,7 @@ def test_the_command_passes(world: int) -> None:
 
 
 def test_the_command_takes_2_4_or_8_ranks() -> None:
+    """Each with 8 cores a rank, and with a share of the NPU's."""
+    assert [one_card.cores_of(world, CPU) for world in one_card.RANKS] == [[8, 24], [8, 12], [6, 8]]
     done = said("validate", "--one-card", "3", "--device", "cpu")
     assert done.code == 2 and "one_card" in done.err, done.err
