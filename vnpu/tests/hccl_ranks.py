@@ -175,11 +175,13 @@ def check_unequal() -> None:
 def check_points() -> None:
     if RANK == 0:
         for peer in range(1, WORLD):
-            dist.send(data_of(0, torch.float32, 10 * peer).npu(), peer)
+            for count in (0, 10 * peer):
+                dist.send(data_of(0, torch.float32, count).npu(), peer)
     else:
-        tensor = empty(10 * RANK)
-        dist.recv(tensor, 0)
-        same(tensor, data_of(0, torch.float32, 10 * RANK), "send recv")
+        for count in (0, 10 * RANK):
+            tensor = empty(count)
+            dist.recv(tensor, 0)
+            same(tensor, data_of(0, torch.float32, count), "send recv")
     # A ring of messages larger than a piece of the channel; without a batch all send before any receives.
     count, after, before = 400_000, (RANK + 1) % WORLD, (RANK - 1) % WORLD
     for batch in (True, False):

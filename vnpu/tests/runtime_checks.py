@@ -118,6 +118,7 @@ def check_graph() -> None:
         graph.replay()
         torch.npu.synchronize()
         assert last.cpu().equal(torch.full((100,), value)), "every replay reads what is there then"
+    side.wait_event(join)  # of a capture that has ended
     with torch.npu.stream(side):
         last.copy_(sample(torch.float32))
     side.synchronize()
