@@ -78,6 +78,8 @@ def test_every_rank_and_core_is_there(measured: Timeline) -> None:
 def test_copies_of_rows_are_recorded_with_bytes_and_peer(measured: Timeline) -> None:
     dispatch = stats.op_runs(measured)[0]
     sent = [e for e in dispatch.events if e.phase == "AlltoAllDispatch" and e.pipe == "MTE3" and e.rank == 0]
+    loads = [e for e in dispatch.events if e.phase == "AlltoAllDispatch" and e.pipe == "MTE2" and e.rank == 0]
+    assert sum(e.bytes == 2 * HIDDEN for e in loads) == BATCH, "no copy is deferred"
     rows = [e for e in sent if e.bytes in (HIDDEN * 2, HIDDEN * 2 + 32)]  # without the source index, or with it
     assert len(rows) == BATCH * TOPK
     generator = torch.Generator().manual_seed(0)
