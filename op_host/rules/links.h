@@ -45,7 +45,8 @@ inline const Mc2Task* Mc2TaskOfA2(uint32_t world, uint32_t ranksPerServer, uint3
     if (ranksPerServer == 0 || ranksPerServer >= world) return &kMc2TaskA2;
     const bool stores = intraNodeRanks > 1;
     if (hasLevels) return stores ? &kMc2Stores : &kMc2Rdma;
-    if (variables.MapsServer() == stores) return &kMc2TaskA2;
+    const bool alone = ranksPerServer == 1;  // no window to map, and RDMA to all others with either links
+    if (alone || variables.MapsServer() == stores) return &kMc2TaskA2;
     why = stores ? "stores within a server (comm_alg 'hierarchy', ASCEND_MOE_INTRA_NODE_STORES=1, a probe) need CANN "
                    "8.3, or "
                    "HCCL_INTRA_PCIE_ENABLE=1 and HCCL_INTRA_ROCE_ENABLE=0 on all ranks before the group is made"

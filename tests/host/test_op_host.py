@@ -204,6 +204,8 @@ PCIE, ROCE = "HCCL_INTRA_PCIE_ENABLE", "HCCL_INTRA_ROCE_ENABLE"
         ("9.1.0", {}, 8, ONE_SERVER, ONE_SERVER),
         ("8.2.RC1", {}, 8, ONE_SERVER, ONE_SERVER),
         ("8.2.RC1", {PCIE: "1", ROCE: "0"}, 4, ONE_SERVER, "RDMA between all ranks (comm_alg 'window') needs CANN 8.3"),
+        ("8.2.RC1", {PCIE: "1", ROCE: "0"}, 1, ONE_SERVER, ONE_SERVER),
+        ("8.2.RC1", {}, 1, ONE_SERVER, ONE_SERVER),
         ("8.2.RC1", {PCIE: "1"}, 4, ONE_SERVER, "RDMA between all ranks (comm_alg 'window') needs CANN 8.3"),
         (
             "8.1.RC1",

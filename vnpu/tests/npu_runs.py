@@ -83,7 +83,7 @@ def raises(pattern: str, kind: type[Exception] = RuntimeError) -> Iterator[None]
 
 
 def run_checks(names: Iterable[str] = ()) -> None:
-    """Runs the script's functions check_*, or these, to the first that fails: one that raises."""
+    """Runs the script's functions check_*, or these. The first that raises ends the process: others may wait for it."""
     script = vars(sys.modules["__main__"])
     try:
         for name in names or [name for name in script if name.startswith("check_")]:
@@ -91,6 +91,7 @@ def run_checks(names: Iterable[str] = ()) -> None:
         print(LAST_LINE, flush=True)
     except Exception:
         print(f"{name}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 # ---- in a test
