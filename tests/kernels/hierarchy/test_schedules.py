@@ -25,6 +25,8 @@ CASES = [
     "w4,c2,l1,k3,b2,u3,v2,h2,s20098,r2,p2,fp32,mask:pair,ids:any,equal,DC,hierarchy,weights,tail,fault:overflow",
     # One rank alone runs hierarchy in the last op: its neighbour knows it from its message, the others from notes.
     "w4,c3,l1,k2,b1,u20,v2,h3,s97,r2,mask:token,ids:duplicates,unequal,DCDC,hierarchy,weights,near,fault:algorithm",
+    # Ranks that run window tell their neighbours by an item, which comes before rows of the next op.
+    "w8,c2,l3,k6,b1,u2,v2,h2,s9495,r2,bf16,ids:hot,zero-rank,DDCC,hierarchy,weights,zero_expert_num:2,comm_quant_mode:2,tp_world_size:1,fault:algorithm",
     # Records behind the source indices that are too many; other counts than dispatch's; other ids than dispatch's.
     "w4,c2,l1,k2,b2,u3,v2,s20002,r2,p2,fp32,ids:duplicates,equal,DC,hierarchy,weights,near,fault:source_index",
     "w4,c2,l1,k3,b2,u3,v2,expert_token_nums_type:0,tp_world_size:1,h2,s20062,r2,int8,mask:pair,ids:mixed,equal,DC,hierarchy,weights,tail,fault:counts",

@@ -166,6 +166,13 @@ void World::Release(uintptr_t at, ClockId clock) {
     block.release = clock;
 }
 
+// A status block that an item brings orders what its sender had observed before its reader, as a stored one does.
+void World::ReleaseFlags(const CoreState& core, const CopyItem& piece) {
+    Block& block = shadow_.PageOf(piece.to).blocks[piece.to % kPageBytes / kBlockBytes];
+    if (core.core.launch->ranges.Find(piece.to, piece.bytes, {"", 0}).atomic_blocks) block.sync = 1;
+    if (block.sync != 0) Release(piece.to, piece.clock);
+}
+
 void World::LandPiece(CoreState& core, Store& store, size_t index) {
     Store::Piece& piece = store.pieces[index];
     const uint8_t* bytes = core.store_bytes.data() + piece.from;

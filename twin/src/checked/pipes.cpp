@@ -334,6 +334,13 @@ void World::Released(CoreState& core) {
 // ---- agents beside the cores, which execute Hccl::BatchWrite: in order to each peer, whenever the schedule
 // says ----
 
+// What the core has observed when it posts items; kept until the end of the run.
+ClockId World::ClockOfPost(CoreState& core) {
+    const ClockId posted = clocks_.Copy(core.clock[0].data());
+    clocks_.At(posted)[core.Agent(Pipe::kS)] = core.pipes[0].last;
+    return posted;
+}
+
 void World::AddAgent(CoreState& core, CopyQueues* queues) {
     if (std::find(core.agents.begin(), core.agents.end(), queues) == core.agents.end()) core.agents.push_back(queues);
     MaybeYield(core);
@@ -365,6 +372,7 @@ void World::MoveAgents(CoreState& core, bool all) {
             const CopyItem piece = queues.Next(peer);
             memcpy(reinterpret_cast<void*>(piece.to), reinterpret_cast<const void*>(piece.from), piece.bytes);
             ended = queues.Advance(peer, piece.bytes);
+            ReleaseFlags(core, piece);
             Landed(core, piece.to, piece.bytes, sites_.last());
         } while (whole && !ended);
         if (ended) core.woken = true;  // it may wait for its task

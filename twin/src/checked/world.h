@@ -181,6 +181,7 @@ public:
     void Yield(CoreState& core, const Loc& loc, bool idle);
     void CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc);
     void CrossWait(CoreState& core, int id, const Loc& loc);
+    ClockId ClockOfPost(CoreState& core);
     void AddAgent(CoreState& core, CopyQueues* queues);
     int64_t cycles() const { return cycles_; }
     uint32_t polls() const { return options_.polls; }
@@ -257,6 +258,7 @@ private:
     void LandSome(CoreState& core);
     void LandAll(CoreState& core);
     void Release(uintptr_t at, ClockId clock);
+    void ReleaseFlags(const CoreState& core, const CopyItem& piece);
     void LandPiece(CoreState& core, Store& store, size_t index);
     void Landed(CoreState& core, uintptr_t to, uint64_t bytes, uint32_t number);
     void DropLanded(CoreState& core);

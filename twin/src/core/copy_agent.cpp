@@ -82,8 +82,9 @@ std::unique_ptr<CopyAgent> MakeCopyAgent() { return std::make_unique<ThreadAgent
 namespace twin {
 
 namespace checked {
+uint32_t ClockOfPost(Core& core);
 void AddAgent(Core& core, CopyQueues* queues);
-}
+}  // namespace checked
 
 namespace {
 
@@ -91,6 +92,8 @@ namespace {
 class ScheduledAgent final : public CopyAgent {
 public:
     uint32_t Post(std::vector<CopyItem> items, const Loc&) override {
+        const uint32_t clock = checked::ClockOfPost(current_core());
+        for (CopyItem& item : items) item.clock = clock;
         const uint32_t task = queues_.Add(std::move(items));
         checked::AddAgent(current_core(), &queues_);
         return task;

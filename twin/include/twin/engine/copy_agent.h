@@ -20,6 +20,7 @@ struct CopyItem {
     uint64_t bytes;
     uint32_t peer;
     uint32_t* doorbell;  // of the range written, or null
+    uint32_t clock = 0;  // the checked engine's, of the core that posted it
 };
 
 // The server of a kernel's Hccl object, one for each rank and group. One core at a time posts.
