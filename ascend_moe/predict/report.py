@@ -95,7 +95,20 @@ def steps(each: Prediction) -> list[str]:
     for name, op in _ops(each):
         lines += filled([f"{step} {us:.1f}" for step, us in op.phases.items()], f"  {name:<8}  ", "  ")
         lines += filled([f"{part} {us:.1f}" for part, us in _busy(op).items()], "    busy    ", "  ")
+        lines += filled([f"{part} {share:.0%}" for part, share in shares(op).items()], "    share   ", "  ")
     return lines
+
+
+def shares(op: OpPrediction) -> dict[str, float]:
+    """Return shares of an op's time, which may overlap.
+
+    link, V: in which the busiest link carries bytes, and V of the busiest core works. S, wait: on the critical path,
+    scalar instructions, and waits for the launch, other cores, ranks and HCCL's server.
+    """
+    links = [us for name, us in op.link_us.items() if name != "memory"]
+    waits = [op.pipes.get(cause, 0.0) for cause in ("launch", "SyncAll", "status", "post")]
+    times = {"link": max(links, default=0.0), "V": op.vector_us, "S": op.pipes.get("S", 0.0), "wait": sum(waits)}
+    return {name: us / op.us for name, us in times.items()}
 
 
 def _busy(op: OpPrediction) -> dict[str, float]:
@@ -140,6 +153,7 @@ def as_dict(predicted: Sequence[Prediction]) -> dict[str, object]:
             "pipes_us": {name: round(us, 3) for name, us in op.pipes.items()},
             "link_use": {name: round(share, 4) for name, share in op.link_use.items()},
             "busy_us": {name: round(us, 3) for name, us in _busy(op).items()},
+            "shares": {name: round(share, 4) for name, share in shares(op).items()},
         }
 
     shape = ("hidden", "topk", "experts", "quant_mode", "contract", "cores")

@@ -105,6 +105,9 @@ def test_times_add_up_and_are_the_same_every_time(request_: Request, algorithm: 
         assert sum(op.phases.values()) == pytest.approx(sum(op.pipes.values()))
         assert all(0 < share <= 1 for share in op.link_use.values())
         assert 0 < op.vector_us < op.us and max(op.link_us.values()) <= op.us
+        waited = sum(us for cause, us in op.pipes.items() if cause not in ("S", "V", "MTE2", "MTE3")) / op.us
+        shares = report.shares(op)
+        assert [*shares] == ["link", "V", "S", "wait"] and shares["wait"] == pytest.approx(waited)
 
 
 @pytest.mark.parametrize(("request_", "algorithm"), CASES)
