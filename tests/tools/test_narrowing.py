@@ -58,7 +58,7 @@ def test_no_number_is_narrowed_without_a_bound() -> None:
         ("direct/publish.h", "Ring(ub.ring)", "static_cast<uint8_t>(ub.ring)", True),
         ("common/segments.h", "const uint8_t stride = Repeats(", "const uint8_t stride = uint8_t(", True),
         ("direct/publish.h", "Ring(ub.ring)", "ub.ring", False),
-        ("common/segments.h", "Repeats(Min(kMostRepeats, world_ - source))", "world_ - source", False),
+        ("common/segments.h", "Repeats(Min(kMostRepeats, count - first))", "count - first", False),
     ],
 )
 def test_a_new_one_is_found(file: str, old: str, new: str, cast: bool, tmp_path: Path) -> None:

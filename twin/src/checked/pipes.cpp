@@ -334,7 +334,7 @@ void World::Released(CoreState& core) {
 // ---- agents beside the cores, which execute Hccl::BatchWrite: in order to each peer, whenever the schedule
 // says ----
 
-// What the core has observed when it posts items; kept until the end of the run.
+// What the core has observed when it posts items, as a clock that lasts until the end of the run.
 ClockId World::ClockOfPost(CoreState& core) {
     const ClockId posted = clocks_.Copy(core.clock[0].data());
     clocks_.At(posted)[core.Agent(Pipe::kS)] = core.pipes[0].last;
