@@ -26,14 +26,21 @@ class Planned(calls.Plan):
 
 
 def plan_of(
-    op: str, kind: int, world: int, rank: int, mib: int, part: int = WHOLE, algorithm: str = "window"
+    op: str,
+    kind: int,
+    world: int,
+    rank: int,
+    mib: int,
+    part: int = WHOLE,
+    algorithm: str = "window",
+    deadline_micros: int = 1000,
 ) -> Planned:
-    """For whoever the call says that it is."""
+    """For whoever the call says that it is. The default deadline is for ops that no other rank joins."""
     request = Request(ranks=world, experts=12, topk=2, hidden=32, batch=2, cores=3)
     spec = plan.describe(op, request, algorithm)
     spec.attributes[calls.attribute_names().index("ep_rank_id")] = rank
     spec.comm_rank, spec.window_mib = rank, mib
-    spec.context_kind, spec.deadline_micros, spec.part = kind, 1000, part
+    spec.context_kind, spec.deadline_micros, spec.part = kind, deadline_micros, part
     return Planned(op, spec)
 
 

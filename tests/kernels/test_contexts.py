@@ -135,7 +135,7 @@ def test_a_context_of_another_shape_is_refused_before_any_store(
 @pytest.mark.parametrize(("before", "fatal", "then"), RECORDS)
 def test_a_record_keeps_the_first_failure_until_a_fatal_one(bare: Bare, before: int, fatal: bool, then: int) -> None:
     """On an NPU nobody may have looked at it since."""
-    planned = plan_of("dispatch", 0, 1, 0, 2 if fatal else 1)
+    planned = plan_of("dispatch", 0, 1, 0, 2 if fatal else 1, deadline_micros=10_000_000)
     assert launch(bare, planned, before, byte=0 if fatal else 77)[0] == then
 
 
