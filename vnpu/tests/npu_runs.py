@@ -91,7 +91,7 @@ def run_checks(names: Iterable[str] = ()) -> None:
         print(LAST_LINE, flush=True)
     except Exception:
         print(f"{name}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-        os._exit(1)
+        sys.exit(1)
 
 
 # ---- in a test
