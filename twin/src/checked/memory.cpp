@@ -358,8 +358,7 @@ void World::CleanLines(CoreState& core, uintptr_t address, bool all, const Loc& 
                               PlaceOf(site.loc).c_str(), i, PlaceOf(held.fetched_at).c_str());
             }
             const Toucher t = ToucherOf(core, Pipe::kS, held.stored_by, true, false);
-            const ClockId release = clocks_.Copy(core.clock[0].data());
-            clocks_.At(release)[core.Agent(Pipe::kS)] = core.pipes[0].last;
+            const ClockId release = ScalarClock(core);
             for (uint32_t i = 0; i < kLineBytes;) {
                 if ((held.dirty >> i & 1) == 0) {
                     ++i;

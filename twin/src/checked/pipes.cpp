@@ -107,15 +107,19 @@ void World::Push(CoreState& core, Queued kind, Pipe to, uint32_t flag, uint32_t 
     if (queue.ops.size() - queue.head == 1) RunHead(core, pipe, false);
 }
 
+// A new clock: what the core's scalar unit has observed, and its own last instruction.
+ClockId World::ScalarClock(CoreState& core) {
+    const ClockId clock = clocks_.Copy(core.clock[0].data());
+    clocks_.At(clock)[core.Agent(Pipe::kS)] = core.pipes[0].last;
+    return clock;
+}
+
 void World::FlagSet(CoreState& core, uint32_t flag, Pipe from, const Loc& loc) {
     FlagState& state = core.flags[flag];
     if (state.sets_issued - state.waits_done >= FlagState::kDepth) ForceAll(core);
     const uint32_t turn = ++state.sets_issued;
     if (from == Pipe::kS) {
-        std::vector<uint32_t>& clock = core.clock[0];
-        const ClockId published = clocks_.Copy(clock.data());
-        clocks_.At(published)[core.Agent(Pipe::kS)] = core.pipes[0].last;
-        state.clocks[turn % FlagState::kDepth] = published;
+        state.clocks[turn % FlagState::kDepth] = ScalarClock(core);
         ++state.sets_done;
         return;
     }
@@ -333,13 +337,6 @@ void World::Released(CoreState& core) {
 
 // ---- agents beside the cores, which execute Hccl::BatchWrite: in order to each peer, whenever the schedule
 // says ----
-
-// What the core has observed when it posts items, as a clock that lasts until the end of the run.
-ClockId World::ClockOfPost(CoreState& core) {
-    const ClockId posted = clocks_.Copy(core.clock[0].data());
-    clocks_.At(posted)[core.Agent(Pipe::kS)] = core.pipes[0].last;
-    return posted;
-}
 
 void World::AddAgent(CoreState& core, CopyQueues* queues) {
     if (std::find(core.agents.begin(), core.agents.end(), queues) == core.agents.end()) core.agents.push_back(queues);

@@ -32,7 +32,7 @@ void LoadCached(Core&, const void* from, uint32_t bytes, void* value, const GmRa
 void StoreCached(Core&, void* to, uint32_t bytes, const void* value, const GmRange& range, const Loc& loc) {
     World::Call(&World::StoreCached, reinterpret_cast<uintptr_t>(to), bytes, value, range, loc);
 }
-uint32_t ClockOfPost(Core& core) { return WorldOf(*core.checked).ClockOfPost(*core.checked); }
+uint32_t ScalarClock(Core& core) { return WorldOf(*core.checked).ScalarClock(*core.checked); }
 void AddAgent(Core&, CopyQueues* queues) { World::Call(&World::AddAgent, queues); }
 }  // namespace checked
 

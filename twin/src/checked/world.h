@@ -181,7 +181,7 @@ public:
     void Yield(CoreState& core, const Loc& loc, bool idle);
     void CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc);
     void CrossWait(CoreState& core, int id, const Loc& loc);
-    ClockId ClockOfPost(CoreState& core);
+    ClockId ScalarClock(CoreState& core);
     void AddAgent(CoreState& core, CopyQueues* queues);
     int64_t cycles() const { return cycles_; }
     uint32_t polls() const { return options_.polls; }

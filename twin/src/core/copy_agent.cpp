@@ -82,7 +82,7 @@ std::unique_ptr<CopyAgent> MakeCopyAgent() { return std::make_unique<ThreadAgent
 namespace twin {
 
 namespace checked {
-uint32_t ClockOfPost(Core& core);
+uint32_t ScalarClock(Core& core);
 void AddAgent(Core& core, CopyQueues* queues);
 }  // namespace checked
 
@@ -92,7 +92,7 @@ namespace {
 class ScheduledAgent final : public CopyAgent {
 public:
     uint32_t Post(std::vector<CopyItem> items, const Loc&) override {
-        const uint32_t clock = checked::ClockOfPost(current_core());
+        const uint32_t clock = checked::ScalarClock(current_core());  // until the end of the run
         for (CopyItem& item : items) item.clock = clock;
         const uint32_t task = queues_.Add(std::move(items));
         checked::AddAgent(current_core(), &queues_);
