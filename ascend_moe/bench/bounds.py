@@ -29,7 +29,7 @@ class Bound:
 
     @property
     def of_kind(self) -> bool:
-        """Whether ``against`` is a kind, of which the fastest counts, and ``times`` an upper bound."""
+        """Whether ``against`` names a kind of methods, whose fastest counts; ``times`` is then an upper bound."""
         return self.against in (BARE, LIMIT)
 
     @property

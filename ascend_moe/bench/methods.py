@@ -233,14 +233,12 @@ class BarePush(Method):
         sender, pair = come // pairs, come % pairs
         token_of, place = torch.arange(pairs) // self.case.topk, torch.arange(len(come))
         x_bytes, out_bytes = self._row_bytes, self._out_bytes
-        far = sender != me
+        remote, first = sender != me, torch.zeros(1, dtype=torch.int64)
         if self.pull:
-            x = self._address(2, me, torch.zeros(1, dtype=torch.int64))
+            x = self._address(2, me, first)
             rows = self._address(2, sender, pair // self.case.topk * x_bytes)
             dispatch = [
-                self._exchange(
-                    x, pointers(source, torch.zeros(1, dtype=torch.int64)), source.numel() * x_bytes // self.case.hidden
-                ),
+                self._exchange(x, pointers(source, first), source.nbytes),
                 native_call("am_bench_copy_rows", self._expand_x, rows, len(come), x_bytes, 0),
             ]
             give, take = self._address(1, me, place * out_bytes), self._address(1, owner, row * out_bytes)
@@ -248,10 +246,10 @@ class BarePush(Method):
             dispatch = [self._exchange(self._address(0, owner, row * x_bytes), pointers(source, token_of), x_bytes)]
             give = self._address(1, sender, pair * out_bytes)
             take = self._address(1, me, torch.arange(pairs) * out_bytes)
-        give = give[far]
+        give = give[remote]
         take = torch.where(owner == me, pointers(self.rows_out, row), take)
         combine = [
-            self._exchange(give, pointers(self.rows_out, place[far]), out_bytes),
+            self._exchange(give, pointers(self.rows_out, place[remote]), out_bytes),
             weighted_sum(self._out, take, inputs.expert_scales),
         ]
         came = (

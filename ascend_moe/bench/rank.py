@@ -171,7 +171,7 @@ def measure_hindrance(rank: int, world: int) -> float:
 
 
 def measure_latency(flags: Tensor, rank: int, world: int) -> float:
-    """Return the ns in which a flag reaches another core: the slowest from rank 0's, 0 with one core. Collective."""
+    """Return how many ns a flag takes from rank 0's core to the slowest other one; 0 with one core. Collective."""
     step, slowest = 2 * FLAG_BYTES, 0.0
     for other in range(1, min(world, flags.numel() // step)):
         dist.barrier()

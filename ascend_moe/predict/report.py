@@ -105,17 +105,20 @@ def shares(op: OpPrediction) -> dict[str, float]:
     link, V: in which the busiest link carries bytes, and V of the busiest core works. S, wait: on the critical path,
     scalar instructions, and waits for the launch, other cores, ranks and HCCL's server.
     """
-    links = [us for name, us in op.link_us.items() if name != "memory"]
-    waits = [op.pipes.get(cause, 0.0) for cause in ("launch", "SyncAll", "status", "post")]
-    times = {"link": max(links, default=0.0), "V": op.vector_us, "S": op.pipes.get("S", 0.0), "wait": sum(waits)}
+    link = max(_links(op).values(), default=0.0)
+    wait = sum(op.pipes.get(cause, 0.0) for cause in ("launch", "SyncAll", "status", "post"))
+    times = {"link": link, "V": op.vector_us, "S": op.pipes.get("S", 0.0), "wait": wait}
     return {name: us / op.us for name, us in times.items()}
+
+
+def _links(op: OpPrediction) -> dict[str, float]:
+    return {name: us for name, us in op.link_us.items() if name != "memory"}
 
 
 def _busy(op: OpPrediction) -> dict[str, float]:
     """Microseconds of the busiest link of each kind, of the busiest vector unit, and of posting BatchWrite items."""
-    links = {name: us for name, us in op.link_us.items() if name != "memory"}
     post = {"post": op.pipes["post"]} if "post" in op.pipes else {}
-    return {**links, "V": op.vector_us, **post}
+    return {**_links(op), "V": op.vector_us, **post}
 
 
 def _ops(predicted: Prediction) -> list[tuple[str, OpPrediction]]:

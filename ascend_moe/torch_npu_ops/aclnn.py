@@ -261,7 +261,7 @@ def _flat_quant(x: Tensor, left: Tensor, right: Tensor, clip_ratio: float, out: 
 
 
 def _write_int4(values: Tensor, scales: Tensor, codes: Tensor, scales_out: Tensor) -> None:
-    """Write scales and, eight in an int32, the quotients by them."""
+    """Write the scales, and the quotients by them as int4, eight in an int32."""
     divisors = scales.reshape(scales.shape + (1,) * (values.dim() - scales.dim()))
     write(codes, pack_int4(to_int8(values / divisors).clamp(-MOST - 1, MOST)))
     write(scales_out, scales)

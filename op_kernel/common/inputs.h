@@ -35,8 +35,8 @@ __aicore__ inline OpStatus MismatchOf(const MoeDistributeInfo& info, uint32_t ex
     return status;
 }
 
-// The segments by vector instructions, from `sums`, inclusive prefix sums. `spare`: room for as many. Returns false,
-// and leaves the segments undefined, if a sum is less than the one before, less than 0 or more than `limit`.
+// Computes the segments with vector instructions from `sums`, inclusive prefix sums. `spare`: room for as many. Returns
+// false, and leaves the segments undefined, if a sum is less than the one before, less than 0 or more than `limit`.
 __aicore__ inline bool ScanPrefix(const MoeDistributeInfo& info, const GlobalTensor<int32_t>& sums,
                                   const LocalTensor<int32_t>& spare, uint32_t limit, SegmentTable& segments) {
     const uint32_t slots = segments.slots(), last = slots - info.world;

@@ -22,8 +22,8 @@ __aicore__ inline void AddToRows(const LocalTensor<int32_t>& rows, uint32_t coun
         }
     }
 }
-// Starts to load inclusive prefix sums, where segments end, and where they start: the same words shifted by one, after
-// a 0.
+// Starts to load where segments end, `sums` (inclusive prefix sums), and where they start: the same words shifted by
+// one, after a 0.
 __aicore__ inline void LoadEnds(const LocalTensor<int32_t>& end, const LocalTensor<int32_t>& start,
                                 const GlobalTensor<int32_t>& sums, uint32_t slots) {
     CopyIn(end, sums, slots);

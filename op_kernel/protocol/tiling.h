@@ -167,7 +167,7 @@ constexpr uint32_t kChunkPairs = 512;  // pairs in UB at a time
 constexpr uint32_t kRecordTokens = 32, kRecordPairs = 256;
 constexpr uint32_t kRelayedMessages = 2;  // in flight
 constexpr uint32_t kSumRecords = 8;       // records in UB together while a server sums
-// Rows of the cores' tokens a server in flight: of all cores, unless they take much room.
+// How many cores' rows with the tokens per server are in flight: all, unless they take much room.
 MOE_FN uint32_t ServerRows(const MoeDistributeInfo& info) {
     constexpr uint32_t kLeast = 8, kMostWords = 512;
     return Min(info.cores, Max(kLeast, kMostWords / PaddedInts(Servers(info))));
