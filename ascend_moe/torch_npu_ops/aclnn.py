@@ -21,7 +21,7 @@ from ascend_moe.experts import (
     npu_swiglu,
 )
 from ascend_moe.experts.groups import as_counts, read_groups
-from ascend_moe.experts.int4 import MOST, pack_int4
+from ascend_moe.experts.int4 import MOST, pack_int4, unpack_int4
 from ascend_moe.experts.quant import scale_of_bits, to_int8
 from ascend_moe.torch_npu_ops import matmul_epilogues, permute
 from ascend_moe.torch_npu_ops.init_routing import (
@@ -320,8 +320,12 @@ def _scaled_product(
         x if x is not None and x.numel() else None
         for x in (offset, x1_scale, bias, other.get("y_scale"), other.get("y_offset"), other.get("x1_offset"))
     )
+    if x1.dtype == x2.dtype == torch.int32:  # eight int4 in each
+        x1, x2 = unpack_int4(x1), unpack_int4(x2.mT).mT if x2.stride(-1) != 1 else unpack_int4(x2)
     if x1.dtype != torch.int8 or x2.dtype != torch.int8 or any(x is not None for x in others):
-        raise ArgumentError("the virtual NPU supports int8 by int8, without y_scale and y_offset", argument="x1")
+        raise ArgumentError(
+            "the virtual NPU supports int8 by int8 and int4 by int4, without y_scale and y_offset", argument="x1"
+        )
     left, right = (x.mT if other[f"transpose_{name}"] else x for name, x in (("x1", x1), ("x2", x2)))
     sums = left.int() @ right.int()
     if bias is not None and bias.dtype == torch.int32:

@@ -257,6 +257,23 @@ def check_activations_of_int4() -> None:
         near(numbers.float(), (values / want).round().clamp(-8, 7), 0)
 
 
+def check_products_of_int4() -> None:
+    x, w, scale = (
+        mixed(5, 32).half().npu(),
+        torch.arange(-256, 256, dtype=torch.int32).reshape(16, 32) % 15 - 7,
+        mixed(16),
+    )
+    codes, rows = torch_npu.npu_dynamic_quant(x, dst_type=torch.quint4x2)
+    numbers = (x.cpu().float() / rows.cpu()[:, None]).round()
+    given = {"pertoken_scale": rows, "output_dtype": torch.float16}
+    want = (numbers @ w.T.float()) * scale * rows.cpu()[:, None]
+    for packed in (
+        torch_npu.npu_convert_weight_to_int4pack(w.npu()).mT,
+        torch_npu.npu_convert_weight_to_int4pack(w.T.contiguous().npu()),
+    ):
+        near(torch_npu.npu_quant_matmul(codes, packed, scale.npu(), **given), want, 1e-3 * float(want.abs().max()))
+
+
 def check_formats_and_utilization() -> None:
     w = mixed(33, 18).half()
     cast = torch_npu.npu_format_cast(w.npu(), 29)
