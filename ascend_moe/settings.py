@@ -170,14 +170,13 @@ COMM_ALG = _text(
     'algorithm of an op whose comm_alg is "": `window`, `direct`, `hierarchy` or `auto`; must be equal on all ranks',
     "`auto`; on an NPU that is `window` until `validate --bringup` has passed",
 )
-_HIERARCHY = 'with {} and {}, an op whose comm_alg is "" on several A2 servers runs `hierarchy`, as in CANN'
-_BESIDE = "; `ASCEND_MOE_COMM_ALG` takes precedence"
 HCCL_INTRA_PCIE = _text(
-    "HCCL_INTRA_PCIE_ENABLE", "0 or 1", _HIERARCHY.format("1", "`HCCL_INTRA_ROCE_ENABLE=0`") + _BESIDE
+    "HCCL_INTRA_PCIE_ENABLE",
+    "0 or 1",
+    'with 1 and `HCCL_INTRA_ROCE_ENABLE=0`, an op whose comm_alg is "" on several A2 servers runs `hierarchy`, as in '
+    "CANN; `ASCEND_MOE_COMM_ALG` takes precedence",
 )
-HCCL_INTRA_ROCE = _text(
-    "HCCL_INTRA_ROCE_ENABLE", "0 or 1", _HIERARCHY.format("0", "`HCCL_INTRA_PCIE_ENABLE=1`") + _BESIDE
-)
+HCCL_INTRA_ROCE = _text("HCCL_INTRA_ROCE_ENABLE", "0 or 1", "see `HCCL_INTRA_PCIE_ENABLE`")
 LOGIC_SUPER_POD = _text(
     "HCCL_LOGIC_SUPERPOD_ID",
     "a number",

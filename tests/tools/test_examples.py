@@ -61,11 +61,11 @@ def test_a_framework_runs_over_this_package(framework: str, tmp_path: Path, monk
 
 
 def test_every_interface_returns_the_layer_as_the_page_shows(tmp_path: Path) -> None:
-    """But for the differences: their last bits depend on the CPU."""
+    """But for the differences: their last bits depend on the CPU. The page shows the first lines of each rule."""
     page = (EXAMPLES.parent / "docs" / "frameworks.md").read_text()
     shown = re.findall(r"^(?:interface|\w.*  \d).*", page.partition("## All interfaces")[2], re.MULTILINE)
-    printed = run("all_ways.py", [], tmp_path).splitlines()
-    assert [line[:36] + line[56:] for line in printed] == [line[:36] + line[56:] for line in shown]
+    printed = [line[:36] + line[56:] for line in run("all_ways.py", [], tmp_path).splitlines()]
+    assert len(printed) == 22 and len(shown) > 4 and {line[:36] + line[56:] for line in shown} <= {*printed}
 
 
 def test_every_example_is_run_and_listed() -> None:

@@ -55,20 +55,19 @@ class Line:
     function: str
     takes: str
     said: str
-    npu: str
 
 
 def lines() -> list[Line]:
     section = (ROOT / "docs/operators.md").read_text().split("\n## Argument by argument\n")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
     found = []
-    for arguments, functions, a2, a3, cpu, npu_cell in rows[1:]:
+    for arguments, functions, a2, a3, ours in rows[1:]:
         assert a2 and a3, arguments
-        takes, _, said = cpu.partition(": ")
+        takes, _, said = ours.partition(": ")
         found += [
-            Line(argument, function, takes.partition(" (")[0], said, npu_cell)
+            Line(argument, function, takes.partition(" (")[0], said)
             for argument in arguments.split(", ")
-            for function in functions.split()
+            for function in functions.replace("all", "D1 D2 C1 C2 N").split()
         ]
     assert len({(line.argument, line.function) for line in found}) == len(found)
     return found
@@ -116,12 +115,6 @@ def test_its_dtypes_and_reasons_are_the_descriptions() -> None:
             elif row.type and line.takes not in ("any", "None"):
                 types = ROWS_DTYPES if row.type == "kRows" else (names[op_description.TYPES[row.type]],)
                 assert tuple(line.takes.split(", ")) == types, line
-
-
-def test_an_npu_takes_what_a_cpu_takes() -> None:
-    """The same rules are asked, op_host/rules/check.h."""
-    others = {line.argument: line.npu for line in OURS if line.npu != "the same"}
-    assert set(others) == {"group_ep", "comm_alg"} and others["comm_alg"].startswith("the same; ")
 
 
 def test_its_numbers_are_those_of_the_refusals() -> None:
