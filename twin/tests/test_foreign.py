@@ -291,6 +291,12 @@ def test_habits_are_findings_or_warnings(mode: str, key: int) -> None:
     assert y[: len(want)].tolist() == want
 
 
+def test_an_atomic_store_only_reads_its_source() -> None:
+    """So the vector unit may read that row at the same time."""
+    found = kernels("habits").explore("habits", [X.copy(), np.ones(48, np.float32)], None, 1, 7, schedules=20)
+    assert found.ok, found.text
+
+
 @engines
 @pytest.mark.parametrize("seed", range(24))
 def test_drawn_overlaps_are_made_repeat_by_repeat(mode: str, seed: int) -> None:

@@ -93,18 +93,23 @@ def test_a_rank_that_does_not_come_is_named_by_all(op: str, absent: int) -> None
     [
         pytest.param((2, 0, 0, 0), 2, id="after ops of window"),  # an older op has left what is no damage
         pytest.param((2,), 0, id="where others differ"),  # rank 0 runs hierarchy, and waits for all before it leaves
+        pytest.param((None,), 0, id="where all have differed before"),  # it has sent a hint of the op before
     ],
 )
-def test_a_rank_that_does_not_come_is_named_with_ops_of_window(before: tuple[int, ...], share: int) -> None:
+def test_a_rank_that_does_not_come_is_named_with_ops_of_window(before: tuple[int | None, ...], share: int) -> None:
     absent = 3
 
     def body(rank: int, group_ep: str) -> Exception | None:
+        case = CASE if rank == 0 else replace(CASE, share=share)
         for each in before:
-            assert isinstance(op_runs.run_rank(replace(CASE, share=each), rank, group_ep), op_runs.RankRun)
+            if each is None:
+                assert isinstance(raised(op_runs.dispatch, case, rank, group_ep), ConfigMismatch)
+            else:
+                assert isinstance(op_runs.run_rank(replace(CASE, share=each), rank, group_ep), op_runs.RankRun)
         if rank == absent:
             time.sleep(DEADLINE + 1)
             return None
-        return raised(op_runs.dispatch, CASE if rank == 0 else replace(CASE, share=share), rank, group_ep)
+        return raised(op_runs.dispatch, case, rank, group_ep)
 
     with LocalCluster(CASE.world, window_mib=8) as cluster:
         for rank, found in enumerate(cluster.run(body)):

@@ -16,7 +16,8 @@ constexpr size_t kMostLooks = 32;
 
 // ---- UB ----
 
-void World::TouchUb(CoreState& core, const Access& access, const Toucher& t) {
+void World::TouchUb(CoreState& core, const Access& access, Toucher t) {
+    t.ub = true;
     ForEachUbPiece(core, access, [&](Block* blocks, uint32_t lead, uint64_t at, uint64_t bytes) {
         const Shadow::Conflict conflict = shadow_.Touch(blocks, lead, bytes, t);
         if (conflict.other != 0) RaiseConflict(t, conflict, "UB byte " + std::to_string(at + conflict.offset));

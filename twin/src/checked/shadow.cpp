@@ -53,9 +53,10 @@ inline bool Shadow::Ordered(uint32_t other, const Toucher& t) const {
            other < t.number;
 }
 
-// Reads do not conflict with reads, nor atomic updates with atomic updates.
+// Reads do not conflict with reads, nor atomic updates with atomic updates. An atomic store only reads UB.
 inline bool Shadow::Conflicts(uint32_t other, const Toucher& t) const {
-    return t.atomic ? !sites_[other].atomic : (t.write || sites_[other].atomic);
+    const bool updated = sites_[other].atomic && !t.ub;
+    return t.atomic ? !updated : t.write || updated;
 }
 
 // The first site in the cell that conflicts, or 0.
@@ -76,6 +77,7 @@ inline uint32_t Shadow::Check(const Cell& cell, const Toucher& t, bool& wrote) c
     return 0;
 }
 
+// An agent's last access stands for its earlier ones: MTE3 alone updates GM, and it reads none.
 void Shadow::AddRead(Cell& cell, const Toucher& t) {
     for (uint32_t& read : cell.reads) {
         if (read == 0) {
@@ -85,7 +87,7 @@ void Shadow::AddRead(Cell& cell, const Toucher& t) {
         if ((read & kMany) != 0) {
             std::vector<uint32_t>& list = many_[read & ~kMany];
             for (uint32_t& reader : list) {
-                if (sites_[reader].agent == t.agent && sites_[reader].atomic == t.atomic) {
+                if (sites_[reader].agent == t.agent) {
                     reader = t.number;
                     return;
                 }
@@ -93,7 +95,7 @@ void Shadow::AddRead(Cell& cell, const Toucher& t) {
             list.push_back(t.number);
             return;
         }
-        if (sites_[read].agent == t.agent && sites_[read].atomic == t.atomic) {
+        if (sites_[read].agent == t.agent) {
             read = t.number;
             return;
         }

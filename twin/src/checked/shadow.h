@@ -110,6 +110,7 @@ struct Toucher {
     bool atomic;
     bool in_order;  // the agent's pipe completes in order
     const uint32_t* clock;
+    bool ub = false;
 };
 
 class Sites {

@@ -248,7 +248,7 @@ private:
             visit(&core.ub_blocks[at / kBlockBytes], static_cast<uint32_t>(at % kBlockBytes), at, bytes);
         });
     }
-    void TouchUb(CoreState& core, const Access& access, const Toucher& t);
+    void TouchUb(CoreState& core, const Access& access, Toucher t);
     void NeedFilled(CoreState& core, const Access& access, const Instruction& in, uint32_t number);
     void TouchGm(CoreState& core, Pipe pipe, const Access& access, const Toucher& t, const Instruction& in);
     void TouchGmPiece(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t bytes, const Toucher& t,

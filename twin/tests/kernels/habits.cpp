@@ -26,6 +26,13 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
     PipeBarrier<PIPE_V>();
     if (TILING_KEY_IS(4)) Duplicate(words, 1.0f, 24);
     if (TILING_KEY_IS(6)) pipe.InitBuffer(none, 0);
+    if (TILING_KEY_IS(7)) {  // the atomic store and the vector unit read the same row
+        SyncFunc<HardEvent::V_MTE3>();
+        SetAtomicAdd<float>();
+        DataCopy(Gm<float>(y), row, 48);
+        SetAtomicNone();
+        Adds(words, row, 1.0f, 16);
+    }
     if (TILING_KEY_IS(8)) words = small.Get<float>(24);
     if (TILING_KEY_IS(9)) words.SetValue(16, 1.0f);
     if (TILING_KEY_IS(20)) words = words[17];
