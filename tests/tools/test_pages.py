@@ -159,6 +159,13 @@ def test_a_block_is_python_or_names_its_language() -> None:
             assert language or not re.search(r"^(from \S+ )?import \w+", text, re.MULTILINE), (page, text)
 
 
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.relative_to(TREE).as_posix())
+def test_tables_begin_with_their_heads(page: Path) -> None:
+    """Rows behind a blank line would be shown as text."""
+    for table in re.findall(r"(?:^|(?<=\n)(?<!\|\n))\|[^\n]*\n(?:\|[^\n]*\n)*", FENCE.sub("", page.read_text())):
+        assert re.match(r"[^\n]+\n\|[-:| ]+\|\n\|", table), table.partition("\n")[0]
+
+
 # ---- links and names
 
 
