@@ -1,4 +1,4 @@
-// Capture and replay (aclmdlRI*): what torch.npu.NPUGraph is made of.
+// Capture, replay and update (aclmdlRI*): what torch.npu.NPUGraph is made of.
 #include <cstdio>
 #include <utility>
 
@@ -57,10 +57,85 @@ VNPU_EXPORT AclError aclmdlRICaptureEnd(Handle handle, Handle* model) {
         vnpu_error("aclmdlRICaptureEnd: the capture was begun on another stream than %d", stream->id);
         return kCaptureUnmatched;
     }
+    if (stream->tasks) {
+        vnpu_error("aclmdlRICaptureEnd: a task group of stream %d has not ended", stream->id);
+        return kCaptureUnmatched;
+    }
     stream->capture->capturing = false;
     *model = stream->capture.get();
     LeaveCapture(*stream->capture);  // this stream's too
     return kSuccess;
+}
+
+// ---- task groups: what a stream is given between the two calls is one step of the graph, to be exchanged later
+
+VNPU_EXPORT AclError aclmdlRICaptureTaskGrpBegin(Handle handle) {
+    return WithStream(handle, [](Stream& stream) {
+        if (!stream.capture || stream.tasks) {
+            vnpu_error("aclmdlRICaptureTaskGrpBegin: stream %d is %s", stream.id,
+                       stream.tasks ? "in a task group already" : "not being captured");
+            return stream.tasks ? kParamInvalid : kStreamNotCaptured;
+        }
+        stream.tasks = std::make_shared<Works>();
+        return kSuccess;
+    });
+}
+
+VNPU_EXPORT AclError aclmdlRICaptureTaskGrpEnd(Handle handle, Handle* group) {
+    return WithStream(handle, [&](Stream& stream) {
+        if (!group || !stream.capture || !stream.tasks) {
+            vnpu_error("aclmdlRICaptureTaskGrpEnd: stream %d has no task group that has begun", stream.id);
+            return kParamInvalid;
+        }
+        const auto made = std::make_shared<TaskGroup>(TaskGroup{stream.tasks->size(), std::move(*stream.tasks)});
+        stream.tasks.reset();
+        stream.capture->groups.push_back(made);
+        Enqueue(stream, WorkOf([made] {
+                    for (const auto& task : made->tasks) Run(*task);
+                }));
+        *group = made.get();
+        return kSuccess;
+    });
+}
+
+VNPU_EXPORT AclError aclmdlRICaptureTaskUpdateBegin(Handle handle, Handle group) {
+    return WithStream(handle, [&](Stream& stream) {
+        if (stream.capture || stream.tasks) {
+            vnpu_error("aclmdlRICaptureTaskUpdateBegin: stream %d is being captured, or updates already", stream.id);
+            return kStreamCaptured;
+        }
+        for (const auto& graph : Graphs()) {
+            for (const auto& known : graph->groups) {
+                if (known.get() == group) stream.updated = known;
+            }
+        }
+        if (!stream.updated) {
+            vnpu_error("aclmdlRICaptureTaskUpdateBegin: %p is no task group of the virtual NPU", group);
+            return kInvalidHandle;
+        }
+        stream.tasks = std::make_shared<Works>();
+        return kSuccess;
+    });
+}
+
+// The exchange is work of the stream, as on a device.
+VNPU_EXPORT AclError aclmdlRICaptureTaskUpdateEnd(Handle handle) {
+    std::shared_ptr<Works> tasks;  // dropped outside the lock
+    return WithStream(handle, [&](Stream& stream) {
+        const std::shared_ptr<TaskGroup> group = std::exchange(stream.updated, nullptr);
+        if (!group) {
+            vnpu_error("aclmdlRICaptureTaskUpdateEnd: stream %d does not update a task group", stream.id);
+            return kParamInvalid;
+        }
+        tasks.swap(stream.tasks);
+        if (tasks->size() != group->count) {
+            vnpu_error("aclmdlRICaptureTaskUpdateEnd: the group was captured with %zu tasks, its update has %zu",
+                       group->count, tasks->size());
+            return kParamInvalid;
+        }
+        Enqueue(stream, WorkOf([group, tasks] { group->tasks.swap(*tasks); }));
+        return kSuccess;
+    });
 }
 
 VNPU_EXPORT AclError aclmdlRIExecuteAsync(Handle model, Handle stream) {
@@ -76,7 +151,7 @@ VNPU_EXPORT AclError aclmdlRIExecuteAsync(Handle model, Handle stream) {
         vnpu_error("aclmdlRIExecuteAsync: stream %d is being captured; graphs in graphs are not supported", target->id);
         return kModelCaptured;
     }
-    for (const auto& step : graph->steps) target->last = Put(step);
+    for (const auto& step : graph->steps) Enqueue(*target, step);
     return kSuccess;
 }
 

@@ -91,14 +91,21 @@ VNPU_EXPORT AclError aclrtResetEvent(Handle handle, Handle) {
     });
 }
 
-// Order between streams is the order of enqueue. What remains of a wait: the waiting stream joins a capture.
+// A stream that waits for an event of a capture joins it.
 VNPU_EXPORT AclError aclrtStreamWaitEvent(Handle stream_handle, Handle handle) {
     std::lock_guard<std::mutex> lock(GraphMutex());
     Event* event = EventOf(handle, "aclrtStreamWaitEvent");
     Stream* stream = StreamOf(stream_handle, "aclrtStreamWaitEvent");
     if (!event || !stream) return kInvalidHandle;
     std::shared_ptr<Graph> capture = event->capture.lock();
-    if (!capture || !capture->capturing || stream->capture == capture) return kSuccess;
+    if (!capture || !capture->capturing) {
+        if (HasRun(event->last)) return kSuccess;
+        auto wait = WorkOf([] {});
+        wait->after = event->last;
+        Enqueue(*stream, std::move(wait));
+        return kSuccess;
+    }
+    if (stream->capture == capture) return kSuccess;
     if (stream->capture) {
         vnpu_error("aclrtStreamWaitEvent: stream %d is in capture %u and the event in capture %u", stream->id,
                    stream->capture->id, capture->id);

@@ -1,7 +1,7 @@
 // Streams, events and captured graphs. Work goes into the queue; on a capturing stream it is recorded instead.
 //
 // A graph is one list, in the order of enqueue over all streams that take part in the capture: that order
-// respects every event wait, so a replay runs the list from front to back.
+// respects every event wait, so a replay runs the list from front to back, on one stream.
 #pragma once
 
 #include <cstdint>
@@ -15,21 +15,32 @@
 
 namespace vnpu {
 
+using Works = std::vector<std::shared_ptr<Work>>;
+
+// Work of a graph that can be exchanged between replays; it is one of the graph's steps. Its handle is its address.
+struct TaskGroup {
+    size_t count;
+    Works tasks;  // after the capture only the queue uses it
+};
+
 struct Graph {
     uint32_t id;
     Handle origin;  // the stream that began the capture
     int mode;       // of aclmdlRICaptureBegin: 0 global, 1 thread local, 2 relaxed
     std::thread::id thread;
     bool capturing = true;
-    std::vector<std::shared_ptr<Work>> steps = {};
+    Works steps = {};
+    std::vector<std::shared_ptr<TaskGroup>> groups = {};
 };
 
 struct Stream {
     int id;
     int device;
     uint32_t overflow_switch = 0;
-    std::shared_ptr<Graph> capture;
-    uint64_t last = 0;  // the number of its last work in the queue
+    std::shared_ptr<Graph> capture = nullptr;
+    uint64_t last = 0;                       // the number of its last work in the queue
+    std::shared_ptr<Works> tasks = nullptr;  // of a group that is captured or updated on it
+    std::shared_ptr<TaskGroup> updated = nullptr;
 };
 
 struct Event {
@@ -43,6 +54,9 @@ struct Event {
 // The stream behind a handle (null: the current device's default stream); null with a message when it is
 // none.
 Stream* StreamOf(Handle handle, const char* function);
+
+// Enqueues work on a stream, or records it, under GraphMutex.
+void Enqueue(Stream& stream, std::shared_ptr<Work> work);
 
 // The capture has ended: every stream that took part is an ordinary stream again. Under GraphMutex.
 void LeaveCapture(const Graph& graph);

@@ -1,5 +1,6 @@
 #include "queue.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -7,6 +8,7 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "device.h"
 #include "python.h"
@@ -25,18 +27,18 @@ public:
         return *queue;
     }
 
-    uint64_t Put(std::shared_ptr<Work> work) {
+    uint64_t Put(std::shared_ptr<Work> work, const void* stream) {
         std::lock_guard<std::mutex> lock(mutex_);
         if (!started_) std::thread([this] { Serve(); }).detach();
         started_ = true;
-        works_.push_back(std::move(work));
+        works_.push_back({++put_, stream, std::move(work)});
         changed_.notify_all();
-        return ++put_;
+        return put_;
     }
 
     bool HasRun(uint64_t last) {
         std::lock_guard<std::mutex> lock(mutex_);
-        return done_ >= last;
+        return Ran(last);
     }
 
     uint64_t Last() {
@@ -44,19 +46,37 @@ public:
         return put_;
     }
 
+    AclError WaitForAll(const char* function) {
+        const uint64_t last = Last();
+        return Wait([=] { return Oldest() > last; }, function);
+    }
     AclError WaitFor(uint64_t last, const char* function) {
-        if (HasRun(last) || serving_) return kSuccess;  // work that waits for its own queue would never end
+        return Wait([=] { return Ran(last); }, function);
+    }
+
+private:
+    struct Entry {
+        uint64_t number;
+        const void* stream;
+        std::shared_ptr<Work> work;
+    };
+
+    // Until ended(), called under the lock.
+    template <typename Ended>
+    AclError Wait(const Ended& ended, const char* function) {
+        if (serving_) return kSuccess;  // work that waits for its own queue would never end
+        if (std::lock_guard<std::mutex> lock(mutex_); ended()) return kSuccess;
         const YieldedGil yielded;
         std::unique_lock<std::mutex> lock(mutex_);
         uint64_t before = done_;
         Clock::time_point moved = Clock::now();
-        while (done_ < last) {
+        while (!ended()) {
             changed_.wait_for(lock, kSignals);
             if (done_ != before) {
                 before = done_;
                 moved = Clock::now();
             }
-            if (done_ >= last) break;
+            if (ended()) break;
             if (Clock::now() - moved > Limit()) return TimedOut(function);
             lock.unlock();
             if (!RunSignalHandlers()) return Interrupted(function);
@@ -65,33 +85,47 @@ public:
         return kSuccess;
     }
 
-private:
+    // Of what has not run, the first number; one that nothing has if all has run.
+    uint64_t Oldest() const {
+        if (running_) return works_.empty() ? running_ : std::min(running_, works_.front().number);
+        return works_.empty() ? put_ + 1 : works_.front().number;
+    }
+    bool Ran(uint64_t number) const {
+        if (number == running_) return number == 0;
+        const auto earlier = [](const Entry& entry, uint64_t wanted) { return entry.number < wanted; };
+        const auto found = std::lower_bound(works_.begin(), works_.end(), number, earlier);
+        return found == works_.end() || found->number != number;
+    }
+
+    // The first work that waits for nothing and whose stream does not wait; end() if there is none.
+    std::deque<Entry>::iterator Ready() {
+        std::vector<const void*> waiting;
+        return std::find_if(works_.begin(), works_.end(), [&](const Entry& entry) {
+            if (std::find(waiting.begin(), waiting.end(), entry.stream) != waiting.end()) return false;
+            const Work& work = *entry.work;
+            if (Ran(work.after) && (!work.ready || work.ready())) return true;
+            waiting.push_back(entry.stream);
+            return false;
+        });
+    }
+
     void Serve() {
         serving_ = true;
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
-            changed_.wait(lock, [this] { return !works_.empty(); });
-            std::shared_ptr<Work> work = std::move(works_.front());
-            works_.pop_front();
+            std::deque<Entry>::iterator next;
+            changed_.wait(lock, [&] { return (next = Ready()) != works_.end(); });
+            std::shared_ptr<Work> work = std::move(next->work);
+            running_ = next->number;
+            works_.erase(next);
             lock.unlock();
-            Run(*work);
+            vnpu::Run(*work);
             work.reset();  // what it held is given back before anyone who waits goes on
             lock.lock();
+            running_ = 0;
             ++done_;
             changed_.notify_all();
         }
-    }
-
-    static void Run(const Work& work) {
-        if (work.needs == kNeedsNothing) return work.Run();
-        if (!PythonRuns()) {
-            vnpu_error(
-                "the virtual NPU computes with Python, which is shutting down or absent; synchronize the device "
-                "before the script ends");
-            return vnpu_fault();
-        }
-        const HeldGil gil;
-        work.Run();
     }
 
     // Longer than a collective in the queue may wait, which says more when it fails.
@@ -101,9 +135,10 @@ private:
 
     AclError TimedOut(const char* function) const {
         vnpu_error(
-            "%s: of %llu queued calls %llu have run, and none has ended for %lld s (ASCEND_MOE_TIMEOUT_S plus 60)",
+            "%s: of %llu queued calls %llu have run, and none has ended for %lld s (ASCEND_MOE_TIMEOUT_S plus 60)%s",
             function, static_cast<unsigned long long>(put_), static_cast<unsigned long long>(done_),
-            static_cast<long long>(Limit().count()));
+            static_cast<long long>(Limit().count()),
+            running_ ? "" : "; the first waits for a value that nothing has written (an external event's record)");
         return kQueueTimeout;
     }
     static AclError Interrupted(const char* function) {
@@ -114,19 +149,31 @@ private:
     static thread_local bool serving_;  // whether this is the queue's own thread
     std::mutex mutex_;
     std::condition_variable changed_;
-    std::deque<std::shared_ptr<Work>> works_;
+    std::deque<Entry> works_;  // by number
     bool started_ = false;
-    uint64_t put_ = 0, done_ = 0;
+    uint64_t put_ = 0, running_ = 0, done_ = 0;  // running_: its number, or 0
 };
 
 thread_local bool Queue::serving_ = false;
 
 }  // namespace
 
-uint64_t Put(std::shared_ptr<Work> work) { return Queue::the().Put(std::move(work)); }
+void Run(const Work& work) {
+    if (work.needs == kNeedsNothing) return work.Run();
+    if (!PythonRuns()) {
+        vnpu_error(
+            "the virtual NPU computes with Python, which is shutting down or absent; synchronize the device before the "
+            "script ends");
+        return vnpu_fault();
+    }
+    const HeldGil gil;
+    work.Run();
+}
+
+uint64_t Put(std::shared_ptr<Work> work, const void* stream) { return Queue::the().Put(std::move(work), stream); }
 bool HasRun(uint64_t last) { return Queue::the().HasRun(last); }
 AclError WaitFor(uint64_t last, const char* function) { return Queue::the().WaitFor(last, function); }
-AclError WaitForAll(const char* function) { return Queue::the().WaitFor(Queue::the().Last(), function); }
+AclError WaitForAll(const char* function) { return Queue::the().WaitForAll(function); }
 
 }  // namespace vnpu
 

@@ -1,4 +1,5 @@
-// The work of this process's devices: one queue in the order of enqueue, which a thread of its own empties.
+// The work of this process's devices: one queue, which a thread of its own empties in the order of enqueue. Work that
+// waits holds up the later work of its stream only.
 //
 // torch_npu calls us from threads that hold Python's lock (the GIL) and wait for threads that do not. Work that needs
 // the GIL is therefore never run, and never waited for, on the caller's thread: a call that waits for the queue lets
@@ -6,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -33,19 +35,31 @@ struct Work {
     void* arg;
     void (*drop)(void*);
     VnpuNeeds needs;
+    uint64_t after = 0;                     // runs when work of this number has run
+    std::function<bool()> ready = nullptr;  // and when this is true, by other work
 };
 
-// Puts work at the end. Returns its number, from 1 on.
-uint64_t Put(std::shared_ptr<Work> work);
+// A call without arguments as work.
+template <typename F>
+std::shared_ptr<Work> WorkOf(F call, VnpuNeeds needs = kNeedsNothing) {
+    return std::make_shared<Work>([](void* held) { (*static_cast<F*>(held))(); }, new F(std::move(call)),
+                                  [](void* held) { delete static_cast<F*>(held); }, needs);
+}
 
-// Waits until work number `last`, and all before it, has run. kSuccess, or kQueueTimeout, with a message, where nothing
+// Puts work at the end, for a stream of which nothing but its address matters. Returns its number, from 1 on.
+uint64_t Put(std::shared_ptr<Work> work, const void* stream);
+
+// Runs work, on the queue's thread.
+void Run(const Work& work);
+
+// Waits until work number `last` has run. kSuccess, or kQueueTimeout, with a message, where nothing
 // ends for the time that HCCL gives a collective and a minute more, or where the handler of a signal has raised.
 AclError WaitFor(uint64_t last, const char* function = __builtin_FUNCTION());
 
-// Waits for all work that was put before this call.
+// The same for all work that was put before this call.
 AclError WaitForAll(const char* function = __builtin_FUNCTION());
 
-// Whether work number `last`, and all before it, has run.
+// Whether work number `last`, and so all that its stream had before it, has run.
 bool HasRun(uint64_t last);
 
 }  // namespace vnpu

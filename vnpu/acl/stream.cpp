@@ -1,4 +1,4 @@
-// Streams: their work goes into the one queue of the process (queue.h), so it runs in the order of enqueue.
+// Streams: their work goes into the one queue of the process (queue.h).
 #include <map>
 #include <unordered_set>
 
@@ -16,7 +16,7 @@ std::unordered_set<Stream*>& Streams() {
 
 Stream* NewStream() {
     static int next_id = 0;
-    Stream* stream = new Stream{next_id++, CurrentDevice(), 0, nullptr};
+    Stream* stream = new Stream{next_id++, CurrentDevice()};
     Streams().insert(stream);
     return stream;
 }
@@ -39,6 +39,16 @@ Stream* StreamOf(Handle handle, const char* function) {
     if (Streams().count(stream)) return stream;
     vnpu_error("%s: %p is no stream of the virtual NPU (destroyed already?)", function, handle);
     return nullptr;
+}
+
+void Enqueue(Stream& stream, std::shared_ptr<Work> work) {
+    if (stream.tasks) {
+        stream.tasks->push_back(std::move(work));
+    } else if (stream.capture) {
+        stream.capture->steps.push_back(std::move(work));
+    } else {
+        stream.last = Put(std::move(work), &stream);
+    }
 }
 
 void LeaveCapture(const Graph& graph) {
@@ -119,11 +129,7 @@ VNPU_EXPORT int vnpu_enqueue(Handle handle, void (*fn)(void*), void* arg, void (
     std::lock_guard<std::mutex> lock(GraphMutex());
     Stream* stream = StreamOf(handle, "vnpu_enqueue");
     if (!stream) return kInvalidHandle;
-    if (stream->capture) {
-        stream->capture->steps.push_back(std::move(work));
-    } else {
-        stream->last = Put(std::move(work));
-    }
+    Enqueue(*stream, std::move(work));
     return kSuccess;
 }
 
@@ -158,6 +164,23 @@ VNPU_EXPORT AclError aclrtSetStreamOverflowSwitch(Handle handle, uint32_t flag) 
 VNPU_EXPORT AclError aclrtGetStreamOverflowSwitch(Handle handle, uint32_t* flag) {
     if (!flag) return kParamInvalid;
     return WithStream(handle, [&](Stream& stream) { return *flag = stream.overflow_switch, kSuccess; });
+}
+
+// ---- values in device memory: what torch_npu's external events are made of
+
+VNPU_EXPORT AclError aclrtValueWrite(void* address, uint64_t value, uint32_t, Handle stream) {
+    if (!address) return kParamInvalid;
+    return vnpu_enqueue_call(stream, [=] { *static_cast<volatile uint64_t*>(address) = value; });
+}
+
+VNPU_EXPORT AclError aclrtValueWait(void* address, uint64_t value, uint32_t mode, Handle handle) {
+    if (!address || mode != 1) {
+        vnpu_error("aclrtValueWait: need an address, and mode 1 (until equal); mode is %u", mode);
+        return kParamInvalid;
+    }
+    auto wait = WorkOf([] {});
+    wait->ready = [=] { return *static_cast<volatile uint64_t*>(address) == value; };
+    return WithStream(handle, [&](Stream& stream) { return Enqueue(stream, std::move(wait)), kSuccess; });
 }
 
 VNPU_EXPORT AclError aclrtLaunchHostFunc(Handle stream, void (*fn)(void*), void* data) {

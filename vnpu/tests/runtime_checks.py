@@ -129,6 +129,45 @@ def check_graph() -> None:
     torch.npu.synchronize()
 
 
+def check_task_groups() -> None:
+    """A replay waits where an external event was captured, and runs the tasks that a group has got meanwhile."""
+    source, between, target = torch.ones(4).npu(), torch.zeros(4).npu(), torch.zeros(4).npu()
+    graph, event = torch.npu.NPUGraph(), torch.npu.ExternalEvent()
+    update, other = torch.npu.Stream(), torch.npu.Stream()
+    with torch.npu.graph(graph):
+        stream = torch.npu.current_stream()
+        torch.add(source, 1, out=between)
+        event.wait(stream)
+        event.reset(stream)
+        torch.npu.graph_task_group_begin(stream)
+        torch.mul(between, 2, out=target)
+        handle = torch.npu.graph_task_group_end(stream)
+        target.add_(source)
+    for factor in (3, 5):
+        graph.replay()
+        done = torch.npu.Event()
+        done.record()
+        other.wait_event(done)
+        with torch.npu.stream(other):
+            copy = target.clone()
+        assert not (torch.npu.current_stream().query() or other.query()), "both wait for the event"
+        with torch.npu.stream(update):
+            torch.npu.graph_task_update_begin(update, handle)
+            torch.mul(between, factor, out=target)
+            torch.npu.graph_task_update_end(update)
+            event.record(update)
+        other.synchronize()
+        assert copy.cpu().equal(torch.full((4,), 2.0 * factor + 1)), factor
+    event.record(update)  # before the replay that waits for it
+    graph.replay()
+    assert target.cpu().equal(torch.full((4,), 11.0)), "a group keeps its tasks until the next update"
+    with raises("captured with 1 tasks, its update has 0"), torch.npu.stream(update):
+        torch.npu.graph_task_update_begin(update, handle)
+        torch.npu.graph_task_update_end(update)
+    with raises("is not being captured"):
+        torch.npu.graph_task_group_begin(update)
+
+
 def check_fork() -> None:
     """A child forked after initialisation computes on the CPU and ends, as a data loader's does."""
     torch.ones(4).npu()
