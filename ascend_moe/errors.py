@@ -319,8 +319,8 @@ def unknown_name(function: str, names: Sequence[str], given: Iterable[str]) -> T
     """Like `unknown_argument`, for the name of a function, the ``names`` of its arguments and those ``given``."""
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f". Did you mean {near[0]!r}?" if near else ""
+            close = difflib.get_close_matches(name, names, 1)
+            hint = f". Did you mean {close[0]!r}?" if close else ""
             return TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
     return None
 

@@ -28,7 +28,7 @@ class Mutant:
 
     name: str
     finds: tuple[str, ...]
-    broken: str = ""  # a spoilt table instead of a macro
+    broken: str = ""  # a corrupted table instead of a macro
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ TABLES = (
     Mutant("wrap_to_one", (DATA, STATUS, ROW, WORD), broken="wrap_to_one"),
     Mutant("stale_unknown_across_wrap", (WORD,), broken="stale_unknown_across_wrap"),
 )
-MEETING = (
+BARRIERS = (
     Mutant("no_sync_before_flags", (ROW,)),
     Mutant("no_sync_after_wait", (ROW, RANKS)),
     Mutant("wait_for_own_share_only", (ROW, KEPT)),
@@ -80,7 +80,7 @@ DEADLINE = (Mutant("sticky_abort_missing", (STICKY,)), Mutant("abort_kept_to_one
 DEADLINE_2 = (*DEADLINE, Mutant("timeout_leaves_alone", (HANG,)), Mutant("no_sync_after_wait", (ROW, RANKS, CORES)))
 
 DIRECT = (
-    Mutant("no_first_meeting", (COUNTED,)),
+    Mutant("no_first_barrier", (COUNTED,)),
     Mutant("follower_does_not_wait", (ROW, LIST)),
     Mutant("lists_still_leaving", (LIST, ROW)),
     Mutant("rows_after_runs", (ROW,)),
@@ -121,10 +121,10 @@ def hierarchy(name: str, ops: int, macros: tuple[str, ...], mutants: tuple[Mutan
 
 ALL_WHOLE = ("ALL_ROWS", "WHOLE_RUN", "FIFO")
 NOT_COMPARED = (Mutant("config_not_compared", (RANKS,)),)
-ONE_ROUND = Mutant("single_verdict_round", (CORES, RANKS))
-LENT_EARLY = (Mutant("lent_free_too_early", (REGISTERED,)),)
+ONE_ROUND = Mutant("single_status_round", (CORES, RANKS))
+REGISTERED_EARLY = (Mutant("registered_free_too_early", (REGISTERED,)),)
 GIVING_UP = (
-    Mutant("fail_block_ignored", (HANG,)),
+    Mutant("local_abort_flag_ignored", (HANG,)),
     Mutant("follower_decides", (LEAVES,)),
     Mutant("sums_not_heard", (SUMS_KEPT,)),
 )
@@ -140,8 +140,8 @@ CASES = [
     Case("w2 l1, rows by owner", Shape(per_owner=True), ("WHOLE_RUN",), (SENDING[4], SENDING[2])),
     Case("w2 l1, endless", Shape(epochs=0), ("WHOLE_RUN",), (*SENDING[2:4], JUDGING[2]), depth=3_000_000),
     # two cores a rank: two row slots, one a core, which stand for one local expert as well as for two
-    Case("w2 c2", three(cores=2), ("WHOLE_RUN",), (*MEETING, SENDING[0])),
-    Case("w2 c2 fifo", three(cores=2), ("FIFO", "ALL_ROWS"), (*MEETING, SENDING[0], SENDING[2]), full=True),
+    Case("w2 c2", three(cores=2), ("WHOLE_RUN",), (*BARRIERS, SENDING[0])),
+    Case("w2 c2 fifo", three(cores=2), ("FIFO", "ALL_ROWS"), (*BARRIERS, SENDING[0], SENDING[2]), full=True),
     # ops at odds and errors that travel
     Case("w2 mismatch", three(), ("MISMATCH",), NOT_COMPARED),
     Case("w2 collective", three(), ("COLLECTIVE", "FIFO"), COLLECTIVE),
@@ -162,7 +162,7 @@ CASES = [
     # algorithm "direct", mixed with "window" in any order
     direct("direct w2 c2", 2, 3, (), DIRECT),
     direct("direct w2 c2, roles", 2, 3, ("ROLES",), (DIRECT[2], DIRECT[4])),
-    direct("direct w2 c2, registered rows", 2, 3, ("REGISTERED",), LENT_EARLY),
+    direct("direct w2 c2, registered rows", 2, 3, ("REGISTERED",), REGISTERED_EARLY),
     direct("direct w2 c2, giving up", 2, 3, ("GIVEUP",), GIVING_UP),
     direct("direct w2 c2, v2 window combine", 2, 3, ("SLOTS",), RETURNING),
     direct("direct w2 c2, v2 window combine giving up", 2, 3, ("SLOTS", "GIVEUP"), GIVING_UP, full=True),

@@ -1,7 +1,7 @@
 """constants.pml: constants that the model takes from the kernel headers.
 
-Block counts, verdict rounds, severities of error codes, the parts of the cores, and for every epoch of a run
-its parity and which older epochs a reader takes for stale. Promela sees epochs as indices 0..N (0: a fresh
+Block counts, status rounds, severities of error codes, the parts of the cores, and for every epoch of a run
+its parity and which older epochs a reader takes for stale. Promela sees epochs as indices 0..N (0: a new
 window) into that table.
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from header import Header, ModelError
 
-STAMPS = 7  # a prime: stamps of rows alias neither with a half (2) nor with a few ops
-RING = 2 * STAMPS  # epochs of a run without end; even, so that parities alternate
+TAGS = 7  # a prime: tags of rows alias neither with a half (2) nor with a few ops
+RING = 2 * TAGS  # epochs of a run without end; even, so that parities alternate
 RING_BASE = 1000  # any even epoch far from the wrap
 CODES = ("OK", "CONFIG", "BADIDS", "TIMEOUT")  # as the model numbers them
 BEFORE_WRAP = 0xFFFFFFFC  # the first op then gets 0xFFFFFFFD
@@ -57,17 +57,17 @@ def epochs_of(header: Header, shape: Shape) -> list[Epoch]:
         epoch = header("next_epoch", epoch)
         epochs.append(epoch)
     if shape.broken:
-        return spoilt(epochs, shape.broken)
+        return corrupted(epochs, shape.broken)
     found = []
     for i, epoch in enumerate(epochs):
-        # Index 0 is a fresh window. On a ring, index j stands for its last occurrence before this epoch.
+        # Index 0 is a new window. On a ring, index j stands for its last occurrence before this epoch.
         seen = [0, *(word - count if ring and j > i else word for j, word in enumerate(epochs))]
         stale = [header("is_stale", word, epoch) for word in seen]
         found.append(Epoch(epoch, header("parity", epoch), stale))
     return found
 
 
-def spoilt(epochs: list[int], broken: str) -> list[Epoch]:
+def corrupted(epochs: list[int], broken: str) -> list[Epoch]:
     """The mutants that live in the tables."""
     if broken == "wrap_to_one":
         at = epochs.index(0xFFFFFFFF)
@@ -135,7 +135,7 @@ def render(header: Header, shape: Shape) -> str:
         f"#define ROUNDS {header('rounds')}",
         f"#define N {n} /* epochs: {[hex(entry.epoch) for entry in epochs]} */",
         f"#define RING {int(shape.epochs == 0)}",
-        f"#define STAMP(i) (1 + (i) % {STAMPS})",
+        f"#define TAG(i) (1 + (i) % {TAGS})",
         f"#define NEXT(i) {f'((i) == {n} -> 1 : (i) + 1)' if shape.epochs == 0 else '((i) + 1)'}",
         f"#define PARITY(i) (({bits([0] + [entry.parity for entry in epochs])} >> (i)) & 1)",
         f"#define STALE_ROW(i) {nested('i', [0, *(bits(entry.stale) for entry in epochs)])}",
@@ -145,7 +145,7 @@ def render(header: Header, shape: Shape) -> str:
         f"#define CORE_ROWS(c) {nested('c', [core_rows(shape, c) for c in range(shape.cores)])}",
         "#define ROWS_OF_ALL " + str((1 << (slots * shape.world)) - 1),
         "#define CHOOSE_MASK(to) if " + " ".join(f":: to = {mask}" for mask in masks(shape)) + " fi",
-        # Verdict codes of two bits; the real numbers are in the comment.
+        # Status codes of two bits; the real numbers are in the comment.
         f"/* codes {codes}, fatal from {header('first_fatal')} */",
         *(f"#define {name} {number}" for number, name in enumerate(CODES)),
         f"#define SEVERITY(code) {nested('code', [header('severity', code) for code in codes.values()])}",

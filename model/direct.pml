@@ -2,15 +2,15 @@
    A "run" in names of this file is a status message. See docs/model.md.
 
    This file has what direct adds to window.pml, and leaves out what both share (status words, wrap of the epoch,
-   the content of errors): a rank fills its own half before its cores have met. In dispatch the cores meet again
+   the content of errors): a rank fills its own half before its cores have synchronized. In dispatch the cores synchronize again
    before the status messages, unless some make lists and the others store rows. In both ops every core waits for all
-   ranks, only core 0 gives up, and nobody meets after that. Rows of combine may lie in lent memory. A store becomes
+   ranks, only core 0 gives up, and no core synchronizes after that. Rows of combine may lie in registered buffers. A store becomes
    visible at any time after it was issued, at the latest when its core drains.
    And V2's window combine, which waits in the same way: its rows leave for the slots of their tokens in the peers'
-   halves before its cores have met.
+   halves before its cores have synchronized.
 
-   Macros of a run: ROLES (in dispatch core 0 makes all lists from all ids, the others store rows, and they meet
-   once), REGISTERED (rows of direct combine lie in lent memory), SLOTS (some ops are V2's window combine), GIVEUP (core 0 of
+   Macros of a run: ROLES (in dispatch core 0 makes all lists from all ids, the others store rows, and they synchronize
+   once), REGISTERED (rows of direct combine lie in registered buffers), SLOTS (some ops are V2's window combine), GIVEUP (core 0 of
    one rank may give up, or find its rank's counts wrong after all messages have come); M_<mutant>. W, C, N: ranks,
    cores of each, ops. Stores of a core land in any order. */
 #define WINDOW 0
@@ -38,15 +38,15 @@
 byte algorithm[N + 3];      /* 1 + the algorithm of op e, the same on all ranks: the first rank to begin chooses */
 byte cell[W * 2 * W * C];   /* [owner][half][writer's rank and core]: the op whose rows, or tables, lie there */
 byte table[W * 2 * C];      /* [owner][half][core]: lists of dispatch */
-byte lent[W];               /* the op whose rows lie in the lent block */
+byte registered[W];         /* the op whose rows lie in the registered buffer */
 byte hist[W * C];           /* workspace: the op that this core has counted for */
 byte seen[W * 2 * W];       /* [reader][half][source]: epoch of the message there */
 byte done[W];               /* ops that the rank has completed */
 byte inside[W];             /* bit c: core c is in the op done + 1 */
-byte met[W * 2];            /* cores at a meeting, by round */
-bit gave[W];                /* fail block of the rank's own op */
+byte arrived[W * 2];        /* cores at a core barrier, by round */
+bit gave[W];                /* local abort flag of the rank's own op */
 bit judged[W];              /* core 0 has found the counts of the rank's own op wrong */
-byte told[W], kept[W];      /* combine: cores that have told the others their verdict; that keep their sums */
+byte reported[W], stored[W]; /* combine: cores that have reported their status to the others; that store their sums */
 bit dead[W];                /* the rank has failed: its aborts are there, it launches no more */
 bit rowsOut[W * C], tablesOut[W * C], runsOut[W * C]; /* issued, not yet visible */
 byte epochOf[W * C];
@@ -111,24 +111,24 @@ byte quitter;               /* 1 + the rank whose core 0 may give up at any time
 
 #define DRAINED (!rowsOut[I] && !tablesOut[I])
 #define EVERYBODY ((1 << C) - 1)
-#define MEET(round, drained) \
-    if :: atomic { drained -> met[r * 2 + round] = met[r * 2 + round] | 1 << c } fi; \
-    met[r * 2 + round] == EVERYBODY
+#define SYNCHRONIZE(round, drained) \
+    if :: atomic { drained -> arrived[r * 2 + round] = arrived[r * 2 + round] | 1 << c } fi; \
+    arrived[r * 2 + round] == EVERYBODY
 
-#ifdef M_no_first_meeting
-#define MEET_0 skip
+#ifdef M_no_first_barrier
+#define SYNCHRONIZE_0 skip
 #else
-#define MEET_0 MEET(0, DRAINED)
+#define SYNCHRONIZE_0 SYNCHRONIZE(0, DRAINED)
 #endif
 #ifdef M_lists_still_leaving
-#define MEET_1 skip
+#define SYNCHRONIZE_1 skip
 #else
-#define MEET_1 MEET(1, DRAINED)
+#define SYNCHRONIZE_1 SYNCHRONIZE(1, DRAINED)
 #endif
-#ifdef M_lent_free_too_early
-#define LENT_IS_FREE true
+#ifdef M_registered_free_too_early
+#define REGISTERED_IS_FREE true
 #else
-#define LENT_IS_FREE (done[r] + 1 >= lent[r] + 2)
+#define REGISTERED_IS_FREE (done[r] + 1 >= registered[r] + 2)
 #endif
 
 /* A core that has seen all messages reads what every core of every rank has stored. */
@@ -147,7 +147,7 @@ inline ReadAll() {
                 CHECK("violated: a list of another op is read\n", !LISTS(j) || table[(q * 2 + DHALF(e)) * C + j] == e)
             :: a == COMBINE ->
 #ifdef REGISTERED
-                CHECK("violated: registered rows of another op are read\n", lent[q] == e)
+                CHECK("violated: registered rows of another op are read\n", registered[q] == e)
 #else
                 CHECK("violated: a row of another op is read\n", cell[CELL(q, DHALF(e), q, j)] == e)
 #endif
@@ -175,7 +175,7 @@ inline ReadAll() {
 #ifdef M_sums_not_heard
 #define HEAR skip
 #else
-#define HEAR told[r] == EVERYBODY
+#define HEAR reported[r] == EVERYBODY
 #endif
 /* Whether a core uses the counts of the others. */
 #ifdef ROLES
@@ -196,7 +196,7 @@ proctype Core(byte r; byte c) {
     byte e, a, q, j;
     bit fails;
 launch:
-    /* The host starts a launch when all cores of the last launch have ended; the caller has filled its lent block. */
+    /* The host starts a launch when all cores of the last launch have ended; the caller has filled its registered buffer. */
     if
     :: c == 0 ->
 end_host:
@@ -216,10 +216,10 @@ end_host:
             :: else
             fi;
 #ifdef REGISTERED
-            if :: algorithm[e] - 1 == COMBINE && !LENT_IS_FREE -> algorithm[e] = 1 + DISPATCH :: else fi;
-            if :: algorithm[e] - 1 == COMBINE -> lent[r] = e :: else fi;
+            if :: algorithm[e] - 1 == COMBINE && !REGISTERED_IS_FREE -> algorithm[e] = 1 + DISPATCH :: else fi;
+            if :: algorithm[e] - 1 == COMBINE -> registered[r] = e :: else fi;
 #endif
-            met[r * 2] = 0; met[r * 2 + 1] = 0; told[r] = 0; kept[r] = 0; judged[r] = 0;
+            arrived[r * 2] = 0; arrived[r * 2 + 1] = 0; reported[r] = 0; stored[r] = 0; judged[r] = 0;
             inside[r] = EVERYBODY
         }
     :: else ->
@@ -251,9 +251,9 @@ end_core:
         fi
     };
 #if defined(ROLES) && defined(M_lists_still_leaving)
-    if :: a != DISPATCH -> MEET_0 :: else fi;
+    if :: a != DISPATCH -> SYNCHRONIZE_0 :: else fi;
 #else
-    MEET_0;
+    SYNCHRONIZE_0;
 #endif
     atomic {
         if :: TOGETHER -> Counted() :: else fi;
@@ -274,7 +274,7 @@ end_core:
 #endif
         fi
     };
-    if :: (a == WINDOW || a == DISPATCH) && TOGETHER -> MEET_1 :: else fi;
+    if :: (a == WINDOW || a == DISPATCH) && TOGETHER -> SYNCHRONIZE_1 :: else fi;
     atomic { runsOut[I] = 1 };
     /* The wait, for all ranks. */
     do
@@ -285,7 +285,7 @@ end_core:
 #else
     :: atomic { c == 0 && !ARRIVED && EXPIRES(r) -> fails = 1; gave[r] = 1; break }
 #endif
-#ifndef M_fail_block_ignored
+#ifndef M_local_abort_flag_ignored
     :: atomic { c != 0 && gave[r] -> fails = 1; break }
 #endif
 #endif
@@ -294,7 +294,7 @@ end_core:
     if :: atomic { c == 0 && !fails && SUMS && EXPIRES(r) -> if :: judged[r] = 1; fails = 1 :: skip fi } :: else fi;
 #endif
     atomic {
-        if :: SUMS -> told[r] = told[r] | 1 << c :: else fi;
+        if :: SUMS -> reported[r] = reported[r] | 1 << c :: else fi;
         if
         :: fails -> CHECK("violated: a core leaves an op that core 0 continues\n", gave[r] || judged[r])
         :: else -> ReadAll()
@@ -302,7 +302,7 @@ end_core:
     };
     /* Each hears the others when it has summed. */
     if
-    :: SUMS && !fails -> HEAR; atomic { if :: !gave[r] && !judged[r] -> kept[r] = kept[r] | 1 << c :: else fi }
+    :: SUMS && !fails -> HEAR; atomic { if :: !gave[r] && !judged[r] -> stored[r] = stored[r] | 1 << c :: else fi }
     :: else
     fi;
     if :: atomic { !runsOut[I] && DRAINED -> skip } fi;
@@ -310,7 +310,7 @@ end_core:
         inside[r] = inside[r] & ~(1 << c); epochOf[I] = e;
         if
         :: inside[r] == 0 ->
-            CHECK("violated: a core stores its sums of an op that has failed\n", !(gave[r] || judged[r]) || kept[r] == 0);
+            CHECK("violated: a core stores its sums of an op that has failed\n", !(gave[r] || judged[r]) || stored[r] == 0);
             if :: gave[r] -> dead[r] = 1 :: else -> done[r]++ fi
         :: else
         fi;

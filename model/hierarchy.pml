@@ -45,13 +45,13 @@ byte outRow[2 * W];
 byte outMessage[2 * W];
 short st[2 * W];      /* state area: messages, for each source three bits, the op */
 #define CELL(word, c) (((word) >> (3 * (c))) & 7)
-#define WITH(word, c, stamp) (((word) & ~(7 << (3 * (c)))) | (stamp) << (3 * (c)))
+#define WITH(word, c, tag) (((word) & ~(7 << (3 * (c)))) | (tag) << (3 * (c)))
 byte ab[W];           /* bit s: an abort block of source s lies here */
 
 #define ROWS_NEAR 1   /* stores under way: rows to the neighbour */
 #define ROWS_OUT 2    /* rows to windowsOut */
 #define RUN_NEAR 4    /* the message to the neighbour */
-#define RUN_LANE 8    /* combine: the message for the far rank of the neighbour's lane */
+#define RUN_LANE 8    /* combine: the message for the inter-node rank with the neighbour's local rank */
 #define RUNS_OUT 16   /* messages to windowsOut */
 #define FORWARDED 32  /* dispatch: rows of the other server to the neighbour */
 #define RELAY 64      /* dispatch: the message of the other server to the neighbour */
@@ -511,7 +511,7 @@ ask:
 #endif
 
 leave:
-    /* Fatal. v: 1 + whom this rank has missed; 0: it was told. */
+    /* Fatal. v: 1 + whom this rank has missed; 0: it was notified. */
 #ifdef FAILURES
     if
     :: atomic { ALIVE && DRAINED ->

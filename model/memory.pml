@@ -20,15 +20,15 @@
 #define RUN_AT(q, h, s) ((((q) * 2 + (h)) * W + (s)) * B)
 #define MINE(r, e) (PARITY(e) * W + (r))
 
-/* A row in a window: its op's stamp and its slot. 0: poison. */
-#define ROW(e, m) (STAMP(e) | (m) << 3)
+/* A row in a window: its op's tag and its slot. 0: poison. */
+#define ROW(e, m) (TAG(e) | (m) << 3)
 
 byte row[2 * W * W * R];   /* [owner][half][source][place] */
-byte st[2 * W * W * B];    /* [owner][half][source][block]: the epoch that it carries, 0 in a fresh window */
+byte st[2 * W * W * B];    /* [owner][half][source][block]: the epoch that it carries, 0 in a new window */
 byte ab[W];                /* bit s: an abort block of source s lies here */
 byte word[W];              /* the epoch word */
-byte board[W * ROUNDS * C];/* verdicts of the cores */
-byte ws[W * W];            /* workspace: stamp of the counts kept of a source */
+byte board[W * ROUNDS * C];/* status codes of the cores */
+byte ws[W * W];            /* workspace: tag of the counts kept of a source */
 
 PENDING pr[W * C];         /* rows under way: bit q * R + m */
 PENDING ps[W * C];         /* status blocks: bit q * B + b */

@@ -4,7 +4,7 @@
     python model/replay.py trace.jsonl ...
 
 The trace is turned into protocol events (a source's rows or a status block become visible, a core passes a
-meeting, reads rows or status words ...); spin then looks for a run of window.pml with these events in this
+barrier, reads rows or status words ...); spin then looks for a run of window.pml with these events in this
 order. A cell of the model is what one core of a source sends one owner in one op.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from constants import STAMPS, Shape, write
+from constants import TAGS, Shape, write
 from header import BLOCK, ROOT, Header, Layout, ModelError, Place, run
 
 HERE = Path(__file__).resolve().parent
@@ -84,7 +84,7 @@ class Translation:
         self.bad: set[tuple[int, int]] = set()
         self._survey()
         self._blocks: dict[tuple[int, ...], int] = defaultdict(int)
-        # By rank, launch, meeting: bytes of verdict blocks that are there; and the cores that have passed.
+        # By rank, launch, barrier: bytes of status blocks that are there; and the cores that have passed.
         self._posted: dict[tuple[int, int, int], int] = defaultdict(int)
         self._passed: set[tuple[int, int, int, int]] = set()
         for number, line in enumerate(self.lines, start=2):
@@ -94,15 +94,15 @@ class Translation:
 
     def _survey(self) -> None:
         sent: dict[int, set[int]] = defaultdict(set)  # launches of a rank that sent a status run
-        begun: dict[int, dict[int, int]] = defaultdict(dict)  # launches of a rank in order; 1: a combine
+        started: dict[int, dict[int, int]] = defaultdict(dict)  # launches of a rank in order; 1: a combine
         for line in self.lines:
-            begun[line.rank].setdefault(line.launch, 0)
+            started[line.rank].setdefault(line.launch, 0)
             if line.event == "begin":
-                begun[line.rank][line.launch] = int(line.op == "combine")
+                started[line.rank][line.launch] = int(line.op == "combine")
             elif self._is(line, "status", "store", "land"):
                 sent[line.rank].add(line.launch)
         self.index: dict[tuple[int, int], int] = {}  # of the epoch of a launch; a failed entry takes none
-        for rank, launches in begun.items():
+        for rank, launches in started.items():
             epoch = 1
             for launch, kind in launches.items():
                 self.index[rank, launch] = epoch
@@ -155,7 +155,7 @@ class Translation:
         elif line.event == "end":
             self._add("END", number, line)
         elif self._is(line, "core barrier", "store", "land", "load"):
-            self._meeting(number, line)
+            self._barrier(number, line)
         elif line.area == "state":
             offset, words = line.offset, words_of(line)
             for at in range(offset // BLOCK * BLOCK, offset + line.bytes, BLOCK):
@@ -167,15 +167,15 @@ class Translation:
         else:
             self._rows(number, line)
 
-    def _meeting(self, number: int, line: Line) -> None:
-        """A verdict block that lands, or a look at those of all cores: a core's first when all are there passes."""
-        meeting = self.layout.place(line.offset).block
-        launch, passed = (line.rank, line.launch, meeting), self._passed
+    def _barrier(self, number: int, line: Line) -> None:
+        """A status block that lands, or a look at those of all cores: a core's first when all are there passes."""
+        barrier = self.layout.place(line.offset).block
+        launch, passed = (line.rank, line.launch, barrier), self._passed
         if line.event == "land":
             self._posted[launch] += line.bytes
         elif line.event == "load" and self._posted[launch] == self.cores * BLOCK and (*launch, line.core) not in passed:
             passed.add((*launch, line.core))
-            self._add("SYNC", number, line, x=meeting, text=f"core barrier {meeting}")
+            self._add("SYNC", number, line, x=barrier, text=f"core barrier {barrier}")
 
     def _rows(self, number: int, line: Line) -> None:
         """A store or landing of rows."""
@@ -201,7 +201,7 @@ class Translation:
             for place, core in enumerate(mask):
                 if any(a < line.offset + line.bytes and line.offset < b for a, b in sent[core]):
                     at = ((owner * 2 + half) * self.world + source) * self.cores + place
-                    value = 1 + epoch % STAMPS | core << 3
+                    value = 1 + epoch % TAGS | core << 3
                     self._add("LOAD_ROW", number, line, at, value, f"rows of rank {source}, core {core}")
                     found = True
         if not found:
@@ -293,9 +293,9 @@ enum {{ TRACE_EVENTS = {len(self.events)} }};
 
 DRIVER = r"""
 static int furthest = -1;
-static void tell(void) { printf("replay: furthest %d\n", furthest); }
+static void report(void) { printf("replay: furthest %d\n", furthest); }
 static void trace_reached(int pos) {
-    if (furthest < 0) atexit(tell);
+    if (furthest < 0) atexit(report);
     if (pos > furthest) furthest = pos;
     if (pos == TRACE_EVENTS) exit(0);
 }
@@ -374,12 +374,12 @@ def main() -> int:
     rejected = 0
     for path in args.traces:
         try:
-            verdict = replay(path, args.build)
+            outcome = replay(path, args.build)
         except (ModelError, OSError) as error:
             print(f"replay: {error}", file=sys.stderr)
             return 2
-        print(f"{path.name}: {verdict}")
-        rejected += verdict.refused is not None
+        print(f"{path.name}: {outcome}")
+        rejected += outcome.refused is not None
     return 1 if rejected else 0
 
 

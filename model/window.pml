@@ -43,18 +43,18 @@ byte quitter;    /* the rank whose deadlines fire */
 
 #include "memory.pml"
 
-/* ---- verdicts: code | source << 2 | reporter << 4 */
+/* ---- status codes: code | source << 2 | reporter << 4 */
 #define CODE(v) ((v) & 3)
 #define SOURCE(v) (((v) >> 2) & 3)
 #define REPORTER(v) ((v) >> 4)
-#define VERDICT(code, source, reporter) ((code) | (source) << 2 | (reporter) << 4)
+#define STATUS_CODE(code, source, reporter) ((code) | (source) << 2 | (reporter) << 4)
 #define WORSEN(v, other) if \
     :: SEVERITY(CODE(other)) < SEVERITY(CODE(v)) || \
        (SEVERITY(CODE(other)) == SEVERITY(CODE(v)) && SOURCE(other) < SOURCE(v)) -> v = other \
     :: else \
     fi
 
-/* The verdict of the abort blocks, for core 0 or a waiting core in epoch e: that of the lowest source. Those of the next
+/* The outcome of the abort blocks, for core 0 or a waiting core in epoch e: that of the lowest source. Those of the next
    op count there. */
 #define ABORT_OF(r, s) (((ab[r] >> (s)) & 1) && failedIn[s] != NEXT(e))
 #if W == 2
@@ -69,12 +69,12 @@ byte quitter;    /* the rank whose deadlines fire */
 #endif
 
 #ifdef FAILURES
-#define ABORT_VERDICT(r) VERDICT(TIMEOUT, culprit[FIRST_ABORT(r)], FIRST_ABORT(r))
+#define ABORT_STATUS_CODE(r) STATUS_CODE(TIMEOUT, culprit[FIRST_ABORT(r)], FIRST_ABORT(r))
 #else
-#define ABORT_VERDICT(r) OK
+#define ABORT_STATUS_CODE(r) OK
 #endif
 
-#ifdef M_single_verdict_round
+#ifdef M_single_status_round
 #define BOARD(r, round, c) (((r) * ROUNDS + 0) * C + (c))
 #else
 #define BOARD(r, round, c) (((r) * ROUNDS + (round)) * C + (c))
@@ -90,7 +90,7 @@ inline ReadBoard(round) {
     k = 0
 }
 
-/* All cores of the rank take the same verdict from a meeting. */
+/* All cores of the rank take the same status from a core barrier. */
 #if C > 1
 byte said[W * ROUNDS];
 #define AGREE(round) \
@@ -107,18 +107,18 @@ byte said[W * ROUNDS];
 #define FORGET_ARRIVED skip
 #endif
 
-/* ---- Meetings. With a single core their two sides are one step, and so are reads, sums and the end of a launch:
+/* ---- Core barriers. With a single core their two sides are one step, and so are reads, sums and the end of a launch:
    nobody can see a state between them. */
 #if C == 1
-#define MEET(round, ready)
+#define SYNCHRONIZE(round, ready)
 #else
-#define MEET(round, ready) } STOP fi; SYNC(round) if :: atomic { ALIVE && ready ->
+#define SYNCHRONIZE(round, ready) } STOP fi; SYNC(round) if :: atomic { ALIVE && ready ->
 #endif
 #if C == 2 && !defined(REPLAY)
 chan meet[W] = [0] of { bit };
 #define SYNC(round) if :: c == 0 -> meet[r] ! 0 :: c == 1 -> meet[r] ? _ STOP fi;
 #elif C > 1
-byte arrived[W * ROUNDS];   /* cores that have come to the meeting, in this launch */
+byte arrived[W * ROUNDS];   /* cores that have come to the barrier, in this launch */
 #define SYNC(round) \
     arrived[r * ROUNDS + round]++; \
     atomic { arrived[r * ROUNDS + round] == C AT_CORE(EV_SYNC, round) -> DONE };
@@ -144,19 +144,19 @@ byte arrived[W * ROUNDS];   /* cores that have come to the meeting, in this laun
 #endif
 #define CORRUPT(s) (HEAD(s) != e && HEAD(s) != 0 && !STALE(HEAD(s), e))
 
-/* The next message of the core's share is good: the core takes its verdict and keeps its counts in the workspace. */
+/* The next message of the core's share is good: the core takes its status and keeps its counts in the workspace. */
 inline Accept() {
     if
 #ifndef M_config_not_compared
-    :: DIFFERS(s) -> WORSEN(v, VERDICT(CONFIG, s, r))
+    :: DIFFERS(s) -> WORSEN(v, STATUS_CODE(CONFIG, s, r))
 #endif
     :: else ->
         if
-        :: bad[MINE(s, e)] -> WORSEN(v, VERDICT(BADIDS, s, s))
+        :: bad[MINE(s, e)] -> WORSEN(v, STATUS_CODE(BADIDS, s, s))
         :: else ->
             CHECK("violated: counts of another op are accepted\n",
                   HEAD(s) == e && st[RUN_HERE(s) + 1] == e && COUNTS_COMPLETE(RUN_HERE(s), e));
-            ws[r * W + s] = STAMP(e)
+            ws[r * W + s] = TAG(e)
         fi
     fi;
     s++
@@ -214,20 +214,20 @@ inline Forget() {
 #endif
 #define FLUSHED (ps[I] == 0)
 #if defined(M_no_sync_before_flags)
-#define MEET_1
+#define SYNCHRONIZE_1
 #else
-#define MEET_1 MEET(1, true)
+#define SYNCHRONIZE_1 SYNCHRONIZE(1, true)
 #endif
 /* A mutant of combine, and a mutant of dispatch. */
 #if defined(M_no_sync_after_wait)
-#define UNMET (kind[MINE(r, e)] == 1)
+#define UNSYNCHRONIZED (kind[MINE(r, e)] == 1)
 #elif defined(M_wait_for_own_share_only)
-#define UNMET (kind[MINE(r, e)] == 0)
+#define UNSYNCHRONIZED (kind[MINE(r, e)] == 0)
 #endif
-#ifdef UNMET
-#define MEET_2 } STOP fi; if :: UNMET -> skip :: else -> SYNC(2) skip fi; if :: atomic { ALIVE ->
+#ifdef UNSYNCHRONIZED
+#define SYNCHRONIZE_2 } STOP fi; if :: UNSYNCHRONIZED -> skip :: else -> SYNC(2) skip fi; if :: atomic { ALIVE ->
 #else
-#define MEET_2 MEET(2, true)
+#define SYNCHRONIZE_2 SYNCHRONIZE(2, true)
 #endif
 
 /* Messages to this core's peers: rank + 1 + i for i = core, core + C, ... */
@@ -263,7 +263,7 @@ inline ReadRows() {
     :: s < W ->
         /* Dispatch reads rows by the counts that the waiting cores have kept. */
         CHECK("violated: counts of another op are read\n",
-              kind[MINE(r, e)] == 1 || ws[r * W + s] == STAMP(e));
+              kind[MINE(r, e)] == 1 || ws[r * W + s] == TAG(e));
         k = 0; p = 0;
         do
         :: k < R ->
@@ -295,7 +295,7 @@ inline JudgeTogether() {
     od;
     if
     :: p -> CHECK("violated: ranks do not agree on the error\n", CODE(v) == CONFIG)
-    :: !p && s < W -> CHECK("violated: ranks do not agree on the error\n", v == VERDICT(BADIDS, s, s))
+    :: !p && s < W -> CHECK("violated: ranks do not agree on the error\n", v == STATUS_CODE(BADIDS, s, s))
     :: else -> CHECK("violated: ranks do not agree on the error\n", v == OK)
     fi;
     k = 0; p = 0; s = 0
@@ -315,20 +315,20 @@ inline Arrivals() {   /* p: ranks whose message of this epoch has come */
 #define TO_SELF (1 << r)
 #endif
 
-/* A launch begins with the epoch, the sticky aborts (core 0) and this core's own verdict. */
+/* A launch begins with the epoch, the sticky aborts (core 0) and this core's own status. */
 inline Enter() {
     e = NEXT(word[r]);
     CHECK("violated: cores of a rank are in different epochs\n", e == cur[r]);
     v = OK;
-    if :: c == C - 1 && bad[MINE(r, e)] -> v = VERDICT(BADIDS, r, r) :: else fi;
-    if :: c == 0 && ABORT_SEEN(r) -> v = ABORT_VERDICT(r) :: else fi;
+    if :: c == C - 1 && bad[MINE(r, e)] -> v = STATUS_CODE(BADIDS, r, r) :: else fi;
+    if :: c == 0 && ABORT_SEEN(r) -> v = ABORT_STATUS_CODE(r) :: else fi;
 #ifdef M_publish_epoch_too_early
     if :: c == 0 -> word[r] = e :: else fi;
 #endif
     board[BOARD(r, 0, c)] = v
 }
 
-/* After the first meeting core 0 publishes the epoch, and all cores issue rows. */
+/* After the first core barrier core 0 publishes the epoch, and all cores issue rows. */
 inline Send() {
     if :: CODE(v) == TIMEOUT -> goto leave :: else fi;
     CHECK("violated: a failed communicator is used again\n", failed[r] == 0);
@@ -342,7 +342,7 @@ inline Send() {
 #endif
 }
 
-/* After the second meeting: status messages. */
+/* After the second core barrier: status messages. */
 inline SetStatus() {
 #if defined(M_flag_before_data)
     IssueRows()
@@ -381,7 +381,7 @@ end_host:
                } fi; if :: atomic { ALIVE AT_CORE(EV_BEGIN, 0) -> DONE
 #endif
                ; Enter();
-               MEET(0, pr[I] == 0) ReadBoard(0); AGREE(0); Send() }
+               SYNCHRONIZE(0, pr[I] == 0) ReadBoard(0); AGREE(0); Send() }
         STOP
         fi
     :: else ->
@@ -389,7 +389,7 @@ end_core:
         if
         :: atomic { ((busy[r] >> c) & 1) AT_CORE(EV_BEGIN, 0) ->
                DONE; Enter();
-               MEET(0, pr[I] == 0) ReadBoard(0); AGREE(0); Send() }
+               SYNCHRONIZE(0, pr[I] == 0) ReadBoard(0); AGREE(0); Send() }
         STOP
         fi
     fi;
@@ -401,7 +401,7 @@ end_core:
 #endif
 #endif
     if
-    :: atomic { DRAINED && ALIVE -> board[BOARD(r, 1, c)] = v; MEET_1 ReadBoard(1); AGREE(1); SetStatus() }
+    :: atomic { DRAINED && ALIVE -> board[BOARD(r, 1, c)] = v; SYNCHRONIZE_1 ReadBoard(1); AGREE(1); SetStatus() }
     STOP
     fi;
     if
@@ -421,8 +421,8 @@ end_core:
 #ifdef FAILURES
     :: atomic { s < PART(c + 1) && !ARRIVED(s) && !last && (ABORT_SEEN(r) || EXPIRES) && ALIVE -> last = 1 }
     :: atomic { s < PART(c + 1) && !ARRIVED(s) && last && ALIVE ->
-           /* The message is still missing after a fresh look. */
-           if :: ABORT_SEEN(r) -> v = ABORT_VERDICT(r) :: else -> v = VERDICT(TIMEOUT, s, r) fi;
+           /* The message is still missing after a new look. */
+           if :: ABORT_SEEN(r) -> v = ABORT_STATUS_CODE(r) :: else -> v = STATUS_CODE(TIMEOUT, s, r) fi;
 #ifdef M_timeout_leaves_alone
            goto leave;
 #endif
@@ -435,7 +435,7 @@ end_core:
     od;
     if
     :: atomic { ALIVE ->
-           MEET_2
+           SYNCHRONIZE_2
            ReadBoard(2);
            AGREE(2);
            if :: CODE(v) == TIMEOUT -> goto leave :: else fi;

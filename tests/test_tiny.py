@@ -22,7 +22,7 @@ def test_the_library_opens_and_is_of_these_sources() -> None:
     assert library.lib().am_source_hash().decode() == wanted
 
 
-def test_tokens_visit_their_experts_and_come_home_and_wrong_calls_are_told() -> None:
+def test_tokens_visit_their_experts_and_come_home_and_wrong_calls_raise() -> None:
     outcome = validate.threads(4, [Case("plain", 4, local=4, batch=5), Case("int8", 4, quant_mode=2, contract=2)])
     assert outcome.ok, validate.text(outcome)
     assert {result.op for result in outcome.results} == {"dispatch", "combine", "errors"}

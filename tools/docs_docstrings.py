@@ -78,10 +78,10 @@ def _arguments(package: griffe.Module, name: str) -> str:
 def _a_line_each(section: str, names: set[str]) -> str:
     """Start a new line for each argument described in the line of another: "x: (T, H). ids: (T, K)"."""
 
-    def begun(match: re.Match[str]) -> str:
+    def started(match: re.Match[str]) -> str:
         return f".\n    {match[1]}: " if names.issuperset(match[1].split(", ")) else match[0]
 
-    return re.sub(r"\.\s+((?:\w+, )*\w+): ", begun, section)
+    return re.sub(r"\.\s+((?:\w+, )*\w+): ", started, section)
 
 
 def public_names(module: str) -> list[str]:

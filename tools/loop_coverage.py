@@ -95,7 +95,7 @@ public:
         if (core_.loops_taken != taken_) cells_[{ring}] = 1;
         if (core_.loops_again != again_) cells_[{wrap}] = 1;
     }}
-    bool Once() {{ return !std::exchange(begun_, true); }}
+    bool Once() {{ return !std::exchange(done_, true); }}
     bool Turn() {{
         if (++turns_ <= 3) cells_[turns_ - 1] = 1;
         return true;
@@ -106,7 +106,7 @@ private:
     uint32_t turns_;
     twin::Core& core_;
     uint32_t taken_, again_;
-    bool begun_ = false;
+    bool done_ = false;
 }};
 template <typename Info>
 void Modes(const Info& info, uint32_t op) {{

@@ -128,12 +128,12 @@ def run_ranks(job: Job, advance: Advance | None = None) -> list[list[CaseMarks]]
 
 def _noting(note: Callable[[str], object]) -> Advance:
     """Return an ``advance`` that notes each case once."""
-    begun: set[str] = set()
+    started: set[str] = set()
 
     def advance(name: str, done: int, total: int) -> None:
-        if name not in begun:
+        if name not in started:
             note(f"{name}, after {done} of {total} iterations")
-        begun.add(name)
+        started.add(name)
 
     return advance
 

@@ -163,7 +163,7 @@ class LimitThroughUb(_Limit):
 # ---- the bare exchange
 
 _ALIGNED = 4096
-FLAG_BYTES = 128
+FLAG_BYTES = 128  # two cache lines, because of the adjacent-line prefetcher
 
 
 def shared_memory(place: RankPlace, size: int) -> Tensor:

@@ -9,7 +9,6 @@ import contextlib
 import datetime
 import gc
 import json
-import mmap
 import os
 import pickle
 import random
@@ -39,7 +38,7 @@ PROGRESS = "progress"  # file with the number of finished iterations and the nam
 BARRIER_S = 60.0
 WARM_UPS = 4  # both ping-pong buffers, twice; the first call is reported separately
 REPEATS = 2  # calls of the same method, of which the last is warm: both ping-pong buffers are cached
-_LINE = 16  # int64 words per rank: two cache lines, because of the adjacent-line prefetcher
+_LINE = FLAG_BYTES // 8  # int64 words per rank
 _SPINS_BEFORE_YIELD = 4000
 _LOOK_AT_CLOCK = 1024
 _WORK, _WORK_TIMES = 50_000, 7  # about a millisecond each time
@@ -90,7 +89,6 @@ def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
     core = job.cores[rank % len(job.cores)]
     os.sched_setaffinity(0, {core})  # before any library starts threads, which inherit it
     torch.set_num_threads(1)
-    barrier = Barrier(folder / "barrier", rank, job.world, len(job.cores))
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/rendezvous",
@@ -99,6 +97,7 @@ def _run(job: Job, folder: Path, rank: int, mpi: Any) -> None:
         timeout=datetime.timedelta(seconds=GLOO_TIMEOUT_S),
     )
     place = RankPlace.of(mpi=mpi)
+    barrier = Barrier(place, len(job.cores))
     results, hindrance = [], measure_hindrance(rank, job.world)
     flags = shared_memory(place, 2 * FLAG_BYTES * len(job.cores))
     for number, case in enumerate(job.cases):
@@ -182,19 +181,16 @@ def measure_latency(flags: Tensor, rank: int, world: int) -> float:
 
 
 class Barrier:
-    """Barrier of the ranks before each op, in a file that all of them map; each rank writes its own line.
+    """Barrier of the ranks before each op, in memory that all of them map; each rank writes its own line.
 
     Ranks leave it within a few microseconds of each other, unlike barriers of libraries.
     """
 
-    def __init__(self, path: Path, rank: int, world: int, cores: int) -> None:
-        """``cores``: cores of all ranks; with more ranks than cores, waiting ranks yield immediately."""
-        size = world * _LINE * 8
-        with path.open("a+b") as file:
-            file.truncate(size)
-            self._words = memoryview(mmap.mmap(file.fileno(), size)).cast("q")
-        self.rank, self.world = rank, world
-        self._spins = 0 if world > cores else _SPINS_BEFORE_YIELD
+    def __init__(self, place: RankPlace, cores: int) -> None:
+        """``cores``: cores of all ranks; with more ranks than cores, waiting ranks yield immediately. Collective."""
+        self.rank, self.world = place.rank, place.world
+        self._words = shared_memory(place, self.world * FLAG_BYTES).numpy().data.cast("q")
+        self._spins = 0 if self.world > cores else _SPINS_BEFORE_YIELD
         self._count = 0
 
     def wait(self, wait_s: float = BARRIER_S) -> None:

@@ -16,8 +16,7 @@ from rich.console import Console
 from ascend_moe._text import SKEWS, SWEEPS, show, unwritable
 from ascend_moe.call import DTYPES
 from ascend_moe.cli import options
-from ascend_moe.cli.options import bad, numbers
-from ascend_moe.cli.progress import bar, started
+from ascend_moe.cli.options import bad, bar, numbers, started
 from ascend_moe.errors import ArgumentError
 from ascend_moe.moe_config import PRESETS
 

@@ -11,8 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ascend_moe._text import POLICIES, USUAL_CASE, show
-from ascend_moe.cli.options import MAX_SEED, Json, bad
-from ascend_moe.cli.progress import started
+from ascend_moe.cli.options import MAX_SEED, Json, bad, started
 from ascend_moe.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import typer
 from ascend_moe._text import PREDICTED, show, unwritable
 from ascend_moe.call import QUANTS
 from ascend_moe.cli import options
-from ascend_moe.cli.options import bad
-from ascend_moe.cli.progress import bar
+from ascend_moe.cli.options import bad, bar
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
 

@@ -12,7 +12,7 @@ import typer
 from ascend_moe._text import OPS, PICKS, TRACED, filled, show, table, unwritable, write_whole
 from ascend_moe.call import QUANTS
 from ascend_moe.cli import options
-from ascend_moe.cli.progress import bar, started
+from ascend_moe.cli.options import bar, started
 from ascend_moe.errors import ArgumentError
 
 if TYPE_CHECKING:

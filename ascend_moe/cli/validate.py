@@ -19,7 +19,7 @@ from ascend_moe import settings
 from ascend_moe._text import DEVICES, show
 from ascend_moe.call import DTYPES
 from ascend_moe.cli import options
-from ascend_moe.cli.progress import bar, started, steps
+from ascend_moe.cli.options import bar, started, steps
 from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.settings import MAX_WORLD
 

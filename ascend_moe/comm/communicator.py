@@ -162,8 +162,8 @@ class Communicator(GroupCommunicator):
         self.number = take_number(self)
         self.vote = WindowVote(name, rank, list(bases), peers.gone)
         self.alive, lib = alive, library.lib()
-        servers, near = self.ranks_per_server, intra_node_stores()
-        if lib.am_comm_use_context(handle, self.context_kind) or lib.am_comm_use_servers(handle, servers, near):
+        servers, stores = self.ranks_per_server, intra_node_stores()
+        if lib.am_comm_use_context(handle, self.context_kind) or lib.am_comm_use_servers(handle, servers, stores):
             lib.am_comm_destroy(handle)
             raise AscendMoeError(f"rank {rank}: no memory for the context of group {name!r}")
         self.ops_handle = binding.CommHandle(  # its lock is held while an op runs
@@ -175,7 +175,7 @@ class Communicator(GroupCommunicator):
             registered_mib=registered_bytes // MIB,
             context_kind=self.context_kind,
             ranks_per_server=self.ranks_per_server,
-            intra_node_stores=near,
+            intra_node_stores=stores,
             rdma_flags=rdma_flags(),
             of_process_group=alive is not None,
         )

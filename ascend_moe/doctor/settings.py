@@ -112,8 +112,8 @@ def _unknown() -> Iterator[Diagnostic]:
     known = settings.NAMES
     for name, value in settings.own_variables().items():
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            fix = f"did you mean {near[0]}?" if near else f"unset it; known variables: {', '.join(sorted(known))}"
+            close = difflib.get_close_matches(name, known, 1)
+            fix = f"did you mean {close[0]}?" if close else f"unset it; known variables: {', '.join(sorted(known))}"
             yield warn(name, f"is {value!r}", "this package does not read it", fix)
 
 

@@ -130,7 +130,7 @@ KINDS: dict[str, Kind] = {
         _SMALL | _OPTIONS | {"local": (1, 2, 3, 4, 18), "batch": (2, 3, 5), "world": (2, 3, 4, 4)},
         {
             "servers": (1, 2, 2, 3),
-            "near": (False, True),
+            "stores": (False, True),
             "sequence": ("DC", "DCDC"),
             "algorithm": ("window",),
             "flags": (False, True),
@@ -145,7 +145,7 @@ KINDS: dict[str, Kind] = {
         | {"ids": ("popular",), "batches": ("equal",), "mask": ("none",), "contract": (1, 2, 2)},
         {
             "servers": (1,),
-            "near": (False, True),
+            "stores": (False, True),
             "sequence": ("DC",),
             "algorithm": ("window",),
             "flags": (True,),
@@ -161,7 +161,7 @@ KINDS: dict[str, Kind] = {
         | {"contract": (2,), "weights": (True,), "plain": (False,), "quant": ("none", "none", "int8")},
         {
             "servers": (2, 2, 2, 3),
-            "near": (False, True),
+            "stores": (False, True),
             "sequence": ("DC", "DC", "DCDC", "DDCC", "dcDC"),
             "algorithm": (TWO_LEVELS,),
             "spare": (0, 0, 1, 2),
@@ -179,7 +179,7 @@ KINDS: dict[str, Kind] = {
         | {"quant": ("none", "none", "int8")},
         {
             "servers": (2,),
-            "near": (False, True),
+            "stores": (False, True),
             "sequence": ("DC",),
             "algorithm": (TWO_LEVELS,),
         },

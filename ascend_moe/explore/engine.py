@@ -169,7 +169,7 @@ class PlannedProgram:
         patient = self.fault is None or self.fault.impatient != call.rank
         spec.deadline_micros = _DEADLINE_MICROS if patient else _DEADLINE_MICROS // 3
         spec.context_kind = CONTEXTS.index("a2" if self.program.servers else "table")
-        spec.ranks_per_server, spec.intra_node_stores = self.program.servers, self.program.near
+        spec.ranks_per_server, spec.intra_node_stores = self.program.servers, self.program.stores
         spec.core_barrier, spec.timestamps = CORE_BARRIERS.index(CORE_BARRIER.get()), int(TIMESTAMPS.get())
         spec.rdma_flags = self.program.flags
         if self.program.spare:
@@ -391,7 +391,7 @@ class World:
         codes = error_codes(self.library)
         steps = (_Step * len(program.calls))()
         self._keep = [steps]
-        if self.library.am_explore_servers(self._handle, case.servers, case.near):
+        if self.library.am_explore_servers(self._handle, case.servers, case.stores):
             raise MemoryError(f"no memory for the staging of {self.size} ranks")
         self.library.am_explore_one_card(self._handle, case.one_card)
         index = {name: at for at, name in enumerate(calls.tensor_names())}

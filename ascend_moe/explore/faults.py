@@ -319,13 +319,14 @@ class _Levels:
     def _missing(self, rank: int) -> tuple[int, set[int]]:
         """Return the wait at which the rank's call stops, and the missing ranks (Awaited in common/status_wait.h)."""
         call, share = self._calls[rank][self.made[rank]], self._share
-        near = set(range(rank // share * share, rank // share * share + share))
-        lane = set(range(rank % share, len(self._calls), share))
+        in_server = set(range(rank // share * share, rank // share * share + share))
+        same_local_rank = set(range(rank % share, len(self._calls), share))
         dispatches = "dispatch" in call.name
-        first = {other for other in (near | lane if dispatches else near) if call.number not in self._sent[other]}
+        senders = in_server | same_local_rank if dispatches else in_server
+        first = {other for other in senders if call.number not in self._sent[other]}
         if first:
             return 1, first
-        relays = near if dispatches else lane
+        relays = in_server if dispatches else same_local_rank
         return 2, {other for other in relays - {rank} if call.number not in self._passed[other]}
 
 

@@ -38,7 +38,7 @@ _KEYS = {
     "seed": "s",
 }
 _RARE = ("servers", "list_cores", "ub_bytes", "spare", "shared")  # written if they are not the default
-_FLAGS = ("weights", "plain", "odd", "tail", "near", "flags", "measured", "one_card")
+_FLAGS = ("weights", "plain", "odd", "tail", "stores", "flags", "measured", "one_card")
 # Words of a case other than numbers -> field and value.
 _WORDS: dict[str, tuple[str, object]] = {
     **{word: ("algorithm", word) for word in (*ALGORITHMS, TWO_LEVELS)},
@@ -66,7 +66,7 @@ class Program(Case):
         sequence: D is a dispatch, C a combine of the oldest open dispatch; d and c are the same in two launches, one
             that sends and one that waits. Each dispatch has its own tensors, see `case_of`.
         servers: ranks per server; 0: one server. A copy agent transfers to all other ranks.
-        near: the copy agent transfers to other servers only.
+        stores: the copy agent transfers to other servers only.
         flags: rows are sent in flagged blocks, which the agent moves in any order.
         algorithm: comm_alg of all ops, "hierarchy" between servers, or "mixed".
         rows: memory of combine's rows: "own" tensors, "registered" window tensors, or "partly", either by op and rank;
@@ -91,7 +91,7 @@ class Program(Case):
     list_cores: int = 0
     ub_bytes: int = 0
     spare: int = 0
-    near: bool = False
+    stores: bool = False
     flags: bool = False
     measured: bool = False
     one_card: bool = False

@@ -89,8 +89,8 @@ class FaultyCall:
     def compared(self) -> list[int]:
         """Experts in the order in which combine compares counts: in hierarchy those of the local server first."""
         share, local = self.case.share, self.case.local
-        far = [bool(share) and expert // local // share != self.rank // share for expert in range(self.case.experts)]
-        return sorted(range(self.case.experts), key=far.__getitem__)
+        away = [bool(share) and expert // local // share != self.rank // share for expert in range(self.case.experts)]
+        return sorted(range(self.case.experts), key=away.__getitem__)
 
     def place(self, count: int) -> int:
         """Draw one of ``count``: often the first, the last, or one at the limits of cores' shares and chunks."""

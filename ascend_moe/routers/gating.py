@@ -444,14 +444,14 @@ def sparsemixer(
             chosen = expert.clamp(min=0)
         largest = left.detach().gather(1, chosen)
         factor = torch.maximum(scores.detach().abs(), largest)
-        far = (largest - scores.detach()) / factor > 2 * jitter_eps
-        candidates = left.masked_fill(far, -torch.inf)
+        excluded = (largest - scores.detach()) / factor > 2 * jitter_eps
+        candidates = left.masked_fill(excluded, -torch.inf)
         if training and given is None:
             drawn = candidates.detach() - torch.empty_like(candidates).exponential_().log()
             chosen = expert = drawn.max(-1, keepdim=True).indices
-        near = torch.softmax(candidates, -1)
-        weight = near.gather(1, chosen) if given is None else taken(near, expert)
-        weights.append(_estimated(weight, near.detach(), chosen) if training else weight)
+        probs = torch.softmax(candidates, -1)
+        weight = probs.gather(1, chosen) if given is None else taken(probs, expert)
+        weights.append(_estimated(weight, probs.detach(), chosen) if training else weight)
         taken_ids.append(expert)
         left = left.scatter(1, chosen, -torch.inf)
     return torch.cat(weights, 1), torch.cat(taken_ids, 1).to(torch.int32)
@@ -461,9 +461,9 @@ def sparsemixer(
 _KEPT, _THIRD, _REST = 0.75, 0.3333, 0.6667
 
 
-def _estimated(weight: torch.Tensor, near: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def _estimated(weight: torch.Tensor, probs: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Return weight ``(T, 1)``, or a third of it, with the gradient of the whole."""
-    likeliest = near.max(-1, keepdim=True).indices
+    likeliest = probs.max(-1, keepdim=True).indices
     whole = (chosen == likeliest) | (torch.rand_like(weight) > _KEPT)
     share = torch.add(_THIRD, whole.to(weight.dtype), alpha=_REST)
     return weight.detach() * share + (weight - weight.detach())

@@ -85,7 +85,7 @@ def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> 
         _reports("combine = reference, bit for bit", combines, f"{len(out)} tokens, max difference {gap:g}"),
         *bytes_moved,
         _steady(records, spec.iterations),
-        _near(out, dense, spec),
+        _is_close(out, dense, spec),
     ]
     rms = float(dense.square().mean().sqrt())
     return RunChecks(checks, gap, _furthest(out, dense), rms)
@@ -125,7 +125,7 @@ def tolerance_of(spec: RunSpec) -> float:
     return QUANT_TOLERANCE if spec.quant_mode else TOLERANCES[spec.dtype]
 
 
-def _near(out: Tensor, dense: Tensor, spec: RunSpec) -> Check:
+def _is_close(out: Tensor, dense: Tensor, spec: RunSpec) -> Check:
     tolerance, rms = tolerance_of(spec), dense.square().mean().sqrt()
     name = f"dense layer within {tolerance:g} x (RMS + |value|)"
     gap = (out - dense).abs()

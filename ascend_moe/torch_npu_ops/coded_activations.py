@@ -6,8 +6,7 @@ import torch
 
 from ascend_moe.errors import need, need_dims, need_dtype, need_shape
 from ascend_moe.experts.activations import Activation
-from ascend_moe.experts.fp8 import FP8, FP8_MAX
-from ascend_moe.experts.quant import dynamic_quant_rows
+from ascend_moe.experts.quant import FP8, FP8_MAX, dynamic_quant_rows
 
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -217,8 +217,8 @@ def steps(kind: str, ranks: Ranks) -> list[Step]:
 def between_servers(device: Twin, name: str) -> Twin:
     """Return a twin with several servers if the kernel probe ``name`` needs them, else ``device``."""
     if name == BATCH:
-        return replace(device, layout="a2", near=1)  # one rank per server: all transfers use BatchWrite
-    return replace(device, layout="a2", near=2, world=4) if name == TWO_LEVELS else device
+        return replace(device, layout="a2", ranks_per_server=1)  # one rank per server: all transfers use BatchWrite
+    return replace(device, layout="a2", ranks_per_server=2, world=4) if name == TWO_LEVELS else device
 
 
 def _by_rank(probe: Probe) -> Probe:

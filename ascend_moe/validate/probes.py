@@ -121,7 +121,7 @@ def _servers(device: Any) -> str:
     hosts, names = device.hosts, len(set(device.hosts))
     if device.layout == "a3":
         return f"{device.world} ranks on {names} host(s): stores reach all ranks of an A3 supernode"
-    share = device.near or device.world
+    share = device.ranks_per_server or device.world
     for rank, host in enumerate(hosts):
         first = rank // share * share
         assert host == hosts[first], (
@@ -149,11 +149,11 @@ def _context(device: Any) -> str:
 
 def _store(device: Any) -> str:
     found, _ = _launch(device, "store")
-    share = device.near or device.world
-    near = [min(share, device.world - rank // share * share) for rank in device.ranks]
-    rows, sent = sum(seen.done for seen in found), sum(near)
+    share = device.ranks_per_server or device.world
+    reached = [min(share, device.world - rank // share * share) for rank in device.ranks]
+    rows, sent = sum(seen.done for seen in found), sum(reached)
     assert rows == sent, f"{rows} rows arrived, {sent} were sent"
-    detail = f"two rows of 16 KiB from each rank to {near[0]} ranks, read back over the link"
+    detail = f"two rows of 16 KiB from each rank to {reached[0]} ranks, read back over the link"
     if share < device.world:
         detail += f"; stores reach all ranks of a server: {settings.INTRA_NODE_STORES.name}=1 lets the ops use them"
     return detail
@@ -202,7 +202,7 @@ def _neighbours(device: Any) -> str:
 def _batch(device: Any) -> str:
     """Launch once per round, because an op posts one list. The round selects sizes and numbers of peers."""
     world = device.world
-    if not (device.layout == "a2" and 0 < device.near < world):
+    if not (device.layout == "a2" and 0 < device.ranks_per_server < world):
         return "not applicable: BatchWrite reaches no rank of this group"
     most = 0
     for number in range(1, ROUNDS + 1):
@@ -215,7 +215,7 @@ def _batch(device: Any) -> str:
 
 def _levels(device: Any) -> str:
     """Launch once per round, because ranks do not wait between two ops; items grow with the round."""
-    world, lanes = device.world, device.near
+    world, lanes = device.world, device.ranks_per_server
     if not (device.layout == "a2" and 1 < lanes < world and world % lanes == 0):
         return "not applicable: it needs several servers with the same number of ranks, at least two"
     most = 0

@@ -99,12 +99,12 @@ class _Call:
 class Twin:
     """The twin as a device for probes, with windows of ``layout``.
 
-    ``near``: ranks per server, 0: all. ``folder``: the kernels' sources. ``corrupt``: applied to new windows, in tests.
+    ``ranks_per_server`` 0: one server. ``folder``: the kernels' sources. ``corrupt``: applied to new windows, in tests.
     """
 
     world: int = 2
     cores: int = 3
-    near: int = 0
+    ranks_per_server: int = 0
     layout: str = "a3"
     folder: Path | None = None
     window_mib: int = 4
@@ -144,7 +144,7 @@ class Twin:
         return found, call.seen()
 
     def _windows(self) -> ascendc_twin.Windows:
-        share, data_bytes = self.near if self.layout == "a2" else 0, self.window_mib * MIB
+        share, data_bytes = self.ranks_per_server if self.layout == "a2" else 0, self.window_mib * MIB
         windows = ascendc_twin.Windows(self.world, data_bytes=data_bytes, layout=self.layout, ranks_per_server=share)
         self.corrupt(windows)
         return windows
@@ -162,7 +162,7 @@ class Twin:
     def _tiling(self, mode: str, rank: int, rounds: int, cycles: int, nonce: int) -> ProbeTiling:
         tiling = ProbeTiling(mode=MODES[mode], world=self.world, rank=rank, cores=self.cores)
         tiling.context_kind, tiling.nonce, tiling.rounds = CONTEXTS[self.layout], nonce, rounds
-        tiling.intra_node_ranks = self.near
+        tiling.intra_node_ranks = self.ranks_per_server
         state = STATE_MIB if self.layout == "a2" else 0
         tiling.data_bytes = (self.window_mib - state) * MIB
         tiling.deadline_cycles = cycles or int(WAIT_S * 1e6 * CYCLES_PER_MICRO)
@@ -197,7 +197,7 @@ class Npu:
     # The probe of the servers uses these three before a communicator is opened, which launches a kernel on an A2.
 
     @property
-    def near(self) -> int:
+    def ranks_per_server(self) -> int:
         """Ranks per server."""
         return self._before_opening()[1]
 

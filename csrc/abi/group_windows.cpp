@@ -155,7 +155,7 @@ std::string GroupWindows::Text() const {
     for (int peer = 0; sent && peer < world_; ++peer) {
         if (peer != rank_ && !Sent(peer)) awaited.push_back(peer);
     }
-    const uint64_t begun = known && InOp(rank_) ? label.begun : 0;
+    const uint64_t started = known && InOp(rank_) ? label.started : 0;
     const uint32_t op = known ? label.op : Word(message, 0)[moe::kH0OpPhase] >> 24;
     const uint32_t algorithm = known ? label.algorithm : Word(message, moe::kBlock)[moe::kH1Code] >> 8;
     const auto* record = reinterpret_cast<const int32_t*>(state(rank_) + moe::kErrorRecordOffset);
@@ -168,7 +168,7 @@ std::string GroupWindows::Text() const {
                                   moe::AlgorithmName(algorithm),
                                   std::to_string(Epoch()),
                                   Phase(awaited),
-                                  std::to_string(begun == 0 ? 0 : MonotonicNanoseconds() - begun),
+                                  std::to_string(started == 0 ? 0 : MonotonicNanoseconds() - started),
                                   ranks,
                                   failed ? moe::ErrorName(code) : "",
                                   std::to_string(failed ? record[moe::kRecCulprit] : -1)};

@@ -60,13 +60,13 @@ struct WindowLabel {
     uint32_t context_kind, ranks_per_server, intra_node_ranks, several_servers;
     uint64_t data_bytes, registered_bytes;
     uint32_t op, algorithm, epoch;  // op 0: a probe, or none
-    uint64_t begun;
+    uint64_t started;
 
     void Begin(uint32_t new_op, uint32_t new_algorithm, uint32_t new_epoch) {
         op = new_op;
         algorithm = new_algorithm;
         epoch = new_epoch;
-        begun = MonotonicNanoseconds();
+        started = MonotonicNanoseconds();
     }
 };
 constexpr uint32_t kLabelMagic = 0x4C41424C;

@@ -55,10 +55,10 @@ def main() -> None:
     rows, by_deep_ep = step(alone)
     token_dispatcher._DeepepManager = MC2Manager  # the other way in: no deep_ep, one row an expert
     _, by_manager = step(alone)
-    near = all(torch.allclose(a.float(), b.float(), rtol=2**-7) for a, b in zip(by_deep_ep, by_manager, strict=True))
+    equal = all(torch.allclose(a.float(), b.float(), rtol=2**-7) for a, b in zip(by_deep_ep, by_manager, strict=True))
     for turn in range(dist.get_world_size()):
         if turn == dist.get_rank():
-            print(f"rank {turn}: rows of its experts {rows}, both ways and gradients equal: {near}", flush=True)
+            print(f"rank {turn}: rows of its experts {rows}, both ways and gradients equal: {equal}", flush=True)
         dist.barrier()
     dist.destroy_process_group()
 

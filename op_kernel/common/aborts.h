@@ -185,10 +185,10 @@ public:
     }
     // Call in each UB layout that may send hints.
     __aicore__ inline void BuffInit(TPipe& pipe) { pipe.InitBuffer(buf_, HintsBytes(*info_)); }
-    __aicore__ inline void Begin(int64_t now) { begun_ = now; }
+    __aicore__ inline void Begin(int64_t now) { start_ = now; }
     // Call after each unsuccessful poll.
     __aicore__ inline void Look() {
-        if (AscendC::GetSystemCycle() - begun_ > static_cast<int64_t>(info_->deadlineCycles / kHintShare)) Send();
+        if (AscendC::GetSystemCycle() - start_ > static_cast<int64_t>(info_->deadlineCycles / kHintShare)) Send();
     }
     __aicore__ inline void Send() {
         if (!sent_) Put(0, 0);
@@ -232,7 +232,7 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     GM_ADDR list_ = nullptr;
     UbBuf buf_;
-    int64_t begun_ = 0;
+    int64_t start_ = 0;
     uint32_t epoch_ = 0;
     bool sent_ = false;
 };

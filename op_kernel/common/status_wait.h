@@ -23,7 +23,7 @@ public:
         for (uint32_t i = 0; i < count; ++i) seenBuf_.Get<uint32_t>().SetValue(i, kUnseen);
     }
     __aicore__ inline bool given() const { return count_ != 0; }
-    __aicore__ inline void Begin(int64_t now) { begun_ = now; }
+    __aicore__ inline void Begin(int64_t now) { start_ = now; }
     // `message`: of the source at `index` of the range, as last loaded.
     __aicore__ inline void Look(uint32_t index, const LocalTensor<uint32_t>& message) {
         LocalTensor<uint32_t> seen = seenBuf_.Get<uint32_t>();
@@ -49,12 +49,12 @@ private:
     static constexpr uint32_t kUnseen = 0xFFFFFFFFu;
 
     __aicore__ inline uint32_t Micros() const {
-        return static_cast<uint32_t>(static_cast<uint64_t>(AscendC::GetSystemCycle() - begun_) / kCyclesPerMicro);
+        return static_cast<uint32_t>(static_cast<uint64_t>(AscendC::GetSystemCycle() - start_) / kCyclesPerMicro);
     }
 
     GlobalTensor<uint32_t> times_;  // low and high words
     UbBuf seenBuf_, sumBuf_;
-    int64_t begun_ = 0;
+    int64_t start_ = 0;
     uint32_t count_ = 0;
     uint32_t epoch_ = 0;
 };

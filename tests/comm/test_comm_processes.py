@@ -146,7 +146,7 @@ def test_a_rank_without_descriptors_says_so_and_the_others_name_it(room: int) ->
         assert victim.error == "AscendMoeError" and "open files (ulimit -n)" in victim.text, victim
         for outcome in (first, last):
             assert_named(outcome, "CommTimeout", 1)
-            # Before the others have begun, or after.
+            # Before the others have started, or after.
             assert re.search("gave up (before )?with OSError", outcome.text), outcome.text
 
 
@@ -172,8 +172,8 @@ def test_a_rank_stopped_while_opening_is_named(victim: int, point: str) -> None:
         ranks.resume(victim)
         late = ranks.wait(victim)
         # Stopped after its last word it opens the windows yet, and sees there that the others have left.
-        told = f"gave up before with CommTimeout about rank {victim}"
-        assert late.error != "CommTimeout" or told in late.text, late.text
+        cause = f"gave up before with CommTimeout about rank {victim}"
+        assert late.error != "CommTimeout" or cause in late.text, late.text
         values(ranks.call(comm.close, "0"))
         assert values(ranks.call(cases.op)) == exchanged(3)
 

@@ -123,7 +123,7 @@ def test_only_inside_with() -> None:
 
 
 @pytest.mark.parametrize(
-    ("errors", "told"),
+    ("errors", "text"),
     [
         ([ValueError("of rank 0"), ValueError("of rank 1")], "of rank 0"),
         # A peer may learn of rank 1's failure before its exception reaches the cluster.
@@ -134,21 +134,21 @@ def test_only_inside_with() -> None:
         ([KeyError("first"), None], "first"),  # the other rank waits in its first op
     ],
 )
-def test_earliest_error_and_lost_peers_lead_to_the_cause(errors: list[Any], told: str) -> None:
+def test_earliest_error_and_lost_peers_lead_to_the_cause(errors: list[Any], text: str) -> None:
     def body(rank: int, name: str) -> None:
         time.sleep(0.1 * rank)
         if errors[rank] is None:
             op(rank, name, 2)
         raise errors[rank]
 
-    with LocalCluster(2) as cluster, pytest.raises(BaseException, match=told) as caught:
+    with LocalCluster(2) as cluster, pytest.raises(BaseException, match=text) as caught:
         cluster.run(body)
     assert caught.value in errors
     if errors[1] is None:
         assert isinstance(caught.value.others[1], PeerLost)  # type: ignore[attr-defined]
 
 
-def test_peer_that_closed_is_lost_and_fresh_windows_wait_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_that_closed_is_lost_and_new_windows_wait_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "2")
 
     def one_closes(rank: int, name: str) -> Any:

@@ -44,10 +44,10 @@ def test_windows_and_algorithms_are_logged_once(caplog: pytest.LogCaptureFixture
     with ascend_moe.LocalCluster(WORLD, window_mib=4) as cluster:
         for algorithm in ("direct", "direct", "window", ""):
             cluster.run(trip, comm_alg=algorithm)
-    told = texts(caplog, logging.INFO)
+    logged = texts(caplog, logging.INFO)
     assert {record.rank for record in caplog.records} == {0, 1}  # type: ignore[attr-defined]
     for rank in range(WORLD):
-        own = [text for text in told if text.startswith(f"ascend_moe: rank {rank}: ")]
+        own = [text for text in logged if text.startswith(f"ascend_moe: rank {rank}: ")]
         assert sum("opened the windows" in text and "2 ranks, 4 MiB" in text for text in own) == 1
         assert sum(text.endswith("dispatch on group " + cluster.name + " runs direct") for text in own) in (1, 2)
         assert sum(text.endswith("combine on group " + cluster.name + " runs window") for text in own) == 1

@@ -30,7 +30,7 @@ def posts(hosts: Sequence[str], **facts: Any) -> list[ServerRecord]:
     ]
 
 
-def told(made: Sequence[ServerRecord], rank: int = 0, ranks: Sequence[int] | None = None, job: int = 0) -> int | str:
+def size_of(made: Sequence[ServerRecord], rank: int = 0, ranks: Sequence[int] | None = None, job: int = 0) -> int | str:
     """Returns what one rank concludes: the number, or the error's text. ``ranks`` of the job: all by default."""
     try:
         return agreed("g", rank, made, ranks or range(len(made)), job or len(made))
@@ -80,19 +80,19 @@ def test_other_servers_are_refused_by_name(hosts: list[str], text: str) -> None:
     """The same on all ranks, whatever torchrun says of its own."""
     for local in (0, [hosts.count(host) for host in hosts]):
         made = posts(hosts, local_world=local)
-        said = {told(made, rank) for rank in range(len(hosts))}
+        said = {size_of(made, rank) for rank in range(len(hosts))}
         assert len(said) == 1 and f"ArgumentError group_ep: group 'g': {text}" in said.pop()
 
 
 def test_modules_of_8_devices_are_servers_as_hccl_counts_them() -> None:
     """A host of 16 NPUs is two servers for a group that has ranks in both modules, and only then."""
     both = posts(on(16), module=[0] * 8 + [1] * 8)
-    assert [told(both, rank) for rank in range(16)] == [8] * 16 and topology(both) == SEVERAL_SERVERS
+    assert [size_of(both, rank) for rank in range(16)] == [8] * 16 and topology(both) == SEVERAL_SERVERS
     for alike in (posts(on(8), module=1), posts(on(8, 8), module=[0] * 8 + [1] * 8)):
-        assert told(alike) == 8
-    uneven = told(posts(on(6), module=[0, 0, 0, 0, 1, 1]))
+        assert size_of(alike) == 8
+    uneven = size_of(posts(on(6), module=[0, 0, 0, 0, 1, 1]))
     assert "4 of its 6 ranks are on 'host0, module 0' (from rank 0 on), 2 on 'host0, module 1'" in str(uneven)
-    by_setting = [told(posts(on(16), module=[0] * 8 + [1] * 8, share=share)) for share in (8, 4, 16)]
+    by_setting = [size_of(posts(on(16), module=[0] * 8 + [1] * 8, share=share)) for share in (8, 4, 16)]
     assert by_setting[:2] == [8, 4]
     text = "ASCEND_MOE_RANKS_PER_SERVER is 16, but ranks 0 and 8 are on 'host0, module 0' and 'host0, module 1': HCCL"
     assert text in str(by_setting[2])
@@ -115,14 +115,14 @@ def test_drawn_servers_are_accepted_where_ranks_fit() -> None:
             and [hosts.index(host) for host in hosts] == [rank // share * share for rank in range(world)]
         ]
         assert len(wanted) <= 1
-        found = told(posts(hosts), dice.randrange(world))
+        found = size_of(posts(hosts), dice.randrange(world))
         assert found == wanted[0] if wanted else "ArgumentError" in str(found), (hosts, found)
         accepted += bool(wanted)
         if wanted:  # torchrun says the same, and a group that has a part of the ranks may have fewer of a server
-            assert told(posts(hosts, local_world=wanted[0])) == wanted[0]
-            assert told(posts(hosts, local_world=wanted[0] + 1), job=2 * world) == wanted[0]
+            assert size_of(posts(hosts, local_world=wanted[0])) == wanted[0]
+            assert size_of(posts(hosts, local_world=wanted[0] + 1), job=2 * world) == wanted[0]
         share = dice.randrange(1, 2 * world)
-        by_setting = told(posts(hosts, share=share))  # whatever the host names
+        by_setting = size_of(posts(hosts, share=share))  # whatever the host names
         assert (
             by_setting == min(share, world) if share >= world or world % share == 0 else "Argument" in str(by_setting)
         )
@@ -134,20 +134,20 @@ def test_drawn_servers_are_accepted_where_ranks_fit() -> None:
 
 def test_one_name_for_two_machines_is_found() -> None:
     """Bare servers are often all called localhost: the boot id, or torchrun's count, tells them apart."""
-    text = str(told(posts(["localhost"] * 8, boot=[*["b0"] * 4, *["b1"] * 4]), 5))
+    text = str(size_of(posts(["localhost"] * 8, boot=[*["b0"] * 4, *["b1"] * 4]), 5))
     assert "ConfigMismatch host name: ranks 0 and 4 of group 'g' both have the host name 'localhost'" in text
     assert f"export {SETTING} on all ranks" in text
-    text = str(told(posts(["localhost"] * 8, local_world=4), 5))
+    text = str(size_of(posts(["localhost"] * 8, local_world=4), 5))
     assert "ConfigMismatch LOCAL_WORLD_SIZE: LOCAL_WORLD_SIZE is 4 on rank 0 of group 'g', but 8 of its 8 ranks" in text
-    assert told(posts(["localhost"] * 8, local_world=4, share=4, boot=[*["b0"] * 4, *["b1"] * 4])) == 4
+    assert size_of(posts(["localhost"] * 8, local_world=4, share=4, boot=[*["b0"] * 4, *["b1"] * 4])) == 4
 
 
 def test_fewer_ranks_of_a_name_than_were_started_there() -> None:
     """Only a group of the whole job is judged: others need not have all ranks of a server."""
     made = posts(on(4, 4), local_world=8)
     text = "LOCAL_WORLD_SIZE is 8 on rank 0 of group 'g', but 4 of its 8 ranks have its host name 'host0'"
-    assert text in str(told(made)) and told(made, job=16) == 4
-    assert told(posts(on(4, 4), local_world=8, share=8)) == 8
+    assert text in str(size_of(made)) and size_of(made, job=16) == 4
+    assert size_of(posts(on(4, 4), local_world=8, share=8)) == 8
 
 
 @pytest.mark.parametrize(
@@ -203,10 +203,10 @@ def test_the_setting_counts_ranks_of_the_job() -> None:
         (range(16), 8),
         ([0, 2, 9, 15], 2),
     ):
-        assert told(posts(["?"] * len(ranks), share=8), ranks=ranks, job=16) == share
+        assert size_of(posts(["?"] * len(ranks), share=8), ranks=ranks, job=16) == share
         by_name = posts([f"s{rank // 8}" for rank in ranks], local_world=8)
-        assert told(by_name, ranks=ranks, job=16) == share  # as host names do
-    mixed = str(told(posts(["?"] * 3, share=8), ranks=[6, 7, 8], job=16))
+        assert size_of(by_name, ranks=ranks, job=16) == share  # as host names do
+    mixed = str(size_of(posts(["?"] * 3, share=8), ranks=[6, 7, 8], job=16))
     assert (
         "2 of its 3 ranks are on 'server 0' (from rank 0 on), 1 on 'server 1'" in mixed and f"{SETTING} is 8" in mixed
     )
@@ -215,7 +215,7 @@ def test_the_setting_counts_ranks_of_the_job() -> None:
 # ---- how ranks tell each other
 
 
-def meet(store: Any, made: Sequence[ServerRecord], there: Sequence[int], timeout: float = 10) -> list[Any]:
+def join(store: Any, made: Sequence[ServerRecord], there: Sequence[int], timeout: float = 10) -> list[Any]:
     """Returns what the ranks that are there find, each on a thread: host names, or the error."""
 
     def body(rank: int) -> Any:
@@ -230,11 +230,11 @@ def meet(store: Any, made: Sequence[ServerRecord], there: Sequence[int], timeout
         return list(pool.map(body, there))
 
 
-def test_ranks_meet_anew_over_what_an_earlier_group_has_left() -> None:
+def test_ranks_join_anew_over_what_an_earlier_group_has_left() -> None:
     store = dist.HashStore()
     for number in range(5):
         hosts = [f"{number}-{rank}" for rank in range(4)]
-        assert meet(store, posts(hosts), range(4)) == [hosts] * 4
+        assert join(store, posts(hosts), range(4)) == [hosts] * 4
 
 
 @pytest.mark.parametrize("before", [False, True])
@@ -242,8 +242,8 @@ def test_a_rank_that_does_not_come_is_named(before: bool) -> None:
     """Also where its post of an earlier group is there."""
     store, hosts = dist.HashStore(), on(2, 2)
     if before:
-        meet(store, posts(hosts), range(4))
-    for error in meet(store, posts(hosts), [0, 1, 3], timeout=0.5):
+        join(store, posts(hosts), range(4))
+    for error in join(store, posts(hosts), [0, 1, 3], timeout=0.5):
         assert isinstance(error, CommTimeout) and error.details["phase"] == "open"
         assert 2 in error.details["ranks"] and "did not report their host within 0.5 s" in str(error)
         if not before:

@@ -246,7 +246,7 @@ def _ints(op: str, name: str, values: Mapping[int, tuple[Any, ...]], **along: An
 
 
 def wrong_integers(op: str, world: int) -> Iterator[Bad]:
-    far = (INT32_MIN, INT32_MAX + 1, INT64_MIN, INT64_MAX, *(2**32 + low for low in (0, world, E)))  # legal low bits
+    large = (INT32_MIN, INT32_MAX + 1, INT64_MIN, INT64_MAX, *(2**32 + low for low in (0, world, E)))  # legal low bits
     rules: dict[str, tuple[tuple[int, ...], str]] = {
         "ep_world_size": ((-1, 0, 385), "1..384"),
         "ep_rank_id": ((-1, world, 64), f"0..{world - 1}"),
@@ -270,7 +270,7 @@ def wrong_integers(op: str, world: int) -> Iterator[Bad]:
     if op == "dispatch_v2":
         rules |= dict.fromkeys(("y_dtype", "x_dtype", "scales_dtype"), ((-1, 0, 1, 27), "Ascend 950's alone"))
     for name, (values, words) in rules.items():
-        yield from _ints(op, name, dict.fromkeys((*values, *far), (words,)))
+        yield from _ints(op, name, dict.fromkeys((*values, *large), (words,)))
     worlds = [ranks for ranks in (3, 4, 6, 12) if ranks > world]
     yield from _ints(op, "ep_world_size", dict.fromkeys(worlds, (f"{world} ranks",)))
     if world > 1:

@@ -99,10 +99,10 @@ def signal_self_at(point: str, number: int) -> None:
     """The next opening sends this process a signal: at 'record', 'peer', 'map' or 'ready'."""
 
     opening = rendezvous.Opening
-    take, meet = opening._take, opening._announce
+    take, announce = opening._take, opening._announce
 
     def hit() -> None:
-        opening._take, opening._announce = take, meet  # type: ignore[method-assign]
+        opening._take, opening._announce = take, announce  # type: ignore[method-assign]
         os.kill(os.getpid(), number)
 
     def taking(self: Any, rank: int) -> None:
@@ -112,14 +112,14 @@ def signal_self_at(point: str, number: int) -> None:
         if point == "peer" and self.peers:
             hit()
 
-    def meeting(self: Any) -> None:
+    def announcing(self: Any) -> None:
         if point == "map":
             hit()
-        meet(self)
+        announce(self)
         if point == "ready":
             hit()
 
-    opening._take, opening._announce = taking, meeting  # type: ignore[method-assign]
+    opening._take, opening._announce = taking, announcing  # type: ignore[method-assign]
 
 
 def fail_mapping_once() -> None:

@@ -13,7 +13,7 @@ MODES = {
     "servers": {"algorithm": "window", "servers": 1},
     "direct": {"algorithm": "direct"},
     "mixed": {"algorithm": "mixed"},
-    "lent": {"algorithm": "direct", "rows": "registered"},
+    "registered": {"algorithm": "direct", "rows": "registered"},
     "roles": {"algorithm": "direct", "list_cores": 2, "cores": 4},
 }
 

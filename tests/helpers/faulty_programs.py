@@ -15,7 +15,7 @@ WAYS: tuple[Callable[[Program, int], Program], ...] = (
     lambda case, seed: replace(case, algorithm="direct", rows="registered"),
     lambda case, seed: replace(case, sequence=case.sequence.lower()),
     lambda case, seed: replace(case, algorithm="direct", list_cores=1 + seed % case.cores, cores=case.cores + 1),
-    lambda case, seed: replace(case, algorithm="window", rows="own", servers=1 + seed % 2, near=seed // 2 % 2 == 1),
+    lambda case, seed: replace(case, algorithm="window", rows="own", servers=1 + seed % 2, stores=seed // 2 % 2 == 1),
 )
 # Shares beyond a chunk of pairs or source indices, in one core and several; all pairs of a rank in a core's lists.
 LONG = (

@@ -25,7 +25,7 @@ def program(world: int, cores: int, contract: int, algorithm: str, **rows: int) 
         contract=contract,
         algorithm=algorithm,
         servers=servers,
-        near=servers > 0,
+        stores=servers > 0,
         weights=servers > 0,
         one_card=True,
         **rows,  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from ascend_moe.reference.cases import Case, draw
 from ascend_moe.validate import run as validate_run
 from ascend_moe.validate.run import DevicePlace
 
-Lend = Callable[[Case, int, str, torch.Tensor, int], torch.Tensor]
+Register = Callable[[Case, int, str, torch.Tensor, int], torch.Tensor]
 
 
 @dataclass
@@ -74,11 +74,11 @@ def expert_rows(case: Case, rank: int, sent: Sequence[torch.Tensor]) -> torch.Te
 
 
 def run_rank(
-    case: Case, rank: int, group_ep: str, lend: Lend | None = None, call: validate_run.Call | None = None
+    case: Case, rank: int, group_ep: str, register: Register | None = None, call: validate_run.Call | None = None
 ) -> RankRun | AscendMoeError:
     """One rank's dispatch and combine. A collective error is a result: the communicator stays usable.
 
-    ``lend`` puts the rows for combine where it gets them: (case, rank, group_ep, rows, rows at most) -> rows.
+    ``register`` puts the rows for combine where it gets them: (case, rank, group_ep, rows, rows at most) -> rows.
     ``call`` makes both calls, where that is given.
     """
     made = {"call": call} if call else {}
@@ -87,7 +87,7 @@ def run_rank(
         end = comm.lookup(group_ep, case.world, rank)
         moved, first = [calls.traffic(end)], end.algorithm
         rows = expert_rows(case, rank, sent)
-        given = lend(case, rank, group_ep, rows, sent[0].shape[0]) if lend else rows
+        given = register(case, rank, group_ep, rows, sent[0].shape[0]) if register else rows
         result = combine(case, rank, group_ep, given, sent, **made)
         return RankRun(sent, rows, result, [*moved, calls.traffic(end)], (first, end.algorithm))
     except AscendMoeError as error:
@@ -95,10 +95,10 @@ def run_rank(
 
 
 def run(
-    cluster: comm.LocalCluster, case: Case, lend: Lend | None = None, call: validate_run.Call | None = None
+    cluster: comm.LocalCluster, case: Case, register: Register | None = None, call: validate_run.Call | None = None
 ) -> list[RankRun | AscendMoeError]:
     with cores(case.cores):
-        return cluster.run(lambda rank, group_ep: run_rank(case, rank, group_ep, lend, call))
+        return cluster.run(lambda rank, group_ep: run_rank(case, rank, group_ep, register, call))
 
 
 # ---- comparing

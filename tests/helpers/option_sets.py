@@ -68,12 +68,12 @@ _SPECIAL = {
 
 @dataclass(frozen=True)
 class OptionSet:
-    """A case, and how its ops are called. ``near``: ranks of one server store into each other's windows."""
+    """A case, and how its ops are called. ``stores``: ranks of one server store into each other's windows."""
 
     case: Case
     algorithm: str
     servers: int
-    near: bool
+    stores: bool
     two_launches: bool
 
     @property
@@ -137,11 +137,11 @@ def draw(seed: int) -> OptionSet:
     """A set by chance, the same one for a seed."""
     rng = np.random.default_rng([seed, 11])
     chosen = chosen_values(rng, OPTIONS, (*REFUSED, *APART))
-    several, near = chosen["ranks"] == "on several servers", bool(rng.integers(2))
-    begun = chosen["launches"] == "begin and finish"
+    several, stores = chosen["ranks"] == "on several servers", bool(rng.integers(2))
+    started = chosen["launches"] == "begin and finish"
     for turn in count():  # unequal batches are equal by chance where they are small: the next ones then
         case = _case(seed + turn * ALL, chosen)
-        drawn = OptionSet(case, chosen["algorithm"], 1 + several, near, begun)
+        drawn = OptionSet(case, chosen["algorithm"], 1 + several, stores, started)
         if len(set(case.batch_sizes)) > 1 or chosen["batches"] == "equal":
             break
     assert drawn.values == chosen, f"seed {seed}: the tensors have {drawn.values}, drawn were {chosen}"
@@ -204,8 +204,8 @@ class Worlds:
         environment = {"ASCEND_MOE_COMM_ALG": options.algorithm, "ASCEND_MOE_AIV_CORES": str(case.cores)}
         if options.servers > 1:
             environment["ASCEND_MOE_RANKS_PER_SERVER"] = str(case.world // options.servers)
-            environment["ASCEND_MOE_INTRA_NODE_STORES"] = str(int(options.near))
-        key = (options.servers, options.near)
+            environment["ASCEND_MOE_INTRA_NODE_STORES"] = str(int(options.stores))
+        key = (options.servers, options.stores)
         with mock.patch.dict(os.environ, environment):
             cluster = self._clusters.setdefault(key, op_runs.Clusters())[case.world]
             call = _finished if options.two_launches else None

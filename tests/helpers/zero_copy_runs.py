@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from op_runs import Lend, RankRun
+from op_runs import RankRun, Register
 
 import ascend_moe
 import ascend_moe.reference as ref
@@ -44,19 +44,19 @@ def registered_copy(case: Case, rank: int, group_ep: str, rows: torch.Tensor, mo
     return made[8 : 8 + count] if how == 2 else made
 
 
-def lending(lends: Sequence[bool]) -> Lend:
-    """Rows of the ranks that lend lie in their windows, each in its own way."""
+def registering(registers: Sequence[bool]) -> Register:
+    """Rows of the ranks that register are in their windows, each in its own way."""
 
-    def lend(case: Case, rank: int, group_ep: str, rows: torch.Tensor, most: int) -> torch.Tensor:
-        if not lends[rank]:
+    def register(case: Case, rank: int, group_ep: str, rows: torch.Tensor, most: int) -> torch.Tensor:
+        if not registers[rank]:
             return rows
         return registered_copy(case, rank, group_ep, rows, most, (case.cores + rank) % 3)
 
-    return lend
+    return register
 
 
-def check_traffic(lends: Sequence[bool], case: Case, runs: list[RankRun]) -> None:
-    """Lent rows are never written by a kernel, and read where they lie, once a pair."""
+def check_traffic(registers: Sequence[bool], case: Case, runs: list[RankRun]) -> None:
+    """Registered rows are never written by a kernel, and read where they lie, once a pair."""
     row = case.hidden * case.torch_dtype.itemsize
     for rank, (one, given) in enumerate(zip(runs, case.inputs, strict=True)):
         rows = int(one.dispatched[4][case.experts - 1])
@@ -64,6 +64,6 @@ def check_traffic(lends: Sequence[bool], case: Case, runs: list[RankRun]) -> Non
         own = int((owners == rank).sum())
         moved = one.traffic[1]
         assert moved["written_window_registered"] == 0
-        assert moved["written_window_data"] == (0 if lends[rank] else (rows - own) * row), rank
-        registered_pairs = sum(int((owners == owner).sum()) for owner in range(case.world) if lends[owner])
+        assert moved["written_window_data"] == (0 if registers[rank] else (rows - own) * row), rank
+        registered_pairs = sum(int((owners == owner).sum()) for owner in range(case.world) if registers[owner])
         assert moved["read_window_registered"] == registered_pairs * row, rank

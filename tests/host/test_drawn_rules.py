@@ -38,7 +38,7 @@ class Needs:
     def __init__(self, of: Request, unit: int) -> None:
         self.of, self.unit = of, unit
         self.capacity = of.batch * min(of.topk, of.experts // of.ranks)
-        self.far = of.ranks_per_server < of.ranks
+        self.inter_node = of.ranks_per_server < of.ranks
         most = up(plan.limits()["slots"], of.ranks) // of.ranks  # local experts
         self.message = BLOCK * (2 + up(most, 4) // 4)  # two headers, four counts a block
         self.run = up(self.message, 512)
@@ -50,8 +50,8 @@ class Needs:
         return -(-rows // 480) * 512 if self.of.rdma_flags else rows
 
     def window(self) -> tuple[Need, Need]:
-        source_indices = self.of.contract == "v2" and not self.far
-        run, tails = self.run * self.far, BLOCK * (source_indices + self.of.weights)
+        source_indices = self.of.contract == "v2" and not self.inter_node
+        run, tails = self.run * self.inter_node, BLOCK * (source_indices + self.of.weights)
         sent = Need(self.wired(self.capacity * up(self.row + tails, self.unit)) + run, 0)
         if source_indices:  # each routed token has a place of its own, with a mark
             return sent, Need(0, self.of.batch * self.of.topk * up(self.back + BLOCK, self.unit))
@@ -66,10 +66,10 @@ class Needs:
     def hierarchy(self) -> tuple[Need, Need]:
         tail = up(BLOCK + self.of.ranks_per_server * self.message, 512)
         record = BLOCK + 3 * up(4 * self.of.topk, BLOCK)
-        near = self.capacity * (self.row + 2 * BLOCK) + self.run
+        intra_node = self.capacity * (self.row + 2 * BLOCK) + self.run
         back = self.capacity * self.back + self.run
         return (
-            Need(max(near, self.of.batch * (self.row + record) + tail), 0),
+            Need(max(intra_node, self.of.batch * (self.row + record) + tail), 0),
             Need(max(back, self.of.batch * self.back + tail), 0),
         )
 
@@ -96,7 +96,7 @@ def algorithms_at(needs: Needs, mib: int) -> list[str] | None:
     fits = {name: [need <= mib for need in both] for name, both in needs.mib().items()}
     if needs.of.comm_alg != "auto":
         chosen = [needs.of.comm_alg] * 2
-    elif needs.far:
+    elif needs.inter_node:
         chosen = ["window"] * 2
     else:  # dispatch takes direct where the rows can come back, by either algorithm
         direct, window = fits["direct"], fits["window"]
@@ -113,7 +113,7 @@ def test_windows_are_what_python_states_of_drawn_configurations() -> None:
         name = plans.ALGORITHMS[found["algorithm"]]
         assert [found["dispatch_bytes"], found["combine_bytes"]] == packed.bytes_of(name), one
         assert found["buffsize_mib"] == packed.mib_of(*packed.bytes_of(name)), one
-        aligned = 0 if packed.far else Needs(one, ROW_UNIT).mib_of(*Needs(one, ROW_UNIT).bytes_of(name))
+        aligned = 0 if packed.inter_node else Needs(one, ROW_UNIT).mib_of(*Needs(one, ROW_UNIT).bytes_of(name))
         assert found["aligned_mib"] == aligned, one
         if number % 4 != 0:
             continue
@@ -201,9 +201,9 @@ def borders(one: Request, op: str, spec: Any) -> Iterator[Border]:
     if one.contract == "v1":
         yield Border("expand_idx", 0, pairs, pairs + 1)
         return
-    far, local = one.ranks_per_server < one.ranks, experts // one.ranks
+    inter_node, local = one.ranks_per_server < one.ranks, experts // one.ranks
     needed = 3 * exact["expand_x"].dims[0]
-    if far:
+    if inter_node:
         needed = max(needed, pairs)
     if one.comm_alg == "hierarchy":  # records lie behind the source indices
         kept = up(12 * one.ranks * one.batch * min(one.topk, local), BLOCK)
@@ -251,8 +251,8 @@ def test_no_drawn_call_of_the_largest_sizes_lacks_room_in_ub() -> None:
     """With all optional tensors, the most experts, and rows that are short or of which few fit: rings shrink."""
     rng, limits = random.Random(4), plan.limits()
     for one in drawn_requests(5, 8000):
-        far, ub = one.ranks_per_server < one.ranks, rng.choice([180_000, limits["ub_bytes"]])
-        ranks = 384 if far and 384 % one.ranks_per_server == 0 and rng.random() < 0.8 else one.ranks
+        inter_node, ub = one.ranks_per_server < one.ranks, rng.choice([180_000, limits["ub_bytes"]])
+        ranks = 384 if inter_node and 384 % one.ranks_per_server == 0 and rng.random() < 0.8 else one.ranks
         longest = (ub - rng.randrange(60_000)) // rng.randint(2, 4) // SIZES[one.dtype]
         hidden = 16 * rng.choice([1, 2, min(longest, limits["hidden"]) // 16])
         one = replace(

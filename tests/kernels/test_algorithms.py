@@ -21,7 +21,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "direct")
 
 
-def test_algorithm_of_tells_what_ran() -> None:
+def test_algorithm_of_returns_what_ran() -> None:
     def body(rank: int, group_ep: str) -> list[str]:
         place = DevicePlace(group_ep, 2, rank)
         found = [ascend_moe.algorithm_of(group_ep)]
@@ -38,7 +38,7 @@ def test_algorithm_of_tells_what_ran() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
-def test_cores_that_meet_by_syncall_give_the_same(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_that_synchronize_by_syncall_give_the_same(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank alone, or all; also where an op ends early. The next op finds the board as it was."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     monkeypatch.setenv("HCCL_BUFFSIZE", "4")
@@ -55,14 +55,14 @@ def test_cores_that_meet_by_syncall_give_the_same(algorithm: str, monkeypatch: p
         return wrong
 
     with ascend_moe.LocalCluster(3) as cluster:
-        for meeting in ("syncall", "blocks", "syncall"):
-            monkeypatch.setenv("ASCEND_MOE_CORE_BARRIER", meeting)
+        for barrier in ("syncall", "blocks", "syncall"):
+            monkeypatch.setenv("ASCEND_MOE_CORE_BARRIER", barrier)
             seed = next(seeds)
             assert cluster.run(lambda rank, group_ep, seed=seed: body(rank, group_ep, seed)) == [[]] * 3
 
 
 @pytest.mark.parametrize("text", ["v1,DC,window", "v2,DC,window", "v2,DC,direct"])
-def test_no_schedule_finds_a_race_in_meetings_by_syncall(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_schedule_finds_a_race_in_barriers_by_syncall(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_CORE_BARRIER", "syncall")
     found = explore.campaign([explore.parse(f"w2,c3,l2,k2,b3,{text}")], 30, 1, a_case=30)
     assert found.finding is None, found.finding

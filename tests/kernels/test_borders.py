@@ -216,7 +216,7 @@ def test_of_two_owners_without_room_the_first_is_named(
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
 @pytest.mark.parametrize("cores", [1, 8])
 @pytest.mark.parametrize(("word", "value"), [(0, 2), (1, 4), (2, 3), (0, -1)])
-def test_a_triple_of_the_first_rank_token_or_k_that_there_is_not(
+def test_a_source_index_of_the_first_rank_token_or_k_that_there_is_not(
     clusters: Clusters, algorithm: str, cores: int, word: int, value: int
 ) -> None:
     case = full(2, 2)
@@ -231,7 +231,7 @@ def test_a_triple_of_the_first_rank_token_or_k_that_there_is_not(
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
 @pytest.mark.parametrize("cores", [1, 8])
-def test_a_wrong_triple_of_a_rank_whose_rows_are_counted_exactly(
+def test_a_wrong_source_index_of_a_rank_whose_rows_are_counted_exactly(
     clusters: Clusters, algorithm: str, cores: int
 ) -> None:
     """A token with more pairs than its owner has experts makes all cores count; the owner still has room."""

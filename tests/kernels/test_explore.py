@@ -148,7 +148,7 @@ def test_a_result_that_is_not_the_references_is_a_finding() -> None:
 
 @pytest.mark.parametrize("sequence", ["DDCC", "DCDC", "DDDCCC"])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_memory_that_is_lent_one_op_too_early_is_found(sequence: str, seed: int) -> None:
+def test_a_buffer_registered_one_op_too_early_is_found(sequence: str, seed: int) -> None:
     """The positive control: C1 has returned here, C2's rows are put where other ranks still read C1's."""
     case = replace(REGISTERED, sequence=sequence, rows="early", seed=seed, batches="equal")
     result = explore.explore(case, 200 if "CC" in sequence else 60)

@@ -55,7 +55,7 @@ def test_what_is_wrong_after_a_loss_is_a_finding(worlds: Worlds, monkeypatch: py
     """The positive control of the ranks that go on: another result than the reference of these."""
     load = World.load
 
-    def spoilt(self: World, case: Program, *args: int) -> PlannedProgram:
+    def corrupted(self: World, case: Program, *args: int) -> PlannedProgram:
         program = load(self, case, *args)
         if case.world < 3:  # of three
             expected = program.calls[-1].expected[0].view(torch.uint8)
@@ -65,7 +65,7 @@ def test_what_is_wrong_after_a_loss_is_a_finding(worlds: Worlds, monkeypatch: py
     case = Program(world=3, batch=3, batches="equal", ids="distinct", sequence="DC", seed=2, fault_kind="kill")
     worlds(3).load(case)
     assert not worlds(3).run(1).failed and worlds(3).survived
-    monkeypatch.setattr(World, "load", spoilt)
+    monkeypatch.setattr(World, "load", corrupted)
     with World(3) as world:
         world.load(case)
         runs = [world.run(seed) for seed in range(1, 4)]
@@ -179,8 +179,8 @@ def test_what_survivors_must_not_say() -> None:
     victim = goes_wrong.victim
     one, two = (rank for rank in range(3) if rank != victim)
 
-    def said(*finders: int, named: int = victim, more: str = "") -> list[tuple[str, str]]:
-        texts = [f"dispatch: rank {named} is lost, found by rank {finder} at epoch 3{more}" for finder in finders]
+    def said(*reporters: int, named: int = victim, more: str = "") -> list[tuple[str, str]]:
+        texts = [f"dispatch: rank {named} is lost, found by rank {reporter} at epoch 3{more}" for reporter in reporters]
         return [*[("", "")] * (3 - len(texts)), *[("PeerLost", text) for text in texts]]
 
     def judged(first: list[tuple[str, str]], second: list[tuple[str, str]], completed: int = 0) -> str:

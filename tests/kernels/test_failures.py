@@ -85,7 +85,7 @@ def assert_stuck(ranks: OpRanks, error: str, rank: int, survivors: list[int]) ->
             assert outcome.seconds < SOON_S
 
 
-def assert_fresh_windows_work(ranks: OpRanks, survivors: list[int], files: list[list[str]]) -> None:
+def assert_new_windows_work(ranks: OpRanks, survivors: list[int], files: list[list[str]]) -> None:
     """Closed, nothing is left open; a new group of the survivors works."""
     values(ranks.call(comm.close, "0", ranks=survivors))
     for before, now in zip(files, values(ranks.call(comm_cases.open_files, ranks=survivors)), strict=True):
@@ -109,7 +109,7 @@ def opened(ranks: OpRanks) -> list[list[str]]:
 
 @pytest.mark.row("kill")
 @other_algorithms_nightly("victim, algorithm", (0, "window"), (2, "direct"))
-def test_a_rank_killed_between_ops_is_named_and_fresh_windows_work(victim: int, mortal: OpRanks) -> None:
+def test_a_rank_killed_between_ops_is_named_and_new_windows_work(victim: int, mortal: OpRanks) -> None:
     survivors = others(victim)
     files = opened(mortal)
     assert values(mortal.call(cases.run_dispatch, 1)) == ["right"] * 3
@@ -118,7 +118,7 @@ def test_a_rank_killed_between_ops_is_named_and_fresh_windows_work(victim: int, 
         assert_named(outcome, "PeerLost", victim, "has ended")
         assert outcome.seconds < SOON_S
     assert_stuck(mortal, "PeerLost", victim, survivors)
-    assert_fresh_windows_work(mortal, survivors, [files[rank] for rank in survivors])
+    assert_new_windows_work(mortal, survivors, [files[rank] for rank in survivors])
 
 
 @pytest.mark.row("kill")
@@ -214,7 +214,7 @@ def killed_in_a_stream(seed: int) -> None:
             assert_named(ranks.wait(rank), "PeerLost", victim)
         assert time.monotonic() - began < SOON_S
         assert_stuck(ranks, "PeerLost", victim, survivors)
-        assert_fresh_windows_work(ranks, survivors, [files[rank] for rank in survivors])
+        assert_new_windows_work(ranks, survivors, [files[rank] for rank in survivors])
 
 
 @pytest.mark.nightly

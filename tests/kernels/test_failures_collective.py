@@ -158,7 +158,7 @@ def test_ranks_that_differ_are_named_with_field_and_values(cluster: ascend_moe.L
 
 
 @pytest.mark.parametrize("op", ["dispatch", "dispatch_v2", "combine", "combine_v2"])
-def test_every_rank_is_told_the_global_bs_of_the_largest_batch(cluster: ascend_moe.LocalCluster, op: str) -> None:
+def test_every_rank_reports_the_global_bs_of_the_largest_batch(cluster: ascend_moe.LocalCluster, op: str) -> None:
     for batches in ((4, 2, 3), (2, 3, 4), (2, 4, 3), (3, 3, 0)):
         largest = max(batches[: cluster.world_size])
 

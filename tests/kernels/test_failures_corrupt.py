@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.asan, pytest.mark.tsan]
 SOURCE, READER = 1, 0
 SOON = 0.02  # seconds to the deadline of a reader for whom nothing more comes
 EPOCH = 100  # of the corrupted op; no bit of its own away from the one two ops before
-Spoil = Callable[[list[int], int], list[int]]  # (the run that is about to come, its epoch) -> what lies there
+Corrupt = Callable[[list[int], int], list[int]]  # (the run that is about to come, its epoch) -> what lies there
 
 
 @pytest.fixture(autouse=True, params=["window", "direct"])
@@ -43,30 +43,30 @@ def settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 # ---- what is written
 
 
-def replaced(at: int, value: int) -> Spoil:
+def replaced(at: int, value: int) -> Corrupt:
     return lambda run, epoch: [value if i == at else word for i, word in enumerate(run)]
 
 
-def flipped(at: int, bit: int) -> Spoil:
+def flipped(at: int, bit: int) -> Corrupt:
     return lambda run, epoch: replaced(at, run[at] ^ (1 << bit))(run, epoch)
 
 
-def older(begin: int, end: int, back: int) -> Spoil:
+def older(begin: int, end: int, back: int) -> Corrupt:
     """Words of the run as they were some ops ago, of another error if any; ``back`` of 0: as nobody wrote them."""
 
-    def spoil(run: list[int], epoch: int) -> list[int]:
+    def corrupt(run: list[int], epoch: int) -> list[int]:
         before = of_epoch(run, max(epoch - back, 0))
         before[WORDS + 4] = before[WORDS + 4] & ~0xFF | 3
         return [*run[:begin], *(before[begin:end] if back else [0] * (end - begin)), *run[end:]]
 
-    return spoil
+    return corrupt
 
 
-def error_code(code: int) -> Spoil:
+def error_code(code: int) -> Corrupt:
     return lambda run, epoch: replaced(WORDS + 4, run[WORDS + 4] & ~0xFF | code)(run, epoch)
 
 
-def patterns() -> Iterator[tuple[str, Spoil, str]]:
+def patterns() -> Iterator[tuple[str, Corrupt, str]]:
     """(label, what lies in the slot, what becomes of it).
 
     That is 'corrupt', 'mismatch', 'noticed' (one of both), 'right' once overwritten, or 'any' but accepted.
@@ -96,12 +96,12 @@ def patterns() -> Iterator[tuple[str, Spoil, str]]:
     for block in range(3):  # torn: some blocks, or halves of them, have arrived, others are as they were
         for begin, end in ((0, 8), (0, 4), (4, 8)):
             for back in (0, 2, 4, 1000):
-                spoil = older(block * WORDS + begin, block * WORDS + end, back)
-                yield f"words {begin} to {end} of block {block} of {back} ops ago", spoil, "right"
+                corrupt = older(block * WORDS + begin, block * WORDS + end, back)
+                yield f"words {begin} to {end} of block {block} of {back} ops ago", corrupt, "right"
     yield from flips()
 
 
-def flips() -> Iterator[tuple[str, Spoil, str]]:
+def flips() -> Iterator[tuple[str, Corrupt, str]]:
     """Every word of the run that is not a detail of an error, three bits turned one at a time."""
     rng = random.Random(5)
     # Configuration words name their field; of the types' bits some belong to none.
@@ -120,7 +120,7 @@ def flips() -> Iterator[tuple[str, Spoil, str]]:
 # ---- what becomes of it
 
 
-def lend(place: DevicePlace, sent: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def registered(place: DevicePlace, sent: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Dispatch's outputs, the rows in a window tensor."""
     where = {"group_ep": place.group_ep, "ep_world_size": place.world, "ep_rank_id": place.rank}
     rows = ascend_moe.window_empty(tuple(sent[0].shape), dtype=sent[0].dtype, **where)
@@ -134,7 +134,7 @@ class Trial:
     ``wait_s``: seconds that the peer leaves the reader to find it. ``combine``: the contract of the combine that is
     corrupted; 0: a dispatch is. ``deadline``: seconds of the reader's own in that op, for which no other rank gives
     up so soon; 0: as all ranks. ``registered``: combine's rows lie in window tensors. ``poison``: what lies in the
-    windows of both before. ``foreign``: a rank whose counts lie there instead of the peer's; 0: none.
+    windows of both before. ``other_source``: a rank whose counts lie there instead of the peer's; 0: none.
     """
 
     world: int
@@ -145,18 +145,18 @@ class Trial:
     reader: int = READER
     source: int = SOURCE
     registered: bool = False
-    foreign: int = 0
+    other_source: int = 0
 
 
-def trial(world: int, wait_s: float, spoil: Spoil, combine: int = 0, **more: Any) -> list[str]:
+def trial(world: int, wait_s: float, corrupt: Corrupt, combine: int = 0, **more: Any) -> list[str]:
     """By rank, what became of it."""
     of = Trial(world, wait_s, combine, **more)
     barrier, reader_done = threading.Barrier(world), threading.Event()
-    told: list[str] = []  # of what is corrupt
+    texts: list[str] = []  # of what is corrupt
 
     def run_combine(place: DevicePlace) -> Callable[[], str]:
         sent = cases.dispatch(place, 3, combine)
-        sent = lend(place, sent) if of.registered else sent
+        sent = registered(place, sent) if of.registered else sent
         return lambda: compared(cases.check_combine, place, cases.combine(place, sent, 3, combine), 3)
 
     def last_op(place: DevicePlace) -> Callable[[], str]:
@@ -175,7 +175,7 @@ def trial(world: int, wait_s: float, spoil: Spoil, combine: int = 0, **more: Any
         op = last_op(place)
         barrier.wait()
         if rank == of.reader:
-            write(cluster, spoil, of)
+            write(cluster, corrupt, of)
         barrier.wait()
         if rank == of.source:
             reader_done.wait(wait_s)
@@ -184,16 +184,16 @@ def trial(world: int, wait_s: float, spoil: Spoil, combine: int = 0, **more: Any
             one = caught(op)
         if rank == of.reader:
             reader_done.set()
-        told.extend(str(one.error).split(": ", 1)[1:] if type(one.error) is CorruptStatus else [])
+        texts.extend(str(one.error).split(": ", 1)[1:] if type(one.error) is CorruptStatus else [])
         return outcome(one, of.source if rank == of.reader else None)
 
     with ascend_moe.LocalCluster(world) as cluster:
         found: list[str] = cluster.run(body)
-    assert len({text.partition(" [rank")[0] for text in told}) <= 1, "all ranks say the same of it"
+    assert len({text.partition(" [rank")[0] for text in texts}) <= 1, "all ranks say the same of it"
     return found
 
 
-def write(cluster: ascend_moe.LocalCluster, spoil: Spoil, of: Trial) -> None:
+def write(cluster: ascend_moe.LocalCluster, corrupt: Corrupt, of: Trial) -> None:
     """Two ops ago the same rows were counted: that run, a later epoch in it, is what is about to come.
 
     But the rows are poisoned until they come: whoever takes the forged run for the real one shows it.
@@ -207,8 +207,8 @@ def write(cluster: ascend_moe.LocalCluster, spoil: Spoil, of: Trial) -> None:
     slot = state.run(epoch, of.source, counts)
     assert slot[0] == STATUS_MAGIC ^ (epoch - 2), "not where the run lies"
     headers, run = HEADER_BLOCKS * WORDS, list(slot)
-    run[headers:] = state.run(epoch, of.foreign or of.source, counts)[headers:]
-    for i, word in enumerate(spoil(of_epoch(run, epoch), epoch)):
+    run[headers:] = state.run(epoch, of.other_source or of.source, counts)[headers:]
+    for i, word in enumerate(corrupt(of_epoch(run, epoch), epoch)):
         slot[i] = word % 2**32
 
 
@@ -237,13 +237,13 @@ def outcome(result: Caught, source: int | None) -> str:
 
 @pytest.mark.row("corrupt status")
 @pytest.mark.parametrize(("world", "every"), [(2, 3), pytest.param(3, 1, marks=pytest.mark.nightly)])
-def test_spoilt_status_is_reported_or_overwritten(world: int, every: int, tally: Tally) -> None:
+def test_corrupted_status_is_reported_or_overwritten(world: int, every: int, tally: Tally) -> None:
     """The reader looks before the real run comes. What is corrupt is so when the time is over."""
     found, wrong = Counter[tuple[str, str]](), []
-    for label, spoil, expected in list(patterns())[::every]:
+    for label, corrupt, expected in list(patterns())[::every]:
         comes = expected in ("right", "any")
         at_deadline = not comes and expected != "mismatch"
-        by_rank = trial(world, 0.02 if comes else 5, spoil, deadline=SOON if at_deadline else 0)
+        by_rank = trial(world, 0.02 if comes else 5, corrupt, deadline=SOON if at_deadline else 0)
         found[expected, by_rank[READER]] += 1
         legal = {"any": {by_rank[READER]}, "noticed": {"corrupt", "mismatch"}}.get(expected, {expected})
         # A corrupt word is fatal and all ranks hear of it; a configuration is looked at by each rank itself.
@@ -283,7 +283,7 @@ def test_the_hash_of_every_message_is_checked(contract: int, reader: int, source
 
 @pytest.mark.parametrize("contract", [1, 2])
 @pytest.mark.parametrize("settings", ["direct"], indirect=True)
-def test_the_place_of_lent_rows_is_checked(contract: int) -> None:
+def test_the_place_of_registered_rows_is_checked(contract: int) -> None:
     """Where they lie, and which memory that was, must be what their owner has said."""
     assert trial(2, 5, lambda run, epoch: run, contract, registered=True)[READER] in ("accepted", "right")
     for word in (WORDS + 5, WORDS + 6):
@@ -298,11 +298,11 @@ def test_another_alignment_of_rows_is_a_mismatch(contract: int) -> None:
     assert found[READER] == "mismatch", found
 
 
-def counted(rows: int) -> Spoil:
+def counted(rows: int) -> Corrupt:
     """So many rows of the first expert, and the hash that belongs to them."""
     at, prime = HEADER_BLOCKS * WORDS, 16777619
 
-    def spoil(run: list[int], epoch: int) -> list[int]:
+    def corrupt(run: list[int], epoch: int) -> list[int]:
         hashed, counts = run[at + 6], [rows, 0, 0, 0]
         for count in reversed(run[at + 2 : at + 6]):
             hashed = hashed * pow(prime, -1, 2**32) % 2**32 ^ count
@@ -310,13 +310,13 @@ def counted(rows: int) -> Spoil:
             hashed = (hashed ^ count) * prime % 2**32
         return [*run[: at + 2], *counts, hashed, *run[at + 7 :]]
 
-    return spoil
+    return corrupt
 
 
 @pytest.mark.parametrize("contract", [0, 1, 2])
 def test_counts_of_another_source_are_not_taken(contract: int) -> None:
     """Blocks that another rank has sent with the same configuration."""
-    found = trial(3, 5, lambda run, epoch: run, contract, deadline=SOON, foreign=2)
+    found = trial(3, 5, lambda run, epoch: run, contract, deadline=SOON, other_source=2)
     known = contract == 2 and ascend_moe.settings.COMM_ALG.get() == "window"  # its reader knows the counts
     assert found[READER] == ("right" if known else "corrupt"), found
 

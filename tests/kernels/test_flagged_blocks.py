@@ -15,10 +15,10 @@ from ascend_moe.explore import Options, Program
 WINDOW_MIB = 4
 
 
-def servers(monkeypatch: pytest.MonkeyPatch, share: int, near: bool = False) -> None:
+def servers(monkeypatch: pytest.MonkeyPatch, share: int, stores: bool = False) -> None:
     """So many ranks on each server, and flags between them."""
     monkeypatch.setenv("ASCEND_MOE_RDMA_FLAGS", "1")
-    monkeypatch.setenv("ASCEND_MOE_INTRA_NODE_STORES", str(int(near)))
+    monkeypatch.setenv("ASCEND_MOE_INTRA_NODE_STORES", str(int(stores)))
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
 
 
@@ -35,7 +35,7 @@ def drawn() -> Iterator[Program]:
     """Cases between servers, all with rows of more than one block."""
     for seed in range(10_000):
         case = replace(explore.draw(seed), algorithm="window", rows="own", list_cores=0, units=5 + seed % 40)
-        yield replace(case, servers=1 + seed % 2, near=seed // 2 % 2 == 1)
+        yield replace(case, servers=1 + seed % 2, stores=seed // 2 % 2 == 1)
 
 
 def test_without_flags_the_same_order_of_blocks_is_found() -> None:

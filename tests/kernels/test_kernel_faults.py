@@ -36,7 +36,7 @@ def run(end: Bare, part: int = WHOLE, without: str = "", op: str = "dispatch") -
     return code
 
 
-def test_all_ranks_are_told_of_the_op_in_which_a_kernel_stopped(end: Bare) -> None:
+def test_all_ranks_name_the_op_in_which_a_kernel_stopped(end: Bare) -> None:
     """Although it had not taken the op's epoch: a rank that is still in the last op ignores the block."""
     assert run(end, without="expert_ids") == FAULT
     assert lib().am_comm_epoch(end.handle) == EPOCH

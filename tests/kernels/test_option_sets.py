@@ -83,7 +83,7 @@ def registered(place: DevicePlace, rows: torch.Tensor) -> torch.Tensor:
     return ascend_moe.window_empty(tuple(rows.shape), dtype=rows.dtype, **place.arguments())
 
 
-def begun(place: DevicePlace) -> Any:
+def started(place: DevicePlace) -> Any:
     ops = begin_ranks.TwoLaunches(place, FIRST)
     sent = op_runs.dispatch(FIRST, place.rank, place.group_ep)
     return ops.combine(sent[0], sent)
@@ -111,7 +111,7 @@ CALLS: dict[tuple[str, str], tuple[tuple[tuple[str, str], tuple[str, str]] | Non
         option_sets.REFUSED[8],
         combine(FIRST, shared_expert_x=torch.ones(SMALL.batch, SMALL.hidden, dtype=SMALL.torch_dtype)),
     ),
-    ("`begin_combine`", "V1's tensors"): (option_sets.REFUSED[9], begun),
+    ("`begin_combine`", "V1's tensors"): (option_sets.REFUSED[9], started),
     ("`comm_quant_mode` 2", "float32 rows"): (
         option_sets.REFUSED[10],
         combine(replace(SMALL, dtype="fp32"), comm_quant_mode=2),

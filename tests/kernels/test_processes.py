@@ -44,9 +44,9 @@ def calls(world: int, rank: int, group_ep: str) -> list[Run]:
     found = []
     for algorithm, case in plan(world):
         os.environ["ASCEND_MOE_COMM_ALG"] = ran = "window" if algorithm == "window" else "direct"
-        lend = zero_copy.lending([True] * world) if algorithm == "zero-copy" else None
+        register = zero_copy.registering([True] * world) if algorithm == "zero-copy" else None
         with op_runs.cores(case.cores):
-            found.append(op_runs.run_rank(case, rank, group_ep, lend))
+            found.append(op_runs.run_rank(case, rank, group_ep, register))
         assert comm.lookup(group_ep, world, rank).algorithm == ran
     return found
 
@@ -68,8 +68,7 @@ def check(world: int, results: list[list[Run]]) -> None:
     kinds = set()
     for (algorithm, case), runs in zip(plan(world), zip(*results, strict=True), strict=True):
         traffic = zero_copy.check_traffic
-        lends = [algorithm == "zero-copy"] * world
-        given = None if algorithm == "window" else functools.partial(traffic, lends)
+        given = None if algorithm == "window" else functools.partial(traffic, [algorithm == "zero-copy"] * world)
         if not op_runs.check(case, runs, given):
             kinds.add(type(runs[0]).__name__)
             continue

@@ -30,7 +30,7 @@ ORDER = {
 
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
-def test_stamps_are_the_engines_times_and_cost_nothing_where_they_are_off(
+def test_timestamps_are_the_engines_times_and_cost_nothing_where_they_are_off(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = Request(ranks=4, experts=32, topk=4, hidden=2048, batch=4, quant_mode=2, soc="Ascend910_9391", cores=12)
@@ -71,13 +71,13 @@ def assert_same(timestamps: list[Timestamp], events: list[Event], order: list[st
 
 
 @pytest.mark.parametrize("text", ["v1,DC,window", "v2,DC,window", "v2,DC,direct"])
-def test_no_schedule_finds_a_race_in_stamps(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_schedule_finds_a_race_in_timestamps(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TIMESTAMPS.name, "1")
     found = explore.campaign([explore.parse(f"w2,c3,l2,k2,b3,{text}")], 30, 1, a_case=30)
     assert found.finding is None, found.finding
 
 
-def test_stamps_of_cycles_that_wrap_around_and_of_an_older_op_are_told_apart() -> None:
+def test_timestamps_of_cycles_that_wrap_around_and_of_an_older_op_differ() -> None:
     words = [0] * (64 * words_of_core())
 
     def put(core: int, mark: int, *cycles: int) -> None:
@@ -97,13 +97,13 @@ def test_stamps_of_cycles_that_wrap_around_and_of_an_older_op_are_told_apart() -
     assert spent(found) == [{LAUNCH: 11, "BuffInit": 20}, {LAUNCH: 7, "BuffInit": 23}]
 
 
-def test_every_phase_is_begun_somewhere_and_has_a_home_alone() -> None:
+def test_every_phase_begins_somewhere_and_has_a_home_alone() -> None:
     root = library.native_source_root()
     text = (root / "op_kernel/protocol/window.h").read_text()
     block = re.search(r"define ASCEND_MOE_PHASES\(X\)(.*?)\n#", text, re.DOTALL)
     assert block is not None
     names = re.findall(r"X\((\w+)\)", block[1])
     code = "".join(path.read_text() for path in sorted((root / "op_kernel").rglob("*.h")))
-    begun = re.findall(r"MOE_PHASE\([\w.\->()]+, (\w+)\)", code)
-    assert len(set(names)) == len(names) and set(begun) - {"name"} == set(names)
+    started = re.findall(r"MOE_PHASE\([\w.\->()]+, (\w+)\)", code)
+    assert len(set(names)) == len(names) and set(started) - {"name"} == set(names)
     assert {name for order in ORDER.values() for name in order} == set(names)

@@ -583,12 +583,12 @@ def test_a_changed_checkpoint_is_read_right_or_refused_on_every_rank(cases: int,
         if way == "files":
             change_files(draw, made, directory)
         loaded = outcomes(directory, dequantize=draw.random() < 0.7)
-        told = (case, kind, way, [each if isinstance(each, str) else "" for each in loaded])
+        context = (case, kind, way, [each if isinstance(each, str) else "" for each in loaded])
         absent = any("is missing, though" in each for each in loaded)  # of an index: only who reads it needs it
-        assert alike(loaded) or absent or not everyone, told
+        assert alike(loaded) or absent or not everyone, context
         for rank, each in enumerate(loaded):
             refused += isinstance(each, str)
-            assert isinstance(each, str) or "w_down_scale" in each or is_right(each, rank, made), told
+            assert isinstance(each, str) or "w_down_scale" in each or is_right(each, rank, made), context
     assert cases // 2 < refused < 2 * cases
 
 

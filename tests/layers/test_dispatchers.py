@@ -79,9 +79,9 @@ class InTwoSteps:
         return self._dispatcher.begin_dispatch(*args, **kwargs).finish()
 
     def combine(self, *args: Any, **kwargs: Any) -> Any:
-        begun = self._dispatcher.begin_combine(*args, **kwargs)
-        assert begun.finish() is begun.finish()
-        return begun.finish()
+        started = self._dispatcher.begin_combine(*args, **kwargs)
+        assert started.finish() is started.finish()
+        return started.finish()
 
 
 def outcome(dispatcher: Any, case: Case, rank: int) -> Any:
@@ -159,9 +159,9 @@ def test_collectives_over_a_local_cluster_are_equal_to_reference(kind: Any) -> N
         check_outcomes(case, outcomes)
 
 
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("started", [False, True])
 @pytest.mark.parametrize("contract", ["v1", "v2"])
-def test_window_equal_to_reference(contract: str, begun: bool) -> None:
+def test_window_equal_to_reference(contract: str, started: bool) -> None:
     """The same cases through the window ops: one interface, the same bits, also where they begin and finish."""
     cases = [make_case(seed * 10 + 2, 2) for seed in SEEDS]
     # Windows take rows of whole 32 bytes, and K up to E.
@@ -172,7 +172,7 @@ def test_window_equal_to_reference(contract: str, begun: bool) -> None:
     def one_call(rank: int, group_ep: str, case: Case) -> Any:
         dispatcher = MC2Dispatcher(group_ep, 2, rank, case.experts, contract, **numbers(case))
         assert dispatcher.sends_first == (contract == "v2")
-        return outcome(InTwoSteps(dispatcher) if begun else dispatcher, case, rank)
+        return outcome(InTwoSteps(dispatcher) if started else dispatcher, case, rank)
 
     with LocalCluster(2) as cluster:
         by_rank = cluster.run(lambda rank, group_ep: [one_call(rank, group_ep, case) for case in cases])
@@ -352,7 +352,7 @@ def test_wrong_arguments_of_constructors_are_refused() -> None:
     for kind, given, experts, text in (*wrong, (AllToAllDispatcher, group, 4096, "2048")):
         with pytest.raises(ArgumentError, match=text):
             kind(given, experts)
-    # Only windows lend memory for rows, and only where they were asked to.
+    # Only windows have buffers for rows, and only where they were asked to.
     sent = Dispatched(*[torch.empty(0)] * 6)
     for dispatcher in (AllGatherDispatcher(group, 2), MC2Dispatcher("g", 2, 0, 4)):
         assert dispatcher.empty_expert_out(sent, torch.float32) is None

@@ -94,19 +94,19 @@ def layer_of(features: FeatureSet, place: Place) -> MoELayer:
 
 def steps(features: FeatureSet, layer: MoELayer) -> Callable[..., torch.Tensor]:
     """The layer as a function of x and of the tensors of performance_info: by its forward, or by its dispatcher."""
-    transport, begun = layer.dispatcher, features.has("calls", "begin and finish")
+    transport, started = layer.dispatcher, features.has("calls", "begin and finish")
 
     def by_calls(x: torch.Tensor, *times: torch.Tensor) -> torch.Tensor:
         first, second = ({"performance_info": each} for each in times) if times else ({}, {})
         weights, ids = routed(layer, x)
         given: dict[str, Any] = {"quant_mode": layer.quant_mode, "global_bs": layer.global_bs}
-        dispatch = transport.begin_dispatch if begun else transport.dispatch
+        dispatch = transport.begin_dispatch if started else transport.dispatch
         sent = dispatch(x, ids, **given, **first)
         shared = layer.run_shared(x)
-        sent = sent.finish() if begun else sent
-        combine = transport.begin_combine if begun else transport.combine
+        sent = sent.finish() if started else sent
+        combine = transport.begin_combine if started else transport.combine
         out = combine(layer.run_experts(sent), sent, weights, **layer.local_addends(x, shared), **second)
-        return out.finish() if begun else out
+        return out.finish() if started else out
 
     call = (lambda x: layer(x)) if features.has("calls", "forward") else by_calls
     return call

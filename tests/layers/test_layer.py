@@ -376,7 +376,7 @@ def test_the_gate_of_the_shared_expert_is_in_float32() -> None:
     assert plain is not None and torch.equal(found, (plain.float() * gate[:, None]).bfloat16())
 
 
-def test_a_trainable_layer_lends_memory_where_nothing_is_trained() -> None:
+def test_a_trainable_layer_uses_registered_buffers_where_nothing_is_trained() -> None:
     """Its gradients are those of a layer that copies."""
 
     def body(rank: int, group: str, zero_copy: bool = True) -> tuple[list[int], list[torch.Tensor]]:

@@ -207,7 +207,7 @@ def test_wrong_arguments_of_mega_moe(clusters: Any, argument: str) -> None:
 
 
 def test_the_buffer_is_agreed_on(clusters: Any) -> None:
-    """A value that differs on one rank, wrong or not, is told on all ranks; equal wrong values too."""
+    """A value that differs on one rank, wrong or not, is reported on all ranks; equal wrong values too."""
     different = {
         "num_experts": 15, "num_max_tokens_per_rank": 17, "num_topk": 2, "hidden": 32, "intermediate_hidden": 64,
         "max_recv_token_num": 100, "dispatch_quant_mode": 4, "dispatch_quant_out_dtype": torch.int8,

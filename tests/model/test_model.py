@@ -121,12 +121,12 @@ def row_behind_its_flag(lines: list[Json], layout: Layout) -> tuple[str, list[Js
 
 
 def row_read_before_the_wait(lines: list[Json], layout: Layout) -> tuple[str, list[Json]]:
-    """A core reads a row before it has passed the meeting after the wait."""
+    """A core reads a row before it has passed the barrier after the wait."""
     read = index_of(lines, lambda line: True, event="load", area="data")
     who = {key: lines[read][key] for key in ("rank", "core", "launch")}
     looks = [at for at in range(read) if lines[at].items() >= {**who, "event": "load", "area": "state"}.items()]
-    meeting = max(at for at in looks if layout.place(lines[at]["offset"]).what == "core barrier")
-    return "LOAD_ROW", [*lines[:meeting], lines[read], *lines[meeting:read], *lines[read + 1 :]]
+    barrier = max(at for at in looks if layout.place(lines[at]["offset"]).what == "core barrier")
+    return "LOAD_ROW", [*lines[:barrier], lines[read], *lines[barrier:read], *lines[read + 1 :]]
 
 
 def block_of_another_epoch(lines: list[Json], layout: Layout) -> tuple[str, list[Json]]:
@@ -153,7 +153,7 @@ def index_of(lines: list[Json], wanted: Any, **fields: Any) -> int:
         pytest.param(block_of_another_epoch, marks=pytest.mark.nightly),
     ],
 )
-def test_a_spoilt_trace_is_rejected(spoil: Any, build: Path, header: Header) -> None:
+def test_a_corrupted_trace_is_rejected(spoil: Any, build: Path, header: Header) -> None:
     lines = recorded("w2,c2,l1,k2,b1,u1,ids:distinct,equal,DC", 0, build / "recorded.jsonl")
     kind, corrupted = spoil(lines, Layout(header, 2, 1, int(lines[0]["data_bytes"])))
     outcome = replayed(corrupted, build)

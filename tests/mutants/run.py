@@ -21,7 +21,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 from builds import Build, MutantBuilds
-from finders import first_failure
+from detectors import first_failure
 from table import MUTANTS, Mutant, read
 
 from ascend_moe import explore

@@ -1,6 +1,6 @@
 """Broken kernels, each a patch of text that a test, a schedule or a user's run must find.
 
-`mutants/builds.py` builds a library with a mutant's edits, `mutants/finders.py` runs who finds it. All of
+`mutants/builds.py` builds a library with a mutant's edits, `mutants/detectors.py` runs who finds it. All of
 them: `make mutants`. That every old text is in its file exactly once is part of every run of the suite.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 # or with "forged" counts in a status message, also where combine keeps its "sums" then, or of ops in "two launches"; or
 # what `ascend-moe explore -n 2000` has "drawn"; or a case of so many ranks that their messages are matched in "parts".
 SUITE, ZERO_COPY, BORDERS, FAILURES = "suite", "zero copy", "borders", "failures"
-WINDOW, SERVERS, DIRECT, LENT, ROLES = "window", "servers", "direct", "registered", "roles"
+WINDOW, SERVERS, DIRECT, REGISTERED, ROLES = "window", "servers", "direct", "registered", "roles"
 LONG_LISTS, SHARED_ROWS, FAULTS = "long lists", "shared rows", "faults"
 LARGE, FORGED, SUMS, TWO_LAUNCHES, DRAWN = "large", "forged", "sums", "two launches", "drawn"
 FLAGS, ONE_CARD = "flags", "one card"
@@ -44,7 +44,7 @@ class Mutant:
         name: unique.
         bug: what is wrong, in a line.
         edits: the patch.
-        finders: who must find it.
+        detectors: which must find it.
         finds: finding classes of the checked engine that are right; the first is the one to expect.
         passes_fast_suite: whether all tests of kernels on the fast engine pass; None: not asked.
         model: whether the protocol model has a mutant of this name.
@@ -53,14 +53,14 @@ class Mutant:
     name: str
     bug: str
     edits: tuple[Edit, ...]
-    finders: tuple[str, ...]
+    detectors: tuple[str, ...]
     finds: tuple[str, ...] = ()
     passes_fast_suite: bool | None = None
     model: bool = False
 
 
 # A mutant is "= name: bug", then its hunks. "@ header" names the file of the hunks that follow, also for the
-# next mutants; "@" begins another hunk in the same file. "! finders | findings | seen or unseen by the fast
+# next mutants; "@" begins another hunk in the same file. "! detectors | findings | seen or unseen by the fast
 # suite, model" says of one mutant what "%" says of all that follow.
 PATCHES = r"""
 # Messages that are waited for in parts.
@@ -156,9 +156,9 @@ PATCHES = r"""
   for (Addend addend; addends_.Next(*routing_, addend);) Add(addend, part);
 + for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, AddendKind::kWhole, 0.0f}, part);
 
-# Its failures: who is named, in which level, and what ranks that run other algorithms are told.
+# Its failures: who is named, in which level, and what ranks that run other algorithms report.
 @ common/status_wait
-= no_level_is_told: a failure does not say in which wait it was found
+= no_level_is_reported: a failure does not say in which wait it was found
 - if (status.code >= kFirstFatal && status.reporter == info_->rank)
 + if (false)
   status.detail0 =
@@ -389,14 +389,14 @@ PATCHES = r"""
 ! sums | wrong result | model
 - Fail(barrier_.Wait(2));
 @ direct/combine
-= late_failure_not_told: core 0 of direct combine tells the others that all is well before it has judged
+= late_failure_not_reported: core 0 of direct combine tells the others that all is well before it has judged
 ! sums | wrong result
 + if (exchange_.core() == 0) exchange_.ArriveBeforeSums(OpStatus());
   const bool good = exchange_.core() != 0 || Judge();
 - exchange_.ArriveBeforeSums(OpStatus());
 + if (exchange_.core() != 0) exchange_.ArriveBeforeSums(OpStatus());
 @ window/combine
-= missing_row_not_told: a core of window combine whose row has not come tells the others that all is well
+= missing_row_not_reported: a core of window combine whose row has not come tells the others that all is well
 ! borders | RoutingMismatch
 - if (item + 1 == end) owner.ArriveBeforeSums(rows_->missing());
 + if (item + 1 == end) owner.ArriveBeforeSums(OpStatus());
@@ -471,11 +471,11 @@ PATCHES = r"""
 + PingPongOffset(context_.data_bytes(), Parity(epoch_) ^ 1u);
 + }
 @ common/status_wait
-= fail_block_ignored: cores other than 0 do not look at the local abort flag
+= local_abort_flag_ignored: cores other than 0 do not look at the local abort flag
 ! faults | hang | seen
 - if (given.code != kOk) return given;
 @ common/exchange
-= no_first_meeting: the cores do not synchronize over their histograms
+= no_first_barrier: the cores do not synchronize over their histograms
 ! direct | race between cores, race between ranks, wrong result, uninitialised UB read | seen, model
 - status_ = barrier_.ArriveAndWait(0, mine);
 + status_ = mine;
@@ -497,7 +497,7 @@ PATCHES = r"""
 - owner = Owner(*info_, static_cast<uint32_t>(id));
 + owner = (Owner(*info_, static_cast<uint32_t>(id)) + 1) % info_->world;
 @ direct/sum
-= lent_as_published: readers look in the ping-pong buffer for rows that lie in a registered area
+= registered_as_published: readers look in the ping-pong buffer for rows that lie in a registered area
 ! registered, zero copy | wrong result | seen
 - PhaseOf(header1.GetValue(kH1OpPhase)) == kPhaseRegistered
 + false
@@ -570,7 +570,7 @@ PATCHES = r"""
 = shared rows, triple beyond expand_idx
 - if (place >= info_->expandRows) continue;
 @ direct/sum
-= lent rows beyond the lent area
+= registered rows beyond the registered area
 - if (registered + rowBytes_ <= context.registered_bytes()) {
 + {
 
@@ -711,7 +711,7 @@ PATCHES = r"""
 = combine AlignEnd left out
 - if (status.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
 @ common/exchange
-= the item of a far peer lacks a row
+= the item of an inter-node peer lacks a row
 - items_.Put(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
 + items_.Put(peer, static_cast<uint64_t>(rows > 2 ? rows - 1 : rows) * rowBytes, bytes);
 @ direct/lists
@@ -730,7 +730,7 @@ PATCHES = r"""
 ! faults | success
 - exchange_.Fail(routing_.Place());
 
-# Where an op fails: what ranks are told, what they tell, and what is left behind.
+# Where an op fails: what ranks receive, what they report, and what is left behind.
 % drawn
 @ common/aborts
 = half an abort block is an abort
@@ -773,7 +773,7 @@ PATCHES = r"""
 = a mismatch of expand_idx goes before one of counts
 - (status.detail0 & kMismatchIndex) != 0 ? 65 : 64;
 + (status.detail0 & kMismatchIndex) != 0 ? 63 : 64;
-= fatal errors are told by rank alone
+= fatal errors are reported by rank alone
 ! failures
 - if (status.code >= kFirstFatal) return status.code - kFirstFatal;
 + if (status.code >= kFirstFatal) return 0;
@@ -785,7 +785,7 @@ PATCHES = r"""
 ! failures
 - if (rank != info_->rank && !Arrived(headers, rank) && !sender.servers().InterNode(rank))
 + if (false)
-= no MTE2_S behind a far header
+= no MTE2_S behind an inter-node header
 - SyncFunc<HardEvent::MTE2_S>();
 -  const uint32_t at = HeaderAt(parity, rank), epoch
 + const uint32_t at = HeaderAt(parity, rank), epoch
@@ -831,11 +831,11 @@ def read(patches: str) -> list[Mutant]:
                 hunks[-1][2].append(text)
         if not name:
             continue
-        finders, finds, flags = (_words(part) for part in f"{about} | | ".split("|")[:3])
+        detectors, finds, flags = (_words(part) for part in f"{about} | | ".split("|")[:3])
         seen = None if not {"seen", "unseen"} & {*flags} else "seen" not in flags
         edits = (Edit(f"op_kernel/{at}.h", "\n".join(old), "\n".join(new)) for at, old, new in hunks if old)
         name, _, bug = name.partition(": ")
-        mutants.append(Mutant(name, bug or name, tuple(edits), finders, finds, seen, "model" in flags))
+        mutants.append(Mutant(name, bug or name, tuple(edits), detectors, finds, seen, "model" in flags))
     return mutants
 
 

@@ -10,10 +10,10 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
-import finders
+import detectors
 import pytest
 from builds import MutantBuilds, apply, compile_errors
-from finders import LIMIT, MOST_SCHEDULES, PARTS, SEARCHES, SEEDS, first_failure, first_failure_of_suite
+from detectors import LIMIT, MOST_SCHEDULES, PARTS, SEARCHES, SEEDS, first_failure, first_failure_of_suite
 from table import DRAWN, FAULTS, LARGE, LONG_LISTS, MUTANTS, SERVERS, SHARED_ROWS, WINDOW, Mutant
 
 from ascend_moe.native import library
@@ -27,7 +27,7 @@ APART = ("publish_epoch_too_early", "every_core_stores_totals")  # another one e
 # Every file whose tests run our kernels on the library that ASCEND_MOE_LIBRARY names.
 FAST_SUITE = [
     "kernels/test_twin_reference.py",
-    "kernels/test_coded_rows.py",
+    "kernels/test_quantized_rows.py",
     "kernels/test_sequences.py",
     "kernels/test_failures.py",
     "kernels/test_failures_collective.py",
@@ -68,13 +68,13 @@ def test_the_page_counts_them() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/reliability.md").read_text()
     table = page.split("| detector | tests | mutants |\n")[1].split("\n\n")[0]
     counts = {row.split(" | ")[0]: int(row.split(" | ")[2]) for row in re.findall(r"^\| (.+) \|$", table, re.MULTILINE)}
-    assert counts == Counter(", ".join(mutant.finders) for mutant in MUTANTS)
+    assert counts == Counter(", ".join(mutant.detectors) for mutant in MUTANTS)
     assert f"`make mutants` runs {len(MUTANTS)} kernels with a bug each" in page
 
 
 def test_every_patch_fits_and_changes_the_kernels(tmp_path: Path) -> None:
     for mutant in MUTANTS:
-        assert mutant.edits and mutant.finders
+        assert mutant.edits and mutant.detectors
         for edit in mutant.edits:
             (tmp_path / edit.file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / edit.file, tmp_path / edit.file)
@@ -107,32 +107,32 @@ def builds() -> MutantBuilds:
     return MutantBuilds(ROWS)
 
 
-FOUND = [(mutant.name, finder) for mutant in MUTANTS for finder in mutant.finders]
+FOUND = [(mutant.name, detector) for mutant in MUTANTS for detector in mutant.detectors]
 
 
 @pytest.mark.mutants
-@pytest.mark.parametrize(("name", "finder"), FOUND)
-def test_a_mutant_is_found(builds: MutantBuilds, name: str, finder: str) -> None:
-    print(f"{name}: {finders.check(BY_NAME[name], finder, builds)}")
+@pytest.mark.parametrize(("name", "detector"), FOUND)
+def test_a_mutant_is_found(builds: MutantBuilds, name: str, detector: str) -> None:
+    print(f"{name}: {detectors.check(BY_NAME[name], detector, builds)}")
 
 
 @pytest.mark.mutants
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("finder", SEARCHES)
-def test_the_clean_kernels_pass_the_same_search(builds: MutantBuilds, finder: str, seed: int) -> None:
-    schedules = MOST_SCHEDULES if finder == WINDOW else LIMIT
-    result = finders.search(builds.library("checked"), seed, finder, schedules)
+@pytest.mark.parametrize("detector", SEARCHES)
+def test_the_clean_kernels_pass_the_same_search(builds: MutantBuilds, detector: str, seed: int) -> None:
+    schedules = MOST_SCHEDULES if detector == WINDOW else LIMIT
+    result = detectors.search(builds.library("checked"), seed, detector, schedules)
     assert result.finding is None and result.schedules == schedules, result
 
 
 @pytest.mark.mutants
 def test_the_clean_kernels_pass_the_rest(builds: MutantBuilds) -> None:
     """The special cases, and the whole fast suite, which the part of it belongs to."""
-    for finder in (DRAWN, LARGE, LONG_LISTS, SHARED_ROWS, FAULTS):
-        result = finders.special(builds.library("checked"), finder)
+    for detector in (DRAWN, LARGE, LONG_LISTS, SHARED_ROWS, FAULTS):
+        result = detectors.special(builds.library("checked"), detector)
         assert result.finding is None, result
-    for programs, finds in finders.FORGERY.values():
-        assert not finders.forged(builds.library("checked"), programs, finds)
+    for programs, finds in detectors.FORGERY.values():
+        assert not detectors.forged(builds.library("checked"), programs, finds)
     library = builds.library("fast")
     assert first_failure_of_suite(library) is None
     assert all(first_failure(library, tests, 300) is None for tests in PARTS.values())
@@ -140,10 +140,10 @@ def test_the_clean_kernels_pass_the_rest(builds: MutantBuilds) -> None:
 
 
 @pytest.mark.mutants
-@pytest.mark.parametrize("name", [mutant.name for mutant in MUTANTS if SERVERS in mutant.finders])
+@pytest.mark.parametrize("name", [mutant.name for mutant in MUTANTS if SERVERS in mutant.detectors])
 def test_one_server_has_none_of_the_transports(builds: MutantBuilds, name: str) -> None:
     """Stores take none of the transport's ways: what breaks it changes nothing within a server."""
-    result = finders.search(builds.library("checked", BY_NAME[name]), SEEDS[0], WINDOW, 100)
+    result = detectors.search(builds.library("checked", BY_NAME[name]), SEEDS[0], WINDOW, 100)
     assert result.finding is None, result
 
 

@@ -150,29 +150,29 @@ def check_ops_in_two_launches_give_the_same() -> None:
         trip, other = Trip(seed, [BS - seed] * WORLD), Trip(seed + 10)
         before = launches()
         x, ids, weights = trip.x.clone(), trip.ids.clone(), trip.weights
-        begun = ascend_moe.begin_dispatch(x, ids, **place(HCCL))
+        started = ascend_moe.begin_dispatch(x, ids, **place(HCCL))
         with raises("has an open begin_dispatch"):
             trip.run(HCCL, v2=True)
         other.run(OTHER, v2=True)
-        sent = begun.finish()
-        begun = ascend_moe.begin_combine(sent[0], ids, sent[2], sent[4], weights, **place(HCCL))
+        sent = started.finish()
+        started = ascend_moe.begin_combine(sent[0], ids, sent[2], sent[4], weights, **place(HCCL))
         other.check()
-        trip.v2, trip.sent, trip.out = True, sent, begun.finish()
+        trip.v2, trip.sent, trip.out = True, sent, started.finish()
         trip.check()
         # Each launch is one of the kernel: two of an op that is split, and one of the other group's.
         assert [now - then for now, then in zip(launches(), before, strict=True)] == [3, 3]
 
 
-def check_what_a_begun_op_finds_is_told() -> None:
+def check_what_a_started_op_finds_is_reported() -> None:
     """Its second launch is queued before the host sees what the first has found."""
     trip = Trip()
     bad = trip.ids.clone()
     if RANK == 1:
         bad[0, 0] = E
     for _ in range(2):
-        begun = ascend_moe.begin_dispatch(trip.x, bad, **place(HCCL))
+        started = ascend_moe.begin_dispatch(trip.x, bad, **place(HCCL))
         with raises("has expert id", InvalidExpertId):
-            begun.finish()
+            started.finish()
             ascend_moe.check(HCCL)
         meet()
     trip.run(HCCL, v2=True).check()
@@ -213,7 +213,7 @@ def check_every_local_mistake_has_the_same_error_as_on_the_cpu() -> None:
     meet()
 
 
-def check_an_expert_id_out_of_range_is_told_later_and_once() -> None:
+def check_an_expert_id_out_of_range_is_reported_later_and_once() -> None:
     good = valid(HCCL)["dispatch"]
     corrupted = {**good, "expert_ids": good["expert_ids"].clone()}
     if RANK == WORLD - 1:
@@ -291,7 +291,7 @@ def check_a_groups_own_window_size_counts_and_an_a2_keeps_its_state_area_in_it()
     meet()
 
 
-def check_what_only_tiling_refuses_is_told_at_once_with_its_status() -> None:
+def check_what_only_tiling_refuses_is_reported_at_once_with_its_status() -> None:
     valid(HCCL)
     ascend_moe.close(HCCL)
     before, made = os.environ.get("HCCL_BUFFSIZE"), binding.CommHandle
@@ -370,10 +370,10 @@ def check_the_finish_of_a_send_that_failed_gives_no_rows() -> None:
         assert isinstance(outcome(ascend_moe.check, group_ep=name), CommTimeout)
     dist.barrier(GLOO)
     if RANK != 0:
-        begun = ascend_moe.begin_dispatch(*arguments, **place(name))  # its launch finds rank 0's abort
-        outcome(begun.finish)
+        started = ascend_moe.begin_dispatch(*arguments, **place(name))  # its launch finds rank 0's abort
+        outcome(started.finish)
         torch.npu.synchronize()
-        assert not begun._outputs.ep_recv_counts.cpu().any()
+        assert not started._outputs.ep_recv_counts.cpu().any()
     del os.environ["ASCEND_MOE_TIMEOUT_S"]
     ascend_moe.close(name)
     meet()

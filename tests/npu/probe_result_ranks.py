@@ -42,7 +42,7 @@ def ran(here: DevicePlace, **more: Any) -> str:
     return comm.algorithm_of(here.group_ep)
 
 
-def check_the_default_is_window_until_a_verdict_is_there() -> None:
+def check_the_default_is_window_until_there_are_results() -> None:
     here = place()
     for contract in (1, 2):
         for result in run_case(here, Case("unproven", WORLD, contract=contract, ids="distinct", seed=contract)):
@@ -57,7 +57,7 @@ def check_the_default_is_window_until_a_verdict_is_there() -> None:
     dist.barrier(GLOO)
 
 
-def check_a_verdict_makes_it_direct() -> None:
+def check_results_make_it_direct() -> None:
     probes = dict.fromkeys(settings.PROVABLE, "PASS")
     for change, algorithm in (({}, "direct"), ({"pull": "FAIL"}, "window"), ({}, "direct")):
         dist.barrier(GLOO)

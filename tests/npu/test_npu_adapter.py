@@ -61,7 +61,7 @@ def test_the_example_runs_on_npu_tensors(soc: str, server_type: int, tmp_path: P
         assert (line["soc"], line["server_type"]) == (soc, server_type)
 
 
-def test_a_missing_symbol_is_told(tmp_path: Path) -> None:
+def test_a_missing_symbol_is_reported(tmp_path: Path) -> None:
     """Without our aclnn symbol nothing answers in its place."""
     changed = Path(shutil.copytree(ascend_vnpu.library_folder(), tmp_path / "vnpu"))
     library = changed / "opp/op_api/lib/libcust_opapi.so"
@@ -98,10 +98,10 @@ def test_two_ranks_of_an_a3() -> None:
 )
 def test_calls_follow_other_settings(soc: str, env: dict[str, str]) -> None:
     checks = (
-        "check_an_expert_id_out_of_range_is_told_later_and_once",
+        "check_an_expert_id_out_of_range_is_reported_later_and_once",
         "check_ranks_without_tokens_launch_too",
         "check_ops_in_two_launches_give_the_same",
-        "check_what_a_begun_op_finds_is_told",
+        "check_what_a_started_op_finds_is_reported",
         "check_a_rank_that_does_not_call_is_named_and_the_group_stays_failed",
         "check_a_groups_own_window_size_counts_and_an_a2_keeps_its_state_area_in_it",
     )

@@ -361,15 +361,15 @@ def test_between_servers_the_third_tensor_is_expand_idx() -> None:
     outputs[2] = torch.full((outputs[2].numel() + pairs,), -7, dtype=torch.int32)
     outputs[2][:pairs] = expected.expand_idx
 
-    def told(**options: Any) -> ref.Comparison:
+    def compared(**options: Any) -> ref.Comparison:
         return ref.validate("dispatch", outputs, expected, rank=1, contract="v2", **options)
 
     for share in (0, 2):  # one server
-        assert "assist_info_for_combine row" in told(ranks_per_server=share).text
-    report = told(ranks_per_server=1)
+        assert "assist_info_for_combine row" in compared(ranks_per_server=share).text
+    report = compared(ranks_per_server=1)
     assert report.ok and "several servers: assist_info_for_combine as expand_idx, not as" in report.text
     outputs[2][3] += 1
-    assert told(ranks_per_server=1).text.startswith("dispatch on rank 1: expand_idx[3] (token 1, k 1")
+    assert compared(ranks_per_server=1).text.startswith("dispatch on rank 1: expand_idx[3] (token 1, k 1")
 
 
 def test_hints_say_what_is_there_instead() -> None:

@@ -44,8 +44,8 @@ def test_uninstall_undoes_everything(caplog: pytest.LogCaptureFixture) -> None:
     after = namespaces()
     for owner, table in before.items():
         assert {name for name in {*table, *after[owner]} if table.get(name) is not after[owner].get(name)} == set()
-    told = [record for record in caplog.records if "a shim of torch_npu by ascend_moe" in record.getMessage()]
-    assert [record.levelname for record in told] == ["WARNING"]
+    warnings = [record for record in caplog.records if "a shim of torch_npu by ascend_moe" in record.getMessage()]
+    assert [record.levelname for record in warnings] == ["WARNING"]
     with pytest.raises(RuntimeError, match="npu"):
         torch.device("npu")
 

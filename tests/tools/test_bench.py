@@ -88,7 +88,7 @@ def bench_run(sweep: str = "") -> Run:
 
 
 @pytest.mark.parametrize(("skew", "low", "high"), [("uniform", 0.15, 0.6), ("zipf", 0.6, 1.0), ("hot", 1.0, 1.0)])
-def test_routing_is_legal_fresh_and_skewed(skew: str, low: float, high: float) -> None:
+def test_routing_is_legal_new_and_skewed(skew: str, low: float, high: float) -> None:
     case = replace(TINY, batch=64, skew=skew, topk=3)
     one, again, other = (cases.inputs(case, 1, entry) for entry in (0, 0, 1))
     assert torch.equal(one.x, again.x) and torch.equal(one.expert_ids, again.expert_ids)
@@ -195,8 +195,8 @@ def judged(times_us: dict[str, int], jitter: float = 0.0) -> dict[str, bool | No
 def test_the_check_passes_what_is_fast_enough_and_only_that() -> None:
     assert set(judged(TIMES_US).values()) == {True}
     assert judged(SLOW_DIRECT)["direct: at most 2.5 x the bare exchange"] is False
-    near = judged(TIMES_US | {"gloo-a2a-tuned": 120})
-    assert near["window: at least 2.5 x faster than gloo-a2a-tuned"] is False
+    close = judged(TIMES_US | {"gloo-a2a-tuned": 120})
+    assert close["window: at least 2.5 x faster than gloo-a2a-tuned"] is False
     # Noise hides no slow op, and makes none of a fast one: the p10 are compared.
     assert set(judged(TIMES_US, jitter=2.0).values()) == {True}
     assert judged(SLOW_DIRECT, jitter=2.0)["direct: at most 2.5 x the bare exchange"] is False
@@ -283,8 +283,8 @@ def test_a_rank_that_is_killed_ends_the_run(scratch: Path, mpi: bool) -> None:
         killer = pool.submit(kill)
         bench.run_ranks(job([TINY], iterations=100_000, mpi=mpi))
     # Its peer tells, or the launcher, whichever sees it first.
-    told = f"{error.value} {error.value.details.get('trace')}"
-    assert re.search(rf"rank \d|{killer.result()}|KILLED BY SIGNAL: 9", told), told
+    text = f"{error.value} {error.value.details.get('trace')}"
+    assert re.search(rf"rank \d|{killer.result()}|KILLED BY SIGNAL: 9", text), text
 
 
 @pytest.mark.nightly

@@ -225,7 +225,7 @@ def test_torchrun_is_not_for_the_command(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("backend", ["threads", pytest.param("processes", marks=nightly)])
-def test_an_error_of_the_ranks_is_told_once(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_ranks_is_printed_once(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HCCL_BUFFSIZE", "1")
     args = ("--batch", "1000", "-r", "2", "--backend", backend)
     code, output = invoke("run", "-p", "tiny", *args)
@@ -369,7 +369,7 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("trace", ["-p", "tiny", "--soc", "H100"], "H100"),
     ],
 )
-def test_wrong_options_are_told(
+def test_wrong_options_are_reported(
     command: str, argv: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one line, with the value as it was given."""

@@ -221,19 +221,19 @@ def test_what_can_be_wrong(
 
 
 def test_stored_probe_results_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(npus: bool = True) -> list[tuple[str, str]]:
+    def findings(npus: bool = True) -> list[tuple[str, str]]:
         return [(found.level, found.what) for found in doctor_cann._bring_ups(npus)]
 
     monkeypatch.setenv("ASCEND_MOE_CACHE", str(tmp_path / "cache"))
-    ((level, what),) = told()
+    ((level, what),) = findings()
     assert level == OK and what.startswith(
         "no probe results: on NPUs comm_alg auto is window until `ascend-moe validate --bringup`"
     )
-    assert told(npus=False) == []
+    assert findings(npus=False) == []
     kinds = [probe_results.Machine("Ascend910B3", "8.5.0", each) for each in probe_results.TOPOLOGIES]
     probe_results.write(kinds[0], 8, dict.fromkeys(PROVABLE, "PASS"))
     path = probe_results.write(kinds[1], 16, {})
-    assert told() == [
+    assert findings() == [
         (OK, "Ascend910B3, CANN 8.5.0, one server, 8 ranks, 0 day(s) old: comm_alg auto is direct"),
         (
             OK,
@@ -242,7 +242,7 @@ def test_stored_probe_results_are_shown(tmp_path: Path, monkeypatch: pytest.Monk
         ),
     ]
     path.chmod(0o666)
-    assert told()[1] == (WARN, f"{path} may be written by others (mode 666)")
+    assert findings()[1] == (WARN, f"{path} may be written by others (mode 666)")
     assert list(doctor_cann._bring_ups(True))[1].fix == "run `ascend-moe validate --bringup` again"
 
 

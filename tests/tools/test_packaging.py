@@ -251,11 +251,11 @@ def calls(fast: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", build.PARTS)
-def test_a_part_is_built_once_and_told(name: str, fast: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_part_is_built_once_and_logged(name: str, fast: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = build.built_part(name, SOURCES, fast)
     assert made.name == build.PARTS[name].output and made.exists()
     assert (made.parent / fast.name).resolve() == fast
-    lines, told = list(caplog.messages), len(caplog.messages)
+    lines, count = list(caplog.messages), len(caplog.messages)
     assert {record.levelname for record in caplog.records} == {"WARNING"}  # seen without any setting
     assert lines[0].startswith(f"ascend_moe: building {build.PARTS[name].title} into ") and "about" in lines[0]
     assert build.built_part(name, SOURCES, fast) == made
@@ -263,7 +263,7 @@ def test_a_part_is_built_once_and_told(name: str, fast: Path, caplog: pytest.Log
     configure, compiling = calls(fast)
     assert f"-D{build.PARTS[name].option}=ON" in configure and "-DASCEND_MOE_TORCH=OFF" in configure
     assert f"--target {build.PARTS[name].target}" in compiling
-    assert len(caplog.messages) == told
+    assert len(caplog.messages) == count
 
 
 def test_a_cache_that_others_can_write_is_refused(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:

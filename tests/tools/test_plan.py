@@ -148,7 +148,7 @@ def ops_of(request: Request) -> list[Any]:
 @pytest.mark.parametrize("contract", ["v1", "v2"])
 @pytest.mark.parametrize("quant_mode", [0, 2])
 def test_window_is_what_the_operator_asks_for(contract: str, quant_mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the plan asks for, told in the same words."""
+    """What the plan asks for, in the same words."""
     one = Request(ranks=2, experts=16, hidden=1024, topk=4, batch=300, contract=contract, quant_mode=quant_mode)
     one = replace(one, equal_batches=False, comm_alg="window")
     want = plan.plan(one).buffsize_mib
@@ -452,8 +452,8 @@ def test_doctor_and_plan_say_the_same_of_drawn_windows(count: int) -> None:
             drawn_request
         )
         assert fit.best_mib == report.buffsize_mib, drawn_request
-        told = fit.about() if fit.ok else report.violations[0].message
-        assert told in found.what and told in shown, drawn_request
+        text = fit.about() if fit.ok else report.violations[0].message
+        assert text in found.what and text in shown, drawn_request
         assert (found.level == doctor.WARN) == bool(fit.fallen_back), drawn_request
         if fit.ok:
             assert {name: op.algorithm for name, op in report.ops.items()} == fit.algorithms, drawn_request

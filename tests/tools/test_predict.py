@@ -234,9 +234,9 @@ def test_copies_that_do_not_begin_at_512_bytes_get_a_share_of_the_rate(hidden: i
 def test_a_message_is_seen_after_half_of_the_trip_of_its_store() -> None:
     """Its sender has the acknowledgement, which takes the other half, later than its reader the message."""
     one = Request(ranks=2, experts=2, topk=1, hidden=1024, batch=1, cores=1, contract="v1")
-    far = dict.fromkeys(("package_latency_ns", "server_latency_ns", "far_latency_ns"), 40_000.0)
+    slow_links = dict.fromkeys(("package_latency_ns", "server_latency_ns", "far_latency_ns"), 40_000.0)
     with TimedWorld(one, "window", 0, payload=False) as world:
-        events = world.run("dispatch", COSTS | far, events=10_000).events
+        events = world.run("dispatch", COSTS | slow_links, events=10_000).events
     (waited,) = (event for event in events if event.name == "wait" and event.flow)
     (store,) = (event for event in events if event.pipe == "MTE3" and event.flow == waited.flow)
     assert 40_000 < store.ns < 45_000 and 20_000 < waited.end_ns - store.start_ns < 25_000

@@ -20,7 +20,7 @@ def test_the_matrix_has_every_mode_and_option() -> None:
     assert modes == set(itertools.product(DTYPES, ("window", "direct"), QUANTS, (1, 2)))
     for name, has in check.FEATURES.items():
         having = {(case.dtype, case.algorithm) for case in cases if has(case)}
-        expected = {"A2's context": {"window"}, "lent rows": {"direct"}}.get(name, {"window", "direct"})
+        expected = {"A2's context": {"window"}, "registered rows": {"direct"}}.get(name, {"window", "direct"})
         dtypes = set(DTYPES) - ({"fp32"} if name == "int8 return" else set())
         assert having == set(itertools.product(dtypes, expected)), name
     for contract in (1, 2):

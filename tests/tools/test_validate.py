@@ -382,7 +382,7 @@ def test_context_probe_fails_on_another_context(field: str, value: int, text: st
 
 
 @pytest.mark.parametrize(
-    ("near", "hosts", "status", "text"),
+    ("ranks_per_server", "hosts", "status", "text"),
     [
         (4, "aaaa bbbb", PASS, "4 ranks per server, 2 server(s), 2 host name(s)"),
         (0, "aaaaa", PASS, "5 ranks per server, 1 server(s), 1 host name(s)"),
@@ -391,7 +391,7 @@ def test_context_probe_fails_on_another_context(field: str, value: int, text: st
         (2, "aaaa", PASS, "2 ranks per server, 2 server(s), 1 host name(s); ASCEND_MOE_RANKS_PER_SERVER takes"),
     ],
 )
-def test_servers_probe_compares_host_names(near: int, hosts: str, status: str, text: str) -> None:
+def test_servers_probe_compares_host_names(ranks_per_server: int, hosts: str, status: str, text: str) -> None:
     """Where ranks are to share a server and have two host names, no kernel is launched."""
     names = [*hosts.replace(" ", "")]
 
@@ -401,16 +401,16 @@ def test_servers_probe_compares_host_names(near: int, hosts: str, status: str, t
         def launch(self, *_: Any) -> Any:
             raise AssertionError("launched")
 
-    found = SERVERS.on(Elsewhere(world=len(names), layout="a2", near=near))
+    found = SERVERS.on(Elsewhere(world=len(names), layout="a2", ranks_per_server=ranks_per_server))
     assert found.status == status and text in found.detail, found
-    on_a3 = SERVERS.on(Elsewhere(world=len(names), near=near))  # any rank of a supernode is near
+    on_a3 = SERVERS.on(Elsewhere(world=len(names), ranks_per_server=ranks_per_server))  # stores reach a super-pod
     assert on_a3.status == PASS and f"{len(names)} ranks on {len(set(names))} host(s)" in on_a3.detail
 
 
 def test_store_probe_stays_on_its_server() -> None:
     """With 5 ranks on servers of 2: nothing is stored to, or read from, a rank of another server."""
     made: list[ascendc_twin.Windows] = []
-    found = PROBES["peer store and read"].on(Twin(world=5, layout="a2", near=2, corrupt=made.append))
+    found = PROBES["peer store and read"].on(Twin(world=5, layout="a2", ranks_per_server=2, corrupt=made.append))
     assert found.status == PASS and "ASCEND_MOE_INTRA_NODE_STORES=1" in found.detail, found
     share = 16 * 1024 + 3 * 512  # of a source, as the probe lays them out
     for owner in range(5):
@@ -421,10 +421,11 @@ def test_store_probe_stays_on_its_server() -> None:
 
 def test_two_levels_probe_says_where_it_has_no_room_or_nothing_to_show() -> None:
     probe = PROBES["two levels"]
-    found = probe.on(Twin(world=16, cores=1, layout="a2", near=8, window_mib=2))
+    found = probe.on(Twin(world=16, cores=1, layout="a2", ranks_per_server=8, window_mib=2))
     assert found.status == FAIL and "the window has no room for a row of each rank" in found.detail
-    for world, layout, near in ((4, "a2", 0), (4, "a2", 1), (4, "a2", 4), (5, "a2", 2), (4, "a3", 2)):
-        assert probe.on(Twin(world=world, layout=layout, near=near)).detail.startswith("not applicable"), near
+    for world, layout, share in ((4, "a2", 0), (4, "a2", 1), (4, "a2", 4), (5, "a2", 2), (4, "a3", 2)):
+        found = probe.on(Twin(world=world, layout=layout, ranks_per_server=share))
+        assert found.detail.startswith("not applicable"), share
 
 
 @pytest.mark.parametrize("layout", ["a2", "a3"])
@@ -543,10 +544,10 @@ def test_the_bringup_command_has_the_rows_of_the_page(tmp_path: Path, monkeypatc
     quick = functools.partial(supervisor.Supervisor, run=Planted(real=True))
     monkeypatch.setattr(supervisor, "Supervisor", quick)
     monkeypatch.setattr(supervisor, "CONTEXT", rank_processes.CONTEXT)
-    code, said, told = commands.said("validate", "--bringup", "--device", "cpu", "--json")
+    code, said, logged = commands.said("validate", "--bringup", "--device", "cpu", "--json")
     found = json.loads(said)["probes"]
     names = [finding["name"] for finding in found]
-    assert re.findall(r"^ascend-moe validate: probe '(.*)'$", told, re.MULTILINE) == names
+    assert re.findall(r"^ascend-moe validate: probe '(.*)'$", logged, re.MULTILINE) == names
     assert names.count("context layout") == 2  # of A3 and A2
     assert set(names) == {*PROBES, *OPS}
     others = {each["name"]: each["status"] for each in found if each["status"] != PASS}

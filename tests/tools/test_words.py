@@ -53,6 +53,13 @@ CHECKED += tuple(
 )
 
 
+#: Parts of the names of files and in code that are not written, and strings and comments, where they may be.
+PARTS = re.compile(r"(?<![a-z])(?:lent|told|begun|finders?|verdicts?|meetings?|foreign|spoilt)(?![a-z])", re.IGNORECASE)
+STRINGS = r"\"\"\".*?\"\"\"|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|"
+IN_TEXT = {suffix: re.compile(STRINGS + r"//[^\n]*|/\*.*?\*/", re.DOTALL) for suffix in (".h", ".cpp", ".pml")}
+IN_TEXT[".py"] = re.compile(STRINGS + r"#[^\n]*", re.DOTALL)
+
+
 def texts(name: str, source: str) -> Iterator[tuple[int, str]]:
     """Lines of a page or picture; string literals and comments of C++; sentences and public docstrings of Python."""
     if name.endswith((".h", ".cpp")):
@@ -89,6 +96,22 @@ def test_no_private_term_is_left() -> None:
     assert wrong == []
 
 
+def names_in(name: str, source: str) -> set[str]:
+    """The private terms in a file's name, and in its code outside of strings and comments."""
+    code = IN_TEXT[Path(name).suffix].sub("", source)
+    if "meta_path" in code:
+        code = code.replace("finder", "")  # Python's word for import hooks
+    return {found[0].lower() for found in PARTS.finditer(f"{Path(name).stem} {code}")}
+
+
+def test_no_private_term_is_a_name() -> None:
+    folders = ("ascend_moe", "csrc", "examples", "model", "op_host", "op_kernel", "tests", "tools", "twin", "vnpu")
+    listed = [path for folder in folders for path in (TREE / folder).rglob("*") if path.suffix in IN_TEXT]
+    found = {path.name: names_in(path.name, path.read_text()) for path in listed}
+    assert {name: terms for name, terms in found.items() if terms} == {}
+    assert names_in("a.cpp", "int told_all;  // a finder") == {"told"} and names_in("test_lent.py", "''") == {"lent"}
+
+
 @pytest.mark.parametrize(
     ("name", "source"),
     [
@@ -116,7 +139,7 @@ def test_a_planted_term_is_found(name: str, source: str) -> None:
     [
         (
             "page.md",
-            "`DTYPE_X=half`, half of the rows, both halves of a block; rules are met; `tests/finders.py`",
+            "`DTYPE_X=half`, half of the rows, both halves of a block; rules are met; `tests/doors.py`",
         ),
         ("page.md", "SIMD lanes, the first lanes of a repeat, near zero, so far, a post-release, long-standing"),
         ("a.py", 'def _f():\n    """What was told."""\n    return {\'lent\': stamps}  # not text that users see'),

@@ -95,16 +95,16 @@ def test_hierarchy_begins_without_waiting_for_anybody(monkeypatch: pytest.Monkey
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
     with LocalCluster(4) as cluster:
         case = replace(SMALL, world=4, share=2, weights=True)
-        begun = threading.Barrier(4, timeout=FAR_S)
+        started = threading.Barrier(4, timeout=FAR_S)
 
         def all_begin_first(rank: int, group_ep: str) -> str:
             ops, alg = ops_of(case, rank, group_ep, "hierarchy")
             dispatched = ops.dispatch(**alg)
-            begun.wait()  # nobody has waited for another yet
+            started.wait()  # nobody has waited for another yet
             sent = dispatched.finish()
             rows = op_runs.expert_rows(case, rank, sent)
             combined = ops.combine(rows, sent, **alg)
-            begun.wait()
+            started.wait()
             combined.finish()
             return ascend_moe.algorithm_of(group_ep)
 
@@ -159,15 +159,15 @@ def test_begin_sends_and_does_not_wait(clusters: Clusters, algorithm: str) -> No
 
 @each_algorithm
 def test_the_deadline_counts_from_finish(algorithm: str) -> None:
-    begun = threading.Event()
+    started = threading.Event()
 
     def late(rank: int, group_ep: str) -> None:
         ops, alg = ops_of(SMALL, rank, group_ep, algorithm)
         if rank == 1:
-            must_come(begun)
+            must_come(started)
             time.sleep(2 * DEADLINE_S)
         opened = ops.dispatch(**alg)
-        begun.set()
+        started.set()
         if rank == 0:
             time.sleep(2.5 * DEADLINE_S)
         opened.finish()

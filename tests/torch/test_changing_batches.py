@@ -73,9 +73,9 @@ def two_launches(group: str) -> Layer:
     place = (group, 1, 0, E)
 
     def layer(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        begun = ascend_moe.begin_dispatch(x, ids, *place)
+        started = ascend_moe.begin_dispatch(x, ids, *place)
         between = x.sin()
-        sent = begun.finish()
+        sent = started.finish()
         rows = experts(sent, False, 1)
         combined = ascend_moe.begin_combine(
             rows, ids, sent.assist_info_for_combine, sent.ep_recv_counts, weights, *place

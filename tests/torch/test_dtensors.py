@@ -74,9 +74,11 @@ def refusals() -> None:
     x, ids, probs = (each.detach() for each in tensors())
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for permute, unpermute in WAYS.values():
-        with pytest.raises(ArgumentError, match=r"^indices must be a DTensor on the mesh of the other tensors") as told:
+        with pytest.raises(
+            ArgumentError, match=r"^indices must be a DTensor on the mesh of the other tensors"
+        ) as error:
             permute(distribute_tensor(x, mesh, [Replicate()]), ids)
-        assert told.value.argument == "indices"
+        assert error.value.argument == "indices"
         with pytest.raises(ArgumentError, match=r"^permuted_tokens must be a DTensor"):
             unpermute(x, distribute_tensor(ids.view(-1), mesh, [Replicate()]), probs)
         with pytest.raises(ArgumentError, match=r"^tokens is \(5,\); it must be 2-D"):

@@ -108,7 +108,7 @@ def test_timeout_lists_who_is_missing(missing: int, listed: int) -> None:
     ],
 )
 def test_failure_found_by_another_rank(code: int, kind: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Met at the entry of an op: the cause, its finder, and nothing about ranks that nobody waits for."""
+    """Met at the entry of an op: the cause, its reporter, and nothing about ranks that nobody waits for."""
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "7200")
     monkeypatch.setenv("HCCL_BUFFSIZE", "1")
     barrier = threading.Barrier(3)

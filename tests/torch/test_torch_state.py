@@ -93,9 +93,9 @@ def rows_there_and_back(rank: int, group: str, *, kind: str, quant_mode: int) ->
     def run() -> list[Tensor]:
         options = {"expert_scales": weights, "quant_mode": quant_mode, "scales": smooth}
         with torch.no_grad():
-            begun = way.begin_dispatch(x, ids, **options).finish()
-            rows = begun.expand_x.float() * begun.dynamic_scales[:, None] if quant_mode else begun.expand_x
-            first = way.begin_combine(rows, begun, weights).finish()
+            started = way.begin_dispatch(x, ids, **options).finish()
+            rows = started.expand_x.float() * started.dynamic_scales[:, None] if quant_mode else started.expand_x
+            first = way.begin_combine(rows, started, weights).finish()
         sent = way.dispatch(x, ids, **options)
         loads.reset()
         loads.add(0, sent.expert_token_nums)

@@ -209,13 +209,13 @@ class Job:
         self.calls = world.program.calls
         self.parts: list[tuple[int, bytes]] = []
         self.end, self.places = PAGE, dict[int, int]()
-        self.data, self.window = world.window_bytes, 2 * world.window_bytes  # the lent area lies behind the data
+        self.data, self.window = world.window_bytes, 2 * world.window_bytes  # the registered area lies behind the data
         self.windows = [self._room(self.window + STATE) for _ in range(self.size)]  # and the state area behind both
         self.parts += [(window, bytes([poison]) * self.window) for window in self.windows]
         context = self._a2 if world.program.program.servers else self._table
         contexts = [context(rank) for rank in range(self.size)]
         self.context_bytes, self.contexts = len(contexts[0]), [self._put(data) for data in contexts]
-        self.lent = [0] * self.size
+        self.registered = [0] * self.size
         self.records = list[int]()
         steps = [self._step(call) for call in self.calls]
         at = self._put(b"".join(steps))
@@ -258,18 +258,18 @@ class Job:
             self.places[tensor.data_ptr()] = place
         return self.places[tensor.data_ptr()]
 
-    def _lend(self, call: OpCall) -> None:
+    def _register(self, call: OpCall) -> None:
         """Copy a combine's rows into a block of their rank's registered area, as explore does."""
         rows = call.inputs["expand_x"]
-        at = self.windows[call.rank] + self.data + self.lent[call.rank]
-        self.lent[call.rank] += (rows.nbytes + 511) // 512 * 512
-        assert self.lent[call.rank] <= self.window - self.data
+        at = self.windows[call.rank] + self.data + self.registered[call.rank]
+        self.registered[call.rank] += (rows.nbytes + 511) // 512 * 512
+        assert self.registered[call.rank] <= self.window - self.data
         self._write(at, raw(rows))
         self.places[rows.data_ptr()] = at
 
     def _step(self, call: OpCall) -> bytes:
         if call.registered and call.inputs["expand_x"].numel():
-            self._lend(call)
+            self._register(call)
         words = (ctypes.c_uint64 * len(INFO_WORDS))()
         self.library.am_plan_info(ctypes.c_void_p(call.plan), words, ctypes.c_uint64(len(INFO_WORDS)))
         info = dict(zip(INFO_WORDS, words, strict=True))
@@ -429,7 +429,7 @@ FEATURES: dict[str, Callable[[program.Program], bool]] = {
     "A2's context": lambda case: case.servers > 0,
     "int8 return": lambda case: case.returns_int8,
     "special experts": lambda case: sum(case.special) > 0,
-    "lent rows": lambda case: case.rows != "own",
+    "registered rows": lambda case: case.rows != "own",
     "a rank without tokens": lambda case: 0 in case.batch_sizes,
     "NaN and infinities": lambda case: case.odd,
 }

@@ -17,7 +17,7 @@ struct Range {
 };
 struct Step {
     uint64_t rank, op, tiling_key, cores, context, ranges, range_count;
-    uint64_t lent;  // generation of the registered block with the combine's rows; 0: they lie in none
+    uint64_t registered;  // generation of the registered block with the combine's rows; 0: they lie in none
     uint64_t arguments[kArguments];
     uint64_t arrived[kFlags];  // the runner's: cores that set a flag, since the step began
 };

@@ -289,10 +289,10 @@ int main(int count, char** words) {
         for (uint64_t i = 0; i < job.step_count; ++i) {
             if (steps[i].rank != rank) continue;
             g_core.step = &steps[i];
-            if (steps[i].lent != 0)
+            if (steps[i].registered != 0)
                 reinterpret_cast<moe::MoeDistributeCombineTiling*>(
                     steps[i].arguments[Count(ascend_moe_distribute_combine) - 1])
-                    ->info.registeredGeneration = static_cast<uint32_t>(steps[i].lent);
+                    ->info.registeredGeneration = static_cast<uint32_t>(steps[i].registered);
             if (!InProcesses(steps[i].cores, RunCore)) {
                 __atomic_store_n(&job.failed, 1, __ATOMIC_RELEASE);
                 _exit(2);

@@ -286,12 +286,12 @@ def preprocess(source: Path, engine: str, defines: Sequence[str], includes: Sequ
 def own_text(preprocessed: str) -> str:
     """The lines of a preprocessed source that do not come from system headers (the twin's count as such)."""
     kept: list[str] = []
-    foreign: dict[str, bool] = {}  # by file, from its first mark: macros of system headers mark a file again
+    of_system: dict[str, bool] = {}  # by file, from its first mark: macros of system headers mark a file again
     skip = False
     for line in preprocessed.splitlines():
         if line.startswith("# "):
             name, _, flags = line.partition('"')[2].rpartition('"')
-            skip = foreign.setdefault(name, "3" in flags.split())
+            skip = of_system.setdefault(name, "3" in flags.split())
         elif not skip:
             kept.append(line)
     return "\n".join(kept)

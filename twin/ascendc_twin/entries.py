@@ -93,17 +93,17 @@ def _without_attributes(text: str) -> str:
 
 def _signature(text: str, start: int) -> tuple[str, int]:
     """Text up to the parameter list's closing parenthesis, and the position behind it."""
-    depth, begun = 0, False
+    depth, started = 0, False
     for at in range(start, len(text)):
         char = text[at]
         if char == "(":
             depth += 1
-            begun = True
+            started = True
         elif char == ")":
             depth -= 1
-            if begun and depth == 0:
+            if started and depth == 0:
                 return text[start:at], at + 1
-        elif char in ";{" and not begun:
+        elif char in ";{" and not started:
             break
     raise TwinBuildError(f"__global__ before something that is no function: {text[start : start + 60]!r}")
 

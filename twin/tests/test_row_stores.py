@@ -19,9 +19,9 @@ SLOW_ROWS, LAUNCHES = 3, 64
 
 def past(nanos: list[int]) -> list[bool]:
     library = ctypes.CDLL(str(native_library("row_stores", "fast")))
-    told, answers = np.array(nanos, np.uint64), np.zeros(len(nanos), np.uint8)
+    times, answers = np.array(nanos, np.uint64), np.zeros(len(nanos), np.uint8)
     run = library.run_stores
-    run(ctypes.c_void_p(told.ctypes.data), len(nanos), ctypes.c_uint64(ROW), ctypes.c_void_p(answers.ctypes.data))
+    run(ctypes.c_void_p(times.ctypes.data), len(nanos), ctypes.c_uint64(ROW), ctypes.c_void_p(answers.ctypes.data))
     return answers.astype(bool).tolist()
 
 

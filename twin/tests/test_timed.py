@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foreign_runs import KERNELS, kernels, tiling
+from third_party_runs import KERNELS, kernels, tiling
 from typer.testing import CliRunner
 
 import ascendc_twin

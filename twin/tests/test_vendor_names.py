@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from foreign_runs import HALF, kernels, modes, tiling
+from third_party_runs import HALF, kernels, modes, tiling
 
 from ascendc_twin.errors import TwinFault
 

@@ -54,7 +54,7 @@ VNPU_EXPORT AclError aclmdlRICaptureEnd(Handle handle, Handle* model) {
         return kStreamNotCaptured;
     }
     if (stream->capture->origin != handle) {
-        vnpu_error("aclmdlRICaptureEnd: the capture was begun on another stream than %d", stream->id);
+        vnpu_error("aclmdlRICaptureEnd: the capture was started on another stream than %d", stream->id);
         return kCaptureUnmatched;
     }
     if (stream->tasks) {

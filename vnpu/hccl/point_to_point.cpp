@@ -128,9 +128,9 @@ struct Message {
     std::vector<uint8_t> data;
     uint64_t bytes;     // of the whole message
     uint64_t sent = 0;  // pieces of it are in the channel
-    bool begun = false;
+    bool started = false;
 
-    bool Done() const { return begun && sent == bytes; }
+    bool Done() const { return started && sent == bytes; }
 };
 
 struct Outbox {
@@ -159,7 +159,7 @@ void Push(Message& message, const uint8_t* rest) {
         channel->written.store(piece + 1, std::memory_order_release);
         rest += bytes;
         message.sent += bytes;
-        message.begun = true;
+        message.started = true;
     }
 }
 

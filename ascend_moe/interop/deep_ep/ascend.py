@@ -27,7 +27,7 @@ from ascend_moe.errors import (
     with_signature_of,
     with_typed_errors,
 )
-from ascend_moe.experts.fp8 import cast_fp8_rows
+from ascend_moe.experts.quant import cast_fp8_rows
 from ascend_moe.interop.deep_ep import events, strategies
 from ascend_moe.interop.deep_ep.base import (
     BufferBase,

@@ -14,7 +14,7 @@ from torch import Tensor
 from ascend_moe._tensors import narrow, wide_ids_named
 from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, typed_methods
-from ascend_moe.experts.fp8 import FP8
+from ascend_moe.experts.quant import FP8
 from ascend_moe.interop.deep_ep import events
 from ascend_moe.interop.deep_ep.base import BufferBase, Handle, call_of, need_whole
 from ascend_moe.interop.deep_ep.events import EventOverlap, WaitStats
@@ -230,8 +230,8 @@ class _LowLatencyMode(BufferBase):
         named, dispatcher = wide_ids_named(topk_idx, place.rank), place.dispatcher(local * place.world)
         options: dict[str, Any] = {"max_tokens": tokens, **waits.given(self._mask.alive)}
         if return_recv_hook:
-            begun = self._watched(named(dispatcher.begin_dispatch))(rows, ids, **options)
-            finish = self._watched(waits.after(named(begun.finish)))
+            started = self._watched(named(dispatcher.begin_dispatch))(rows, ids, **options)
+            finish = self._watched(waits.after(named(started.finish)))
         else:
             arrived = self._watched(waits.after(named(dispatcher.dispatch)))(rows, ids, **options)
             finish = lambda: arrived  # noqa: E731
@@ -317,8 +317,8 @@ class _LowLatencyMode(BufferBase):
         self._pending.wait()
         hook, times = events.nothing, waits.given(result.ranks)
         if return_recv_hook:
-            begun = self._watched(dispatcher.begin_combine)(rows, sent, topk_weights, **times)
-            finish = self._watched(waits.after(begun.finish))
+            started = self._watched(dispatcher.begin_combine)(rows, sent, topk_weights, **times)
+            finish = self._watched(waits.after(started.finish))
             total = rows.new_zeros(wanted) if out is None else out
             hook = self._pending.sent(lambda: _copy(total, finish()))
         else:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ascend_moe.dispatchers.rows import pack as pack_rows
 from ascend_moe.dispatchers.rows import unpack
 from ascend_moe.errors import RoutingOverflow, need, need_dims, need_dtype, need_shape
-from ascend_moe.experts.fp8 import FP8, GROUP, cast_fp8, ue8m0
+from ascend_moe.experts.quant import FP8, FP8_GROUP, cast_fp8, ue8m0
 from ascend_moe.permute import padded_places
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)  # dtypes of normal mode; DeepEP has bf16 only
@@ -54,8 +54,8 @@ def check_x(x: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
     codes, scales = x
     need_dims("x", codes, 2, dtypes=(FP8,))
     need_dtype("x", scales, torch.float32)
-    need(codes.shape[1] % GROUP == 0, "x", "has {} columns; need a multiple of {}", codes.shape[1], GROUP)
-    need_shape("x", scales, (codes.shape[0], codes.shape[1] // GROUP))
+    need(codes.shape[1] % FP8_GROUP == 0, "x", "has {} columns; need a multiple of {}", codes.shape[1], FP8_GROUP)
+    need_shape("x", scales, (codes.shape[0], codes.shape[1] // FP8_GROUP))
     return [codes, scales]
 
 
@@ -76,7 +76,7 @@ class Format:
         rule = "is True without round_scale, but its scales are powers of two: pass round_scale=True"
         need(not self.use_ue8m0 or self.round_scale, "use_ue8m0", rule)
         rule = "has {} columns; with use_ue8m0 they must be a multiple of {}"
-        need(not self.use_ue8m0 or hidden % (PACKED * GROUP) == 0, "x", rule, hidden, PACKED * GROUP)
+        need(not self.use_ue8m0 or hidden % (PACKED * FP8_GROUP) == 0, "x", rule, hidden, PACKED * FP8_GROUP)
 
     def pack(self, x: Tensor) -> Tensor:
         """Return the op's rows."""
@@ -88,7 +88,7 @@ class Format:
     def unpack(self, rows: Tensor, hidden: int) -> tuple[Tensor, Tensor]:
         """Return codes as uint8, and scales in the result's dtype, of fp8 rows."""
         sent = torch.uint8 if self.use_ue8m0 else torch.float32
-        codes, scales = unpack(rows, (hidden, torch.uint8), (hidden // GROUP, sent))
+        codes, scales = unpack(rows, (hidden, torch.uint8), (hidden // FP8_GROUP, sent))
         return codes, scales.view(self.scales)
 
     @property
@@ -98,4 +98,4 @@ class Format:
 
     def columns(self, hidden: int) -> int:
         """Return the number of scales of a row in the result."""
-        return hidden // GROUP // (PACKED if self.use_ue8m0 else 1)
+        return hidden // FP8_GROUP // (PACKED if self.use_ue8m0 else 1)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ascend_moe.errors import need, need_dims
-from ascend_moe.experts.fp8 import FP8, GROUP, cast_fp8
+from ascend_moe.experts.quant import FP8, FP8_GROUP, cast_fp8
 from ascend_moe.interop.deep_ep.events import npu_here
 
 _FLUSH_BYTES = 256_000_000
@@ -108,7 +108,7 @@ def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``(m, n)`` rows as e4m3 codes and float32 scales ``(m, ceil(n / 128))``: value = code * scale."""
     need_dims("x", x, 2)
     columns = x.shape[1]
-    codes, scales = cast_fp8(torch.nn.functional.pad(x, (0, -columns % GROUP)))
+    codes, scales = cast_fp8(torch.nn.functional.pad(x, (0, -columns % FP8_GROUP)))
     return codes[:, :columns].contiguous(), scales
 
 
@@ -119,10 +119,10 @@ def per_token_cast_back(x_fp8: Tensor, x_scales: Tensor) -> Tensor:
     if x_scales.dtype == torch.int32:
         exponents = x_scales.contiguous().view(torch.uint8).to(torch.int32)
         x_scales = (exponents << 23).view(torch.float32)
-    groups = ceil_div(columns, GROUP)
-    values = torch.nn.functional.pad(x_fp8.float(), (0, -columns % GROUP)).view(rows, groups, GROUP)
+    groups = ceil_div(columns, FP8_GROUP)
+    values = torch.nn.functional.pad(x_fp8.float(), (0, -columns % FP8_GROUP)).view(rows, groups, FP8_GROUP)
     back = values * x_scales.reshape(rows, groups, 1)
-    return back.view(rows, groups * GROUP)[:, :columns].to(torch.bfloat16)
+    return back.view(rows, groups * FP8_GROUP)[:, :columns].to(torch.bfloat16)
 
 
 def inplace_unique(x: Tensor, num_slots: int) -> None:

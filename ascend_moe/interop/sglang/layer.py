@@ -13,7 +13,7 @@ from ascend_moe.comm import group_of
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import Activation
-from ascend_moe.experts.fp8 import FP8, scaled
+from ascend_moe.experts.quant import FP8, scaled
 from ascend_moe.experts.weights import plain
 from ascend_moe.interop.sglang import steps
 from ascend_moe.interop.sglang.grouped_gemm import GroupedGemmRunner

@@ -10,7 +10,7 @@ from torch import Tensor
 from ascend_moe._tensors import narrow
 from ascend_moe.errors import need_dims, need_shape, with_typed_errors
 from ascend_moe.experts import Activation
-from ascend_moe.experts.fp8 import FP8_MAX, scaled
+from ascend_moe.experts.quant import FP8_MAX, scaled
 from ascend_moe.permute import sort_by_expert, sum_rows
 from ascend_moe.routers import deepseek_v3, npu_moe_gating_top_k, softmax_topk
 from ascend_moe.routers.gating import Groups

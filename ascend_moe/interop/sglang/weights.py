@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ascend_moe._tensors import FLOATS, FittedModule, leaves_empty, without_casts
 from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import need, need_dtype, need_one_of, need_shape, with_typed_errors
-from ascend_moe.experts.fp8 import FP8, FP8_MAX, scaled
+from ascend_moe.experts.quant import FP8, FP8_MAX, scaled
 from ascend_moe.experts.rank_experts import RankExperts, held_text
 from ascend_moe.experts.weights import Codes, ScaleWatch, keep_codes
 from ascend_moe.ops.whole import WholeLayer

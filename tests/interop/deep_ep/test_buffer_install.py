@@ -116,9 +116,9 @@ def test_every_public_name_of_theirs_is_ours_or_refused(
             for statement in (f"from {module} import {name}", f"import {module}.{name}"):
                 with pytest.raises(
                     ImportError, match=f"^{module}.{name} is not in ascend_moe.interop.deep_ep: "
-                ) as told:
+                ) as raised:
                     exec(statement, {})
-                assert str(told.value).endswith(reason) and "\n" not in str(told.value)
+                assert str(raised.value).endswith(reason) and "\n" not in str(raised.value)
     assert {name.rpartition(".")[0] for name in deep_ep.REFUSED[flavour]} <= set(listed)
     deep_ep.uninstall()
     with pytest.raises(ModuleNotFoundError):
@@ -180,8 +180,8 @@ def on_a_process_group(rank: int) -> None:
         wide = case.ids(rank)
         wide[1, 1] = 2**32 if rank == 0 else wide[1, 1]
         for call in (send, low_of):
-            told = rank == 0 or call is send
-            with pytest.raises(InvalidExpertId, match="4294967296" if told else "2147483647 or more"):
+            exact = rank == 0 or call is send
+            with pytest.raises(InvalidExpertId, match="4294967296" if exact else "2147483647 or more"):
                 call(case, rank, ascend, topk_idx=wide)
         rows, _, _, numbers, sent, _ = send(case, rank, ascend)
         assert numbers == [len(case.rows_of(rank * case.local + expert)) for expert in range(case.local)]

@@ -14,7 +14,7 @@ from op_runs import Clusters
 from routed_tokens import randn
 
 from ascend_moe.errors import ArgumentError, InvalidExpertId
-from ascend_moe.experts import fp8
+from ascend_moe.experts import quant
 from ascend_moe.interop.deep_ep import Buffer
 
 
@@ -251,13 +251,13 @@ def drawn(n: int, hidden: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(6))
 def test_codes_and_exponents_equal_ml_dtypes(seed: int) -> None:
     x = drawn(17, 512, seed)
-    codes, scales = fp8.cast_fp8(x, round_scale=True)
+    codes, scales = quant.cast_fp8(x, round_scale=True)
     expected, exponents = oracle(x)
     assert np.array_equal(codes.view(torch.uint8).numpy(), expected)
-    assert np.array_equal(fp8.ue8m0(scales).numpy(), exponents)
+    assert np.array_equal(quant.ue8m0(scales).numpy(), exponents)
     groups = x.float().numpy().reshape(17, 4, 128)
     top = np.maximum(np.abs(groups).max(2), np.float32(1e-4))
-    codes, scales = fp8.cast_fp8(x, round_scale=False)
+    codes, scales = quant.cast_fp8(x, round_scale=False)
     expected = (groups * (np.float32(448) / top)[..., None]).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
     assert np.array_equal(codes.view(torch.uint8).numpy(), expected.reshape(17, 512))
     assert np.array_equal(scales.numpy(), top / np.float32(448))
@@ -266,8 +266,8 @@ def test_codes_and_exponents_equal_ml_dtypes(seed: int) -> None:
 def test_exponents_of_every_power_of_two() -> None:
     powers = torch.tensor([2.0**e for e in range(-126, 128)])
     expected = powers.numpy().astype(ml_dtypes.float8_e8m0fnu).view(np.uint8)
-    assert np.array_equal(fp8.ue8m0(powers).numpy(), expected)
-    assert fp8.ue8m0(torch.tensor([float("inf")])).item() == 255  # e8m0's NaN, DeepEP's infinity
+    assert np.array_equal(quant.ue8m0(powers).numpy(), expected)
+    assert quant.ue8m0(torch.tensor([float("inf")])).item() == 255  # e8m0's NaN, DeepEP's infinity
 
 
 def bytes_of(scales: torch.Tensor) -> torch.Tensor:
@@ -293,7 +293,7 @@ def test_low_latency_rows_are_cast_and_scales_packed(
         # As DeepEP decodes it: the bytes are the exponents of float32.
         factors = (bytes_of(scales).int() << 23).view(torch.float32) if packed else scales
         for expert in range(case.local):
-            expected, exact = fp8.cast_fp8(low_rows(case, rank, expert), round_scale=rounded)
+            expected, exact = quant.cast_fp8(low_rows(case, rank, expert), round_scale=rounded)
             n = int(count[expert])
             assert torch.equal(codes[expert, :n].view(torch.uint8), expected.view(torch.uint8))
             assert torch.equal(factors[expert, :n], exact)
@@ -331,7 +331,7 @@ def rows_oracle(x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
 def test_rows_with_one_scale_equal_ml_dtypes(seed: int) -> None:
     x = randn(9, 256, seed=seed).bfloat16() * 10.0 ** (seed * 5 - 5)
     x[2] = 0
-    codes, scales = fp8.cast_fp8_rows(x)
+    codes, scales = quant.cast_fp8_rows(x)
     expected, factors = rows_oracle(x)
     assert np.array_equal(codes.view(torch.uint8).numpy(), expected) and np.array_equal(scales[:, 0].numpy(), factors)
 

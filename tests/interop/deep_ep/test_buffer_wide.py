@@ -53,12 +53,12 @@ def test_an_id_that_int32_does_not_hold_is_reported_as_it_is(clusters: Clusters,
             ids = case.ids(rank)
             if rank == 1:
                 ids[3, 2] = wrong
-            with pytest.raises(InvalidExpertId) as told:
+            with pytest.raises(InvalidExpertId) as raised:
                 call(case, rank, buffer, ids)
-            error: Any = told.value
+            error: Any = raised.value
             assert (error.rank, error.token, error.k) == (1, 3, 2) and "\n" not in str(error)
-            told_all = way in ("normal", "ascend, normal") or rank == 1
-            assert error.expert_id == (wrong if told_all else max(min(wrong, 2**31 - 1), -(2**31)))
+            exact = way in ("normal", "ascend, normal") or rank == 1
+            assert error.expert_id == (wrong if exact else max(min(wrong, 2**31 - 1), -(2**31)))
             assert str(error.expert_id) in str(error)
 
     draws = [*draw.sample(WIDE, 2), draw.choice((1, -1)) * draw.randrange(1, 2**30) * 2**32 + draw.randrange(6)]

@@ -18,7 +18,7 @@ from sglang_layers import BF16, FP32, NAN, E, F, H, K, logits_of
 from ascend_moe import LocalCluster, MoEConfig, MoELayer
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
-from ascend_moe.experts.fp8 import FP8
+from ascend_moe.experts.quant import FP8
 from ascend_moe.interop.sglang import (
     EPMoE,
     Fp8Config,

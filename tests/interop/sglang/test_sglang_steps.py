@@ -11,7 +11,7 @@ from sglang_layers import BF16, FP32, NAN, E, F, H, K
 
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import grouped_mlp
-from ascend_moe.experts.fp8 import FP8
+from ascend_moe.experts.quant import FP8
 from ascend_moe.interop.sglang import (
     GroupedGemmRunner,
     dynamic_scale,

@@ -65,11 +65,11 @@ def site(tmp_path: Path) -> Path:
     (tmp_path / "torch_npu.py").write_text(TORCH_NPU.format(npus=False))
     sections = re.findall(r'\[project\.entry-points\."(.*?)"\]\n(.*?)\n\n', PYPROJECT.read_text(), re.DOTALL)
     assert [group for group, _ in sections] == [VLLM, SGLANG]
-    told = "\n".join(f"[{group}]\n{entries.replace(chr(34), '')}" for group, entries in sections)
+    lines = "\n".join(f"[{group}]\n{entries.replace(chr(34), '')}" for group, entries in sections)
     about = tmp_path / "ascend_moe_plugin-0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ascend_moe_plugin\nVersion: 0\n")
-    (about / "entry_points.txt").write_text(f"{told}\n")
+    (about / "entry_points.txt").write_text(f"{lines}\n")
     return tmp_path
 
 
@@ -90,9 +90,9 @@ def started(
     ]  # fmt: skip
     try:
         for process in processes:
-            told, logged = process.communicate(timeout=60)
+            output, logged = process.communicate(timeout=60)
             assert process.returncode == 0, logged
-            yield json.loads(told), logged
+            yield json.loads(output), logged
     finally:
         for process in processes:
             process.kill()

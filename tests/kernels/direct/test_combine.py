@@ -13,7 +13,7 @@ import op_runs
 import pytest
 import torch
 from op_runs import Clusters
-from zero_copy_runs import check_traffic, drawn, lending
+from zero_copy_runs import check_traffic, drawn, registering
 
 import ascend_moe
 from ascend_moe.comm import lookup
@@ -35,9 +35,9 @@ def test_rows_in_place_equal_the_reference(clusters: Clusters, first: int, share
     sound = 0
     for seed in range(first, first + 50):
         case, rng = replace(drawn(seed), comm_quant_mode=0), random.Random(seed)
-        lends = [rng.random() < share for _ in range(case.world)]
-        runs = op_runs.run(clusters[case.world], case, lending(lends))
-        sound += op_runs.check(case, runs, functools.partial(check_traffic, lends))
+        registers = [rng.random() < share for _ in range(case.world)]
+        runs = op_runs.run(clusters[case.world], case, registering(registers))
+        sound += op_runs.check(case, runs, functools.partial(check_traffic, registers))
     assert sound > 25
 
 

@@ -71,14 +71,14 @@ def test_a_row_crosses_once_a_token_and_server(
         for ids in ("any", "hot", "duplicates", "minus"):
             one = replace(case, ids=ids)
             crossing = ref.predict_crossings(one.inputs, moe_expert_num=one.experts, **sizes, **modes)
-            near = within_servers(one, share)
+            in_server = within_servers(one, share)
             assert sum(sent for sent, _ in crossing) > 0
             for rank, (found, nothing) in enumerate(zip(run(cluster, one), empty, strict=True)):
                 for op in (0, 1):
                     wrote = found.traffic[op]["written_window_data"] - nothing.traffic[op]["written_window_data"]
                     sums = crossing[rank][1] // comm_quant_row_bytes(case.hidden)[0] if op == 1 and mode else 0
                     written = crossing[rank][op] - sums * unwritten(case)
-                    assert wrote == written + near[rank][op], f"{ids}, rank {rank}, op {op}"
+                    assert wrote == written + in_server[rank][op], f"{ids}, rank {rank}, op {op}"
 
 
 @pytest.mark.parametrize(("world", "share"), SERVERS)

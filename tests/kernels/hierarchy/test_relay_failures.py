@@ -66,12 +66,12 @@ def test_a_rank_that_does_not_come_is_named_by_all(op: str, absent: int) -> None
         if rank == absent:
             time.sleep(DEADLINE + 1)
             return None
-        begun = time.monotonic()
+        started = time.monotonic()
         if op == "dispatch":
             first = raised(op_runs.dispatch, CASE, rank, group_ep)
         else:
             first = raised(op_runs.combine, CASE, rank, group_ep, rows, sent)
-        waited = time.monotonic() - begun
+        waited = time.monotonic() - started
         return first, raised(op_runs.dispatch, CASE, rank, group_ep), waited
 
     with LocalCluster(CASE.world, window_mib=8) as cluster:
@@ -118,22 +118,22 @@ def test_a_rank_that_does_not_come_is_named_with_ops_of_window(before: tuple[int
 
 
 @pytest.mark.parametrize(
-    ("world", "relaying", "cores", "near"),
+    ("world", "relaying", "cores", "stores"),
     [
         pytest.param(4, {0, 1}, 6, "0", id="a server of two"),  # core 0 awaits no message
         pytest.param(8, {0, 1, 2, 3, 4, 5, 6}, 2, "0", id="all but one of eight"),
-        pytest.param(4, {3}, 2, "1", marks=pytest.mark.nightly, id="one, near stores"),
+        pytest.param(4, {3}, 2, "1", marks=pytest.mark.nightly, id="one, stores"),
         pytest.param(4, {0, 1, 3}, 1, "0", marks=pytest.mark.nightly, id="all but one of four"),
         pytest.param(8, {2}, 2, "0", marks=pytest.mark.nightly, id="one of eight"),
         pytest.param(8, {0, 1, 2, 3}, 3, "1", marks=pytest.mark.nightly, id="two servers of four"),
     ],
 )
 def test_ranks_that_differ_in_comm_alg_are_named_by_all(
-    world: int, relaying: set[int], cores: int, near: str, monkeypatch: pytest.MonkeyPatch
+    world: int, relaying: set[int], cores: int, stores: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a quarter of the deadline all know it, and the group works on."""
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "2")
-    monkeypatch.setenv("ASCEND_MOE_INTRA_NODE_STORES", near)
+    monkeypatch.setenv("ASCEND_MOE_INTRA_NODE_STORES", stores)
     monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
     levels = legal(replace(CASE, world=world))
 
@@ -167,9 +167,9 @@ def alone_after_a_trip(cluster: LocalCluster, others: Callable[[int], None]) -> 
 
     def body(rank: int, group_ep: str) -> tuple[Exception, float] | None:
         if rank == 0:
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
-                return raised(op_runs.dispatch, CASE, rank, group_ep), time.monotonic() - begun
+                return raised(op_runs.dispatch, CASE, rank, group_ep), time.monotonic() - started
             finally:
                 done.set()
         others(rank)
@@ -181,7 +181,7 @@ def alone_after_a_trip(cluster: LocalCluster, others: Callable[[int], None]) -> 
     return outcome
 
 
-def test_a_rank_that_has_failed_in_the_next_op_has_told_its_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_has_failed_in_the_next_op_has_sent_its_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of ranks that differ in comm_alg one is ahead: its abort block lies where its note was, and nobody waits."""
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "5")
     with LocalCluster(CASE.world, window_mib=8) as cluster:
@@ -236,13 +236,13 @@ def test_a_record_of_what_no_rank_sends_is_corrupt(word: int, value: int) -> Non
     with LocalCluster(case.world, window_mib=8) as cluster:
 
         def begin_and_finish(op: str, place: Any, case: Case, arguments: dict[str, Any]) -> Any:
-            begun = two_launches(op, place, case, arguments)
+            started = two_launches(op, place, case, arguments)
             barrier.wait(30)
             if place.rank == corrupted:
                 at = last_record(State.of(cluster, corrupted))
                 (ctypes.c_int32 * 3).from_address(at + 4 * word)[:] = [value] * 3
             barrier.wait(30)
-            return begun.finish()
+            return started.finish()
 
         def body(rank: int, group_ep: str) -> tuple[Exception | None, Exception]:
             place, first = op_runs.DevicePlace(group_ep, case.world, rank), None

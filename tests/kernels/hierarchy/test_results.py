@@ -57,11 +57,11 @@ def test_drawn_cases_equal_the_reference(monkeypatch: pytest.MonkeyPatch, world:
     op_runs.check_drawn(seeds, world, WINDOW_MIB, share=(share,))
 
 
-@pytest.mark.parametrize("near", ["0", "1"])
-def test_ops_of_all_algorithms_follow_each_other(monkeypatch: pytest.MonkeyPatch, near: str) -> None:
+@pytest.mark.parametrize("stores", ["0", "1"])
+def test_ops_of_all_algorithms_follow_each_other(monkeypatch: pytest.MonkeyPatch, stores: str) -> None:
     """Half by half window and hierarchy write other regions of the same memory."""
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", "2")
-    monkeypatch.setenv("ASCEND_MOE_INTRA_NODE_STORES", near)
+    monkeypatch.setenv("ASCEND_MOE_INTRA_NODE_STORES", stores)
     shape = {"world": 4, "local": 2, "topk": 3, "contract": 2, "weights": True, "batches": "unequal", "cores": 3}
     cases = [Case(**shape, share=share, seed=seed) for seed, share in enumerate((2, 0, 2, 2, 0, 0, 2))]
     with LocalCluster(4, window_mib=WINDOW_MIB) as cluster:

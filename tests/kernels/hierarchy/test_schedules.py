@@ -15,7 +15,7 @@ CASES = [
     "w4,c3,l2,k3,b3,v2,r2,weights,DC,hierarchy,int8,comm_quant_mode:2,mask:token,s5",
     "w6,c1,l1,k2,b2,v2,r2,weights,DC,hierarchy,ids:mixed",
     "w6,c2,l1,k3,b4,u40,v2,r3,weights,DC,hierarchy,zero_expert_num:1,copy_expert_num:1,const_expert_num:1,h2,comm_quant_mode:2,p2,s4",
-    "w4,c2,l2,k3,b3,v2,r2,weights,dcDC,hierarchy,near,p1,s3",
+    "w4,c2,l2,k3,b3,v2,r2,weights,dcDC,hierarchy,stores,p1,s3",
     # A message that reaches one rank as another one: that rank's error, and no other rank's missing rows.
     "w4,c2,l2,k2,b1,u3,v2,tp_world_size:1,h3,s5004,r2,weights,mask:token,ids:mixed,unequal,DCDC,hierarchy,tail,fault:corrupted",
     # A rank makes its first call alone, which sends: those that it relays for fail, the others in their next op.
@@ -24,11 +24,11 @@ CASES = [
     "w4,c2,l2,k2,b2,u1,v2,tp_world_size:1,s20014,r2,bf16,int8,ids:any,equal,DCDC,hierarchy,weights,tail,fault:ids",
     "w4,c2,l1,k3,b2,u3,v2,h2,s20098,r2,p2,fp32,mask:pair,ids:any,equal,DC,hierarchy,weights,tail,fault:overflow",
     # One rank alone runs hierarchy in the last op: its neighbour knows it from its message, the others from notes.
-    "w4,c3,l1,k2,b1,u20,v2,h3,s97,r2,mask:token,ids:duplicates,unequal,DCDC,hierarchy,weights,near,fault:algorithm",
+    "w4,c3,l1,k2,b1,u20,v2,h3,s97,r2,mask:token,ids:duplicates,unequal,DCDC,hierarchy,weights,stores,fault:algorithm",
     # Ranks that run window tell their neighbours by an item, which comes before rows of the next op.
     "w8,c2,l3,k6,b1,u2,v2,h2,s9495,r2,bf16,ids:hot,zero-rank,DDCC,hierarchy,weights,zero_expert_num:2,comm_quant_mode:2,tp_world_size:1,fault:algorithm",
     # Records behind the source indices that are too many; other counts than dispatch's; other ids than dispatch's.
-    "w4,c2,l1,k2,b2,u3,v2,s20002,r2,p2,fp32,ids:duplicates,equal,DC,hierarchy,weights,near,fault:source_index",
+    "w4,c2,l1,k2,b2,u3,v2,s20002,r2,p2,fp32,ids:duplicates,equal,DC,hierarchy,weights,stores,fault:source_index",
     "w4,c2,l1,k3,b2,u3,v2,expert_token_nums_type:0,tp_world_size:1,h2,s20062,r2,int8,mask:pair,ids:mixed,equal,DC,hierarchy,weights,tail,fault:counts",
     "w4,c4,l2,k1,b2,u20,v2,s20058,r2,p1,fp16,mask:pair,ids:duplicates,equal,dcDC,hierarchy,weights,comm_quant_mode:2,fault:routing",
 ]

@@ -239,7 +239,7 @@ RankSet::RankSet(uint32_t world) {
 
 bool RankSet::RunRank(uint32_t number, const TwinLaunch& launch, TwinOutcome* outcome, const std::atomic<bool>* stop) {
     Rank& rank = *ranks_[number];
-    bool begun = false;
+    bool started = false;
     Warnings warnings;
     const BadAddresses caught;
     try {
@@ -251,7 +251,7 @@ bool RankSet::RunRank(uint32_t number, const TwinLaunch& launch, TwinOutcome* ou
         idle.on_idle = &StopWithPeer::OnIdle;
         idle.on_idle_argument = &watch;
         rank.BeginAgents(launch);
-        begun = true;
+        started = true;
         rank.device.Launch(spec, [&] { CallEntry(launch); });
         rank.EndAgents(launch, false);
         ReportWarnings(outcome, warnings);
@@ -263,7 +263,7 @@ bool RankSet::RunRank(uint32_t number, const TwinLaunch& launch, TwinOutcome* ou
     } catch (...) {
         ReportFailure(outcome, number, "", "the kernel threw something that is no exception");
     }
-    if (begun) rank.EndAgents(launch, true);
+    if (started) rank.EndAgents(launch, true);
     return false;
 }
 

@@ -23,7 +23,7 @@ struct Kernel {
     void (*run)();
     const char* expected = "";
     uint32_t cores = 1, ranks = 1;
-    bool foreign = false;
+    bool third_party = false;
 };
 
 template <class T>
@@ -127,7 +127,7 @@ void QueueEventsReset() {
     QueueEvents(8, 0, false);
     QueueEvents(0, 8, false);
 }
-void QueueForeign() {
+void QueueOfAnother() {
     Queue mine(1);
     TQue<QuePosition::VECIN, 1> other;
     mine.pipe.InitBuffer(other, 1, 64);
@@ -153,7 +153,7 @@ void Events(int id, int sets, int waits) {
 void MeetOften() {
     for (int i = 0; i < 1000; ++i) SyncAll();
 }
-// One core fails while the others wait: they must unwind, not hang, and the first fault is told.
+// One core fails while the others wait: they must unwind, not hang, and the first fault is reported.
 void FailWhileOthersWait() {
     TPipe pipe;
     SyncAll();
@@ -225,7 +225,7 @@ const Kernel kRules[] = {
     RULE("queue_events_all", QueueEvents(4, 4, false)),
     BROKEN("queue_events_9", "queue discipline|queues hold 9 event ids of MTE3_V", QueueEvents(5, 4, false)),
     RULE("queue_events_again", QueueEventsReset()),
-    BROKEN("queue_foreign", "queue discipline|not this queue's", QueueForeign()),
+    BROKEN("queue_of_another", "queue discipline|not this queue's", QueueOfAnother()),
     RULE("use_before_free", UseAfterFree(false)),
     BROKEN("use_after_free", "use after free|after FreeTensor", UseAfterFree(true)),
     RULE("use_before_reset", UseAfterReset(false)),
@@ -468,9 +468,9 @@ void CrossFlags(bool on) {
     DataCopy(ub.B(), Gm((1 - me) * 256), 64);
     if (!on) CrossCoreWaitFlag(3);
 }
-// Cores read what core 0 then overwrites; each says by a flag that it has. The last one: `told`: too; else it is
+// Cores read what core 0 then overwrites; each says by a flag that it has. The last one: `flagged`: too; else it is
 // silent, and reads `own` bytes from byte `from` on. Core 0 writes the second half of the block.
-void ManyReaders(bool told, uint32_t from = 0, uint32_t own = 32) {
+void ManyReaders(bool flagged, uint32_t from = 0, uint32_t own = 32) {
     Three ub;
     const uint32_t me = static_cast<uint32_t>(GetBlockIdx()), last = static_cast<uint32_t>(GetBlockNum()) - 1;
     LocalTensor<int32_t> flag = ub.C().ReinterpretCast<int32_t>();
@@ -481,10 +481,10 @@ void ManyReaders(bool told, uint32_t from = 0, uint32_t own = 32) {
         DataCopyPad(ub.B(), Gm(me == last ? from : 0), DataCopyExtParams(1, me == last ? own : 32, 0, 0, 0),
                     DataCopyPadExtParams<float>(false, 0, 0, 0.0f));
         Edge<HardEvent::MTE2_MTE3>();
-        if (told || me != last) DataCopy(flag_of(me), flag, 8);
+        if (flagged || me != last) DataCopy(flag_of(me), flag, 8);
         return;
     }
-    for (uint32_t core = 1; core <= (told ? last : last - 1);) {
+    for (uint32_t core = 1; core <= (flagged ? last : last - 1);) {
         DataCopy(flag[8], flag_of(core), 8);
         Edge<HardEvent::MTE2_S>();
         const bool seen = flag.GetValue(8) == 9;
@@ -500,7 +500,7 @@ void ManyReaders(bool told, uint32_t from = 0, uint32_t own = 32) {
 
 // ---- ranks: a row, then a status block that says so ----
 enum class Mistake { kNone, kNoDrain, kFlagFirst, kNoWait, kNoFlag, kReuse };
-// A foreign kernel's flag lies in the data window, and nobody declares its poll.
+// A third-party kernel's flag lies in the data window, and nobody declares its poll.
 template <Mistake mistake, bool kForeign = false>
 void Ranks() {
     Three ub;
@@ -601,8 +601,8 @@ const Kernel kHazards[] = {
     RANKS("ranks_no_wait", kNoWait, "race between ranks| load at |needs a status block"),
     RANKS("ranks_no_flag", kNoFlag, "hang|rank 0 core 0 polls|rank 1 core 0 polls"),
     RANKS("ranks_reuse", kReuse, "race between ranks|MTE3 store|needs a status block"),
-    {"foreign", Ranks<Mistake::kNone, true>, "", 1, 2, true},
-    {"foreign_unordered", Ranks<Mistake::kNoDrain, true>, "race between ranks", 1, 2, true},
+    {"third_party", Ranks<Mistake::kNone, true>, "", 1, 2, true},
+    {"third_party_unordered", Ranks<Mistake::kNoDrain, true>, "race between ranks", 1, 2, true},
     {"half", [] { WindowHalf(true); }, "", 1, 2},
     {"half_missing", [] { WindowHalf(false); }, "wrong part of a window|data window|other half", 1, 2},
     {"never_comes", NeverComes, "hang|polls at|nothing can move"},
@@ -628,7 +628,7 @@ extern "C" const char* run_hazard(const char* name, int policy, uint64_t seed, i
     for (uint32_t rank = 0; rank < kernel.ranks; ++rank) {
         twin::ProgramStep& step = steps[rank];
         step.spec.block_dim = kernel.cores;
-        step.spec.watch_polls = kernel.foreign;
+        step.spec.watch_polls = kernel.third_party;
         step.spec.ranges = {Range(g_gm[rank], kGmBytes, twin::GmKind::kTensor, "gm", -1)};
         for (uint32_t peer = 0; peer < kernel.ranks; ++peer) {
             const int owner = static_cast<int>(peer);
@@ -651,7 +651,7 @@ extern "C" const char* run_hazard(const char* name, int policy, uint64_t seed, i
     options.policy = static_cast<twin::Policy>(policy);
     options.seed = seed;
     options.unordered = unordered != 0;
-    options.explicit_sync = !kernel.foreign;
+    options.explicit_sync = !kernel.third_party;
     options.max_steps = 100000;
     const twin::RunResult result = twin::Explorer().Run(programs, options);
     g_text = result.failed ? result.message : "";

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from foreign_runs import HALF, KERNELS, kernels, tiling
+from third_party_runs import HALF, KERNELS, kernels, tiling
 from twin_oracle import compiler
 
 import ascendc_twin

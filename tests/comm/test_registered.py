@@ -1,4 +1,4 @@
-"""The lent area: blocks, their states, and how long a window stays mapped."""
+"""Registered buffers: blocks, their states, and how long a window stays mapped."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def test_rows_must_end_inside_their_block() -> None:
     area, out = lib().am_registered_open(0, memory.data_ptr(), memory.nbytes), (ctypes.c_uint64 * 4)()
     record, text = (ctypes.c_int32 * lib().am_error_record_words())(), ctypes.create_string_buffer(1024)
     pointer, number = ctypes.c_void_p, ctypes.c_uint32
-    lent_use = lib().am_registered_use
-    lent_use.argtypes = [pointer, pointer, number, pointer, number, pointer, pointer, ctypes.c_uint64]
+    registered_use = lib().am_registered_use
+    registered_use.argtypes = [pointer, pointer, number, pointer, number, pointer, pointer, ctypes.c_uint64]
 
     def use(address: int) -> tuple[int, str]:
         text.value = b""
-        return lent_use(area, planned.handle, WHOLE, address, 1, record, text, 1024), text.value.decode()
+        return registered_use(area, planned.handle, WHOLE, address, 1, record, text, 1024), text.value.decode()
 
     room = 1 << 12  # more than the rows take
     assert (
@@ -176,7 +176,7 @@ def test_a_tensor_outlives_its_cluster() -> None:
     assert not mapped(places[1])
 
 
-def test_closed_and_failed_ends_lend_nothing(cluster: comm.LocalCluster) -> None:
+def test_closed_and_failed_communicators_have_no_buffers(cluster: comm.LocalCluster) -> None:
     ends = cluster.run(lambda rank, group: comm.lookup(group, WORLD, rank))
     ends[0].failed = AscendMoeError("it failed")
     with pytest.raises(AscendMoeError, match="it failed"):
@@ -218,7 +218,7 @@ def lose_a_rank(rank: int, group: str, seed: int, held: list[BaseException], pla
     sent = ascend_moe.npu_moe_distribute_dispatch_v2(torch.ones(3, 64), ids, **place)
     if rank == 1:
         return comm.close(group)
-    depth, again, begun = dice.randrange(3), dice.randrange(3), dice.random() < 0.3
+    depth, again, started = dice.randrange(3), dice.randrange(3), dice.random() < 0.3
 
     spare = [empty(group, (6, 64)).fill_(1) for _ in range((1 + again) * (1 + depth))]  # none is made after the loss
     places += [each.data_ptr() for each in spare]
@@ -228,7 +228,7 @@ def lose_a_rank(rank: int, group: str, seed: int, held: list[BaseException], pla
         if left:
             return call(left - 1)
         arguments = (own, ids, sent[2], sent[4], torch.ones(3, 2))
-        if begun:
+        if started:
             return ascend_moe.begin_combine(*arguments, **place, comm_alg="direct").finish()
         return ascend_moe.npu_moe_distribute_combine_v2(*arguments, **place, comm_alg="direct")
 

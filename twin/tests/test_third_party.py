@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foreign_runs import HALF, Swap, engines, kernels, modes, tiling
 from numpy.typing import NDArray
+from third_party_runs import HALF, Swap, engines, kernels, modes, tiling
 
 import ascendc_twin
 from ascendc_twin.arguments import Arguments
@@ -475,7 +475,7 @@ def explored_block(met: bool, **options: Any) -> ascendc_twin.Exploration:
     return kernels("habits").explore(*call, schedules=60, workspace_bytes=32, **options)
 
 
-def test_a_race_on_a_single_block_is_told_with_both_lines() -> None:
+def test_a_race_on_a_single_block_is_reported_with_both_lines() -> None:
     """Such a block counts as a flag, so the race shows as a wrong result; ``data`` makes it a finding of its own."""
     store, load = (
         r"MTE3 store at habits\.cpp:\d+ .*of (rank 0 )?core 0",
@@ -494,7 +494,7 @@ def test_a_race_on_a_single_block_is_told_with_both_lines() -> None:
     assert explored_block(True).ok and explored_block(True, data="workspace").ok
 
 
-def test_a_flag_that_cores_wait_for_is_not_told_as_data() -> None:
+def test_a_flag_that_cores_wait_for_is_not_reported_as_data() -> None:
     """Flags are accesses in no order too; a place that has looked in vain is a poll."""
 
     def never() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from foreign_runs import HALF, Swap, kernels, tiling
+from third_party_runs import HALF, Swap, kernels, tiling
 from twin_oracle import compiler
 
 import ascendc_twin

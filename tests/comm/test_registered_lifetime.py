@@ -88,7 +88,7 @@ def refused(call: Callable[[], Any], says: str) -> WindowTensorError:
 
 
 @on_every_rank
-def test_a_direct_combine_spends_it(end: Rank) -> None:
+def test_a_direct_combine_consumes_it(end: Rank) -> None:
     sent, rows = end.dispatch(), end.filled()
     assert (end.combine(rows, sent) == 3).all()  # 1 from rank 0, 2 from rank 1
     sent = end.dispatch()
@@ -109,7 +109,7 @@ def test_views_share_its_fate(end: Rank) -> None:
 
 
 @on_every_rank
-def test_other_algorithms_copy_and_spend_nothing(end: Rank) -> None:
+def test_other_algorithms_copy_and_consume_nothing(end: Rank) -> None:
     wide = end.empty(2 * MOST).view(MOST, 2 * HIDDEN).fill_(end.rank + 1)
     for _ in range(2):  # rows that are not contiguous are copied before the op
         assert (end.combine(wide[:, ::2], end.dispatch()) == 3).all()
@@ -120,7 +120,7 @@ def test_other_algorithms_copy_and_spend_nothing(end: Rank) -> None:
 
 
 @on_every_rank
-def test_no_rows_spend_nothing(end: Rank) -> None:
+def test_no_rows_consume_nothing(end: Rank) -> None:
     """A tensor without elements holds no block."""
     nobody = torch.full((0, TOPK), -1, dtype=torch.int32)
     end.weights = torch.ones(0, TOPK)
@@ -148,7 +148,7 @@ def test_dead_tensors_wait_for_the_next_op(end: Rank) -> None:
 
 
 @on_every_rank
-def test_spent_tensors_that_live_keep_their_memory(end: Rank) -> None:
+def test_consumed_tensors_that_live_keep_their_memory(end: Rank) -> None:
     sent = end.dispatch()
     rows = end.empty().fill_(7)
     end.combine(rows, sent)
@@ -164,7 +164,7 @@ def test_spent_tensors_that_live_keep_their_memory(end: Rank) -> None:
 
 
 @on_every_rank
-def test_spent_tensors_count_as_holders(end: Rank) -> None:
+def test_consumed_tensors_count_as_holders(end: Rank) -> None:
     half = 512 * 1024 // (4 * HIDDEN)
     sent, rows = end.dispatch(), end.empty(half)
     end.combine(rows[:MOST].zero_(), sent)
@@ -183,7 +183,7 @@ def test_spent_tensors_count_as_holders(end: Rank) -> None:
 
 
 @on_every_rank
-def test_local_errors_spend_nothing(end: Rank) -> None:
+def test_local_errors_consume_nothing(end: Rank) -> None:
     sent, rows = end.dispatch(), end.filled()
     with pytest.raises(AscendMoeError, match="expert_scales"):
         ascend_moe.npu_moe_distribute_combine_v2(
@@ -193,7 +193,7 @@ def test_local_errors_spend_nothing(end: Rank) -> None:
 
 
 @on_every_rank
-def test_errors_of_ops_spend_it_on_all_ranks(end: Rank) -> None:
+def test_errors_of_ops_consume_it_on_all_ranks(end: Rank) -> None:
     """The op has taken its epoch, and peers that found nothing wrong may be reading."""
     for wrong, error in ((EXPERTS + end.rank, InvalidExpertId), (-1, RoutingMismatch)):
         sent, rows, ids = end.dispatch(), end.filled(), end.ids.clone()

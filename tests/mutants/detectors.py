@@ -1,4 +1,4 @@
-"""Who finds a mutant: `check(mutant, finder, builds)` builds its library and runs that finder on it."""
+"""Who finds a mutant: `check(mutant, detector, builds)` builds its library and runs that detector on it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from table import (
     FORGED,
     IN_PARTS,
     LARGE,
-    LENT,
     LEVELS,
     LEVELS_EXPLORED,
     LEVELS_KILLED,
     LONG_LISTS,
     MANY_RANKS,
     ONE_CARD,
+    REGISTERED,
     ROLES,
     SERVERS,
     SHARED_ROWS,
@@ -51,7 +51,7 @@ SEEDS = (11, 22_000, 33_000, 44_000, 55_000)
 LIMIT = 200  # schedules, on the median over the seeds
 MOST_SCHEDULES = 2000  # schedules after which a seed has not found it
 DTYPE = "bf16"  # of the cases that are searched
-SEARCHES = (WINDOW, SERVERS, FLAGS, DIRECT, LENT, ROLES, TWO_LAUNCHES)
+SEARCHES = (WINDOW, SERVERS, FLAGS, DIRECT, REGISTERED, ROLES, TWO_LAUNCHES)
 
 # Ranks of which not all messages are in UB together.
 IN_PARTS_CASE = "w65,c2,l15,k1,b1,u1,v2,none,D,direct"
@@ -93,11 +93,11 @@ SUITE_TESTS = [
     ),
     "kernels/test_failures_collective.py::test_bad_id_on_one_rank_is_raised_by_all",
     "kernels/test_failures_collective.py::test_combine_that_routes_otherwise_than_dispatch",
-    "kernels/test_failures_collective.py::test_every_rank_is_told_the_global_bs_of_the_largest_batch",
+    "kernels/test_failures_collective.py::test_every_rank_reports_the_global_bs_of_the_largest_batch",
     "torch/test_bad_arguments.py",
     "kernels/test_special_experts.py",
     "kernels/test_failures_threads.py::test_words_from_before_the_wrap_are_not_corrupt",
-    "kernels/test_coded_rows.py",
+    "kernels/test_quantized_rows.py",
     "kernels/test_row_alignment.py",
     "kernels/test_failures_corrupt.py::test_another_alignment_of_rows_is_a_mismatch",
     "kernels/test_sequences.py",
@@ -119,7 +119,7 @@ PARTS = {
     LEVELS_KILLED: ["-m", "not npu", "kernels/hierarchy/test_server_processes.py"],
     LEVELS_EXPLORED: ["kernels/hierarchy/test_schedules.py"],
     FAILURES: [
-        "kernels/test_failures_told.py",
+        "kernels/test_failures_reported.py",
         "kernels/test_failures_corrupt.py",
         "kernels/test_failures_collective.py",
         "kernels/test_failures_threads.py",
@@ -153,42 +153,42 @@ def first_failure_of_suite(build: Build) -> str | None:
     return first_failure(build, SUITE_TESTS, seconds=150, ASCEND_MOE_TIMEOUT_S="3", ASCEND_MOE_COMM_ALG="window")
 
 
-def cases(seed: int, finder: str) -> Iterator[explore.Program]:
-    """Small cases of every mode, a new one a schedule: those in which mutants of this finder show."""
+def cases(seed: int, detector: str) -> Iterator[explore.Program]:
+    """Small cases of every mode, a new one a schedule: those in which mutants of this detector show."""
     while True:
-        direct = finder in (DIRECT, LENT, ROLES)
+        direct = detector in (DIRECT, REGISTERED, ROLES)
         drawn = replace(explore.draw(seed), dtype=DTYPE, algorithm="direct" if direct else "window")
-        if finder == ROLES:
+        if detector == ROLES:
             drawn = replace(drawn, cores=drawn.cores + 1, list_cores=1 + seed % drawn.cores)
-        if finder == TWO_LAUNCHES:
+        if detector == TWO_LAUNCHES:
             drawn = replace(drawn, contract=2, sequence="dcdc")
-        rows = "registered" if finder == LENT else "own"
+        rows = "registered" if detector == REGISTERED else "own"
         returned = drawn.comm_quant_mode if rows == "own" else 0
-        if finder == FLAGS:  # rows of several blocks
+        if detector == FLAGS:  # rows of several blocks
             drawn = replace(drawn, flags=True, world=max(2, drawn.world), units=drawn.units + 30)
-        servers = 1 + seed % 2 if finder in (SERVERS, FLAGS) else 0
+        servers = 1 + seed % 2 if detector in (SERVERS, FLAGS) else 0
         yield replace(drawn, servers=servers, rows=rows, comm_quant_mode=returned)
         seed += 1
 
 
-def search(build: Build, seed: int, finder: str, schedules: int = MOST_SCHEDULES) -> explore.Result:
+def search(build: Build, seed: int, detector: str, schedules: int = MOST_SCHEDULES) -> explore.Result:
     """Schedules from this seed on, of mixed policies, to the first finding."""
-    return _campaign(build, cases(seed, finder), schedules, seed, a_case=1)
+    return _campaign(build, cases(seed, detector), schedules, seed, a_case=1)
 
 
-def special(build: Build, finder: str) -> explore.Result:
-    """The same for the finders that have cases of their own."""
-    if finder == DRAWN:  # of every kind, as `ascend-moe explore` does
+def special(build: Build, detector: str) -> explore.Result:
+    """The same for the detectors that have cases of their own."""
+    if detector == DRAWN:  # of every kind, as `ascend-moe explore` does
         return explore.campaign(schedules=MOST_SCHEDULES, library=build.checked())
-    if finder == LARGE:
+    if detector == LARGE:
         return _campaign(build, map(explore.parse, LARGE_SHARES), 2 * len(LARGE_SHARES), 1, a_case=2)
-    if finder == ONE_CARD:
+    if detector == ONE_CARD:
         return _campaign(build, [case for _ in range(LIMIT) for case in SMALL], LIMIT, 1, a_case=1)
-    if finder == IN_PARTS:
+    if detector == IN_PARTS:
         return _campaign(build, [explore.parse(IN_PARTS_CASE)], 1, 1, a_case=1)
-    if finder == LONG_LISTS:
+    if detector == LONG_LISTS:
         return _campaign(build, [replace(LONG, seed=seed) for seed in range(40)], 40, 1, a_case=1)
-    if finder == FAULTS:  # what `make test` plays of ranks that die, call no more, or have wrong inputs
+    if detector == FAULTS:  # what `make test` plays of ranks that die, call no more, or have wrong inputs
         programs = [each for fault in ("kill", "ended", "absent", "corrupted") for each in faulty(range(60), [fault])]
         programs += faulty(range(140), WRONG_INPUTS)
         programs += long_faulty(range(4 * len(LONG_SHARES)))
@@ -216,28 +216,28 @@ def forged(build: Build, programs: Sequence[explore.Program], finds: set[str]) -
     return kinds & finds
 
 
-def check(mutant: Mutant, finder: str, builds: MutantBuilds) -> str:
-    """How the finder finds the mutant; AssertionError when it does not."""
-    build = builds.library("fast" if finder in (SUITE, *PARTS) else "checked", mutant)
-    if finder in (SUITE, *PARTS):
+def check(mutant: Mutant, detector: str, builds: MutantBuilds) -> str:
+    """How the detector finds the mutant; AssertionError when it does not."""
+    build = builds.library("fast" if detector in (SUITE, *PARTS) else "checked", mutant)
+    if detector in (SUITE, *PARTS):
         checked = {}
-        if finder == LEVELS_EXPLORED:
+        if detector == LEVELS_EXPLORED:
             checked = {"ASCEND_MOE_CHECKED_LIBRARY": str(builds.library("checked", mutant).path)}
-        tests = PARTS.get(finder, [])
-        failure = first_failure_of_suite(build) if finder == SUITE else first_failure(build, tests, 300, **checked)
-        assert failure is not None, f"no test of the {finder} sees {mutant.name}"
+        tests = PARTS.get(detector, [])
+        failure = first_failure_of_suite(build) if detector == SUITE else first_failure(build, tests, 300, **checked)
+        assert failure is not None, f"no test of the {detector} sees {mutant.name}"
         return failure
-    if finder in FORGERY:
-        kinds = forged(build, *FORGERY[finder])
+    if detector in FORGERY:
+        kinds = forged(build, *FORGERY[detector])
         assert kinds, f"forged counts do not show {mutant.name}"
         return ", ".join(sorted(kinds))
-    assert finder in (*SEARCHES, DRAWN, LARGE, LONG_LISTS, SHARED_ROWS, FAULTS, IN_PARTS, ONE_CARD)
-    if finder in SEARCHES:
-        results = [search(build, seed, finder) for seed in SEEDS]
+    assert detector in (*SEARCHES, DRAWN, LARGE, LONG_LISTS, SHARED_ROWS, FAULTS, IN_PARTS, ONE_CARD)
+    if detector in SEARCHES:
+        results = [search(build, seed, detector) for seed in SEEDS]
     else:
-        results = [special(build, finder)]
+        results = [special(build, detector)]
     needed = [result.schedules for result in results]
     kinds = {result.finding.kind for result in results if result.finding is not None}
-    assert all(result.finding for result in results) and (finder == DRAWN or kinds <= {*mutant.finds}), results
-    assert finder in (DRAWN, FAULTS) or statistics.median(needed) <= LIMIT, results
+    assert all(result.finding for result in results) and (detector == DRAWN or kinds <= {*mutant.finds}), results
+    assert detector in (DRAWN, FAULTS) or statistics.median(needed) <= LIMIT, results
     return f"median {statistics.median(needed):g}, worst {max(needed)} schedules: {', '.join(sorted(kinds))}"

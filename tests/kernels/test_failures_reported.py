@@ -1,4 +1,4 @@
-"""Checks what ranks are told of a failure that one of them has found: at once, by whom, and what each keeps of it."""
+"""What ranks report of a failure that one of them has detected: at once, by whom, and what each stores of it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[ascend_moe.LocalCluster]
         yield cluster
 
 
-def test_a_rank_that_gives_up_tells_all_others(cluster: ascend_moe.LocalCluster) -> None:
-    """The ranks that wait are told, and the one that comes later: each at once, long before its own deadline."""
+def test_a_rank_that_gives_up_notifies_all_others(cluster: ascend_moe.LocalCluster) -> None:
+    """The ranks that wait report it, and the one that comes later: each at once, long before its own deadline."""
     waited = threading.Barrier(WORLD)
 
     def body(rank: int, group_ep: str) -> tuple[Caught, Caught]:
