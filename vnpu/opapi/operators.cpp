@@ -32,6 +32,7 @@ VNPU_OP(aclnnRound, T, T)
 VNPU_OP(aclnnTrunc, T, T)
 VNPU_BOTH(RoundDecimals, T, I)
 VNPU_OP(aclnnGelu, T, T)
+VNPU_OP(aclnnFastGelu, T, T)
 VNPU_OP(aclnnSoftplus, T, S, S, T)
 VNPU_BOTH(NanToNum, T, F, F, F)
 

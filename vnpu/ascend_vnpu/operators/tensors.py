@@ -55,6 +55,7 @@ _ELEMENTWISE: Table = {name: _torch_function(name) for name in _SAME_NAME.split(
 _ELEMENTWISE |= {
     "Silu": functional.silu,
     "Gelu": functional.gelu,
+    "FastGelu": lambda x: x.float() * torch.sigmoid(1.702 * x.float()),
     "Softplus": functional.softplus,
     "IsFinite": torch.isfinite,
     "IsPosInf": torch.isposinf,
