@@ -462,5 +462,5 @@ def folded_groups(
         second = {"cp": two} if name.startswith("tp") else {"ep": two}
         made.append(rank_groups(order, {"tp": one, "pp": pp, "dp": world // product, **second}))
     same = sorted(made[0]["pp"]) == sorted(made[1]["pp"])
-    need(same, "order", "is {!r}: attention and experts have different pipeline groups; end it with pp", order)
+    need(same, "order", "is {!r}: attention and experts would have different pipeline groups; put pp last", order)
     return made[0], made[1]

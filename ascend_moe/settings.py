@@ -195,7 +195,7 @@ REGISTERED_MIB = Setting[int | None](
     _whole_number(0, MAX_WINDOW_MIB),
     None,
     f"a whole number of MiB in 0..{MAX_WINDOW_MIB} (default: the window size)",
-    "MiB for tensors of `window_empty`: beside the window on a CPU, part of it on an NPU; 0: none; must be equal on "
+    "MiB for tensors of `window_empty`: outside the window on a CPU, part of it on an NPU; 0: none; must be equal on "
     "all ranks",
     "CPU: as `HCCL_BUFFSIZE`; NPU: 0",
 )
@@ -339,7 +339,7 @@ VNPU_LIBRARIES = _path(
     "ASCEND_MOE_VNPU_LIBRARIES",
     "folder",
     "folder of the virtual NPU's libraries",
-    "`vnpu/` beside the library of the CPU ops",
+    "`vnpu/` in the folder of the library of the CPU ops",
 )
 CACHE = _path(
     "ASCEND_MOE_CACHE",

@@ -1,4 +1,4 @@
-"""`ascend-moe bench`: times of dispatch and combine beside other methods and the machine's limit.
+"""`ascend-moe bench`: times of dispatch and combine, compared with other methods and the machine's limit.
 
 All methods run alternately in the same processes on the same data, and are checked before they are timed.
 docs/performance.md describes the method.
@@ -89,7 +89,7 @@ def has_mpi() -> bool:
 
 
 def mpiexec() -> str | None:
-    """Return the mpiexec beside this Python, where the mpich wheel installs it, else the one on PATH."""
+    """Return the mpiexec in this Python's folder, where the mpich wheel installs it, else the one on PATH."""
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 
 

@@ -321,7 +321,7 @@ def _alone(part: Part) -> Stored:
 
 def _expert_ids(name: str, ids: Tensor, experts: int) -> Tensor:
     there = bool(((ids >= 0) & (ids < experts)).all())
-    need(there, "directory", "has {} with ids that are not 0 .. {}: download it anew", name, experts - 1)
+    need(there, "directory", "has {} with ids that are not 0 .. {}: download it again", name, experts - 1)
     return ids.to(torch.int32)
 
 

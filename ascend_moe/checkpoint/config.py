@@ -42,7 +42,9 @@ def read_object(path: Path) -> Json:
         why = LFS if path.is_file() and is_pointer(path) else error
         raise ArgumentError(f"{path} cannot be read: {why}", argument="directory") from error
     if not isinstance(values, dict):
-        raise ArgumentError(f"{path} has a {type(values).__name__}; it must have an object", argument="directory")
+        raise ArgumentError(
+            f"{path} contains a {type(values).__name__}; it must contain a JSON object", argument="directory"
+        )
     return values
 
 

@@ -44,13 +44,14 @@ def validate(
         str, typer.Option(metavar="|".join(DEVICES), help="auto: an NPU if there is one, else the CPU.")
     ] = "auto",
     seed: Annotated[int, typer.Option(min=0, max=options.MAX_SEED, help="Seed of the tensors.")] = 0,
-    extra: Annotated[int, typer.Option(min=0, max=100_000, help="Random calls, beside the fixed ones.")] = 24,
+    extra: Annotated[int, typer.Option(min=0, max=100_000, help="Random calls, in addition to the fixed ones.")] = 24,
     dtype: Annotated[str, typer.Option(metavar="A,B", help="Element types of the rows.")] = ",".join(DTYPES),
     bring_up: Annotated[
         bool, typer.Option("--bringup", help="Instead probe, one by one, what the kernels assume of the hardware.")
     ] = False,
     times: Annotated[
-        bool, typer.Option("--times", help="With --bringup: also time the phases of an op, beside the model's.")
+        bool,
+        typer.Option("--times", help="With --bringup: also print the time of each phase of an op, and the model's."),
     ] = False,
     one_card: Annotated[
         int | None, typer.Option("--one-card", metavar="W", help="Instead run W ranks (2, 4 or 8) on one device.")

@@ -324,7 +324,7 @@ def window_empty(
     ``grouped_mlp(..., out=)`` writes into it.
 
     Only pages that are written use memory, so a shape for the maximum number of rows costs nothing extra. All live
-    tensors and the last consumed one share ASCEND_MOE_REGISTERED_MIB MiB per rank: on CPUs beside the window (default:
+    tensors and the last consumed one share ASCEND_MOE_REGISTERED_MIB MiB per rank: on CPUs outside the window (default:
     another HCCL_BUFFSIZE), on NPUs part of HCCL_BUFFSIZE (default: none). On NPUs a tensor must not outlive its process
     group.
 

@@ -60,7 +60,7 @@ class RegisteredMemory:
 
 
 def no_room(size: int, registered_bytes: int, held: int, needed: int) -> WindowTooSmall:
-    """Return the error for ``size`` bytes beside ``held`` tensors; ``needed`` bytes would suffice."""
+    """Return the error for ``size`` more bytes with ``held`` tensors; ``needed`` bytes would suffice."""
     mib = -(-needed // _MIB)
     why = f"{VARIABLE}=0 leaves no room for registered buffers: unset it, or export {VARIABLE}={mib}, on all ranks"
     if registered_bytes:

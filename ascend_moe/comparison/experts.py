@@ -77,7 +77,7 @@ class Experts:
         return torch.cat(out)
 
     def parameter_differs(self, at: Rows) -> dict[str, Any] | None:
-        """Return the first element of a parameter that has not the bits of the reference value."""
+        """Return the first element of a parameter whose bits differ from the reference value."""
         state = self._layer.state_dict()
         for name, value in self._parameters.items():
             got, want = plain(state[name]).cpu(), value.detach().cpu()

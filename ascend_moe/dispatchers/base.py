@@ -319,7 +319,7 @@ class Dispatcher(ABC):
             rule = "is {}; need the largest T of any rank, or 0 where all are equal"
             need(max_tokens > 0, "max_tokens", rule, max_tokens)
             other = changes.get("global_bs", 0)
-            need(not other, "max_tokens", "is {} beside global_bs {}; pass one", max_tokens, other)
+            need(not other, "max_tokens", "is {} and global_bs is {}; pass only one of them", max_tokens, other)
             changes["global_bs"] = self.world_size * max_tokens
         return replace(self.options, **changes) if changes else self.options
 

@@ -98,7 +98,7 @@ def grouped_mlp(
 
     Returns:
         ``(A, H)``, rows as in expand_x; ``out`` if passed. Rows after the last expert's are zero here and
-        ``(A, H)``, rows as in expand_x; ``out`` if given. Rows behind the last expert's are zero here and
+        ``(A, H)``, rows as in expand_x; ``out`` if given. Rows after the last expert's are zero here and
         unspecified on the NPU. Differentiable when unquantized and without out.
 
     Raises:
@@ -215,7 +215,7 @@ def _check_shapes(
         )
     local_experts, hidden, width = gate_up
     fits = local_experts > 0 and down == (local_experts, width / 2 if gated else width, hidden)
-    rule = "is {} beside w_gate_up {}; they must be (L, I, H) and (L, H, "
+    rule = "is {} and w_gate_up is {}; they must be (L, I, H) and (L, H, "
     need(fits, "w_down", rule + ("2I" if gated else "I") + "), L at least 1", down, gate_up)
     for name, value in per_row.items():
         count = expand_x.shape[0] if value is None else value.numel()

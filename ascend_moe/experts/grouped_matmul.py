@@ -320,10 +320,10 @@ def _narrow(
         need(name in (wanted, also) or not value, name, "does not go with {} x; use {}", x.dtype, wanted)
     fits = int4 or (not integer and all(w.dtype == torch.int8 for w in weight))
     named = next((name for name in (also, wanted) if scales[name]), "weight")
-    rule = "goes with x of {} and weights of int32 (eight int4 each)" + ("" if integer else " or int8") + ", not {}"
+    rule = "needs x of {} and weights of int32 (eight int4 each)" + ("" if integer else " or int8") + ", not {}"
     need(fits, named, rule, x.dtype, kinds)
-    need(bool(scales[wanted]), wanted, "is missing; {} weights need it beside x of {}", kinds, x.dtype)
-    need(integer or not per_token_scale, "per_token_scale", "goes with int8 x; x is {}", x.dtype)
+    need(bool(scales[wanted]), wanted, "is missing; {} weights with x of {} need it", kinds, x.dtype)
+    need(integer or not per_token_scale, "per_token_scale", "needs int8 x; x is {}", x.dtype)
     matrices: list[Matrix] = [Int4Matrix(w, x.shape[-1]) for w in weight] if int4 else list(weight)
     if integer:
         need(bool(per_token_scale), "per_token_scale", "is missing; int8 rows and int4 weights need it")
@@ -377,8 +377,8 @@ def _check_dtypes(
             argument="weight",
         )
     name = "per_token_scale" if scale is None else "scale"
-    need(integer or not (scale or per_token_scale), name, "goes with int8 x; x is {}", dtype)
-    need(scale is not None or not per_token_scale, "per_token_scale", "needs scale beside it")
+    need(integer or not (scale or per_token_scale), name, "needs int8 x; x is {}", dtype)
+    need(scale is not None or not per_token_scale, "per_token_scale", "needs scale too")
     if scale is not None:
         rule = "is {}; off the NPU it must be fp32, bf16 or fp16 "
         rule += "(packed 64-bit scales are NPU-only)"

@@ -64,7 +64,7 @@ def npu_dynamic_quant(
     Args:
         input: ``(..., H)``, at least 2-D; bf16, fp16 or fp32.
         smooth_scales: multiplied in first: ``(H,)``, or ``(E, H)`` with group_index.
-        group_index: ``(E,)`` running sums of rows: group e uses smooth_scales[e]. Rows behind the last
+        group_index: ``(E,)`` running sums of rows: group e uses smooth_scales[e]. Rows after the last
             group are quantized unsmoothed. Read on the host.
         dst_type: None or int8.
         quant_mode: "pertoken" (one scale for each row) or "pertensor" (one scale).
@@ -101,7 +101,7 @@ def check_int8(dst_type: torch.dtype | int | None) -> None:
 def _smooth(values: torch.Tensor, smooth_scales: torch.Tensor | None, group_index: torch.Tensor | None) -> torch.Tensor:
     width = values.shape[-1]
     if smooth_scales is None:
-        need(group_index is None, "group_index", "needs smooth_scales (E, H) beside it")
+        need(group_index is None, "group_index", "needs smooth_scales (E, H) too")
         return values
     shape = (width,) if group_index is None else (group_index.numel(), width)
     need_shape("smooth_scales", smooth_scales, shape)

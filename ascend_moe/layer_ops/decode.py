@@ -46,7 +46,7 @@ def dispatch_gmm_combine_decode(
         x_active_mask: (T,) or (T, K), bool or int8.
         group_ep, ep_rank_size, ep_rank_id: the EP group, and this rank's place in it.
         moe_expert_num: experts of all ranks.
-        shared_expert_num: 0 or 1, which say nothing as no rank is of a shared expert.
+        shared_expert_num: 0 or 1; no effect, because no rank is dedicated to shared experts.
         shared_expert_rank_num: 0. quant_mode: 0.
         global_bs: 0 where all ranks have the same T, else the most T times the ranks.
 

@@ -112,7 +112,7 @@ _SIGNATURES: native_library.Signatures = {
 
 
 def library_path() -> Path:
-    """Return the library beside $ASCEND_MOE_LIBRARY if there is one, else in lib/ of the package."""
+    """Return the library in the folder of $ASCEND_MOE_LIBRARY if there is one, else in lib/ of the package."""
     override = settings.LIBRARY.get()
     folders = [override.parent] if override else []
     folders += [entry / "lib" for entry in native_library._package_paths()]
@@ -342,7 +342,7 @@ def counts() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def prepare_always() -> Iterator[None]:
-    """Context manager: prepare every call of every thread anew, for tools that observe preparations."""
+    """Context manager: prepare every call of every thread again, for tools that observe preparations."""
     library().am_torch_prepare_always(1)
     try:
         yield

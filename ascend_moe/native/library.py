@@ -155,9 +155,9 @@ def engine_name() -> str:
 def library_path(engine: str | None = None) -> Path:
     """Return the path of an engine's library, by default of the one that runs the CPU ops.
 
-    $ASCEND_MOE_LIBRARY replaces the library of the ops; engines' libraries beside it are used too. Otherwise libraries
-    are in lib/ of ``ascend_moe.__path__``. An engine that the installation left out is built into the cache, which
-    takes a minute.
+    $ASCEND_MOE_LIBRARY replaces the library of the ops; engines' libraries in its folder are used too. Otherwise
+    libraries are in lib/ of ``ascend_moe.__path__``. An engine that the installation left out is built into the cache,
+    which takes a minute.
 
     Raises:
         LibraryError: there is no such file and it cannot be built; the message contains the build command.
@@ -192,7 +192,7 @@ def _first_use(part: str) -> Path:
 
 
 def vnpu_folder() -> Path:
-    """Return the folder of the virtual NPU's libraries: vnpu/ beside the fast engine's, else in the cache."""
+    """Return the folder of the virtual NPU's libraries: vnpu/ in the folder of the fast engine's, else in the cache."""
     return _vnpu_beside() or _first_use("vnpu")
 
 

@@ -1,7 +1,7 @@
 """Finding and loading the torch_npu adapter (csrc/npu), on the first op with tensors on an NPU.
 
-It belongs to one pair of torch and torch_npu versions. Packages built beside torch_npu contain it (``lib/``); otherwise
-it is compiled once into the cache.
+It belongs to one pair of torch and torch_npu versions. Packages built with torch_npu installed contain it (``lib/``);
+otherwise it is compiled once into the cache.
 """
 
 from __future__ import annotations

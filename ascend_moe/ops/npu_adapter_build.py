@@ -18,7 +18,7 @@ import sysconfig
 from pathlib import Path
 
 LIBRARY = "libascend_moe_npu.so"
-KEY_SUFFIX = ".key"  # file beside the library that identifies what it was built from
+KEY_SUFFIX = ".key"  # file next to the library that identifies what it was built from
 _TIMEOUT_S = 1800
 # Headers that define a launch and the positions of its arguments.
 _RULES = tuple(f"op_host/rules/{name}.h" for name in ("op", "op_tables", "args"))
@@ -35,7 +35,7 @@ def package_folder(name: str) -> Path:
     if spec is None or not spec.origin:
         fix = "pip install torch"
         if name == "torch_npu":
-            fix = "install the one for torch's version beside CANN, without which importing torch would fail"
+            fix = "install the one for torch's version, and CANN, without which importing torch would fail"
         raise BuildError(f"{name} is not installed for {sys.executable}: {fix}")
     return Path(spec.origin).parent
 
@@ -110,7 +110,7 @@ def key(root: Path) -> str:
 
 
 def build(root: Path, target: Path) -> None:
-    """Compile the adapter under ``root`` into ``target``, and write its key beside it."""
+    """Compile the adapter under ``root`` into ``target``, and write its key next to it."""
     words = command(root, target)
     try:
         result = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)

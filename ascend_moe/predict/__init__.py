@@ -26,7 +26,7 @@ __all__ = ["ALGORITHMS", "OpPrediction", "Prediction", "check", "predict", "runn
 
 @dataclass(frozen=True)
 class Prediction:
-    """Result of `predict`. ``note`` is printed beside every number."""
+    """Result of `predict`. ``note`` is printed with every number."""
 
     request: Request
     algorithm: str

@@ -60,7 +60,7 @@ class Case(CallOptions):
     ``ids`` is a name of ``IDS`` or ``FAULTS``, or ``SPARSE``. The ids of a sound case stay within the capacity of every
     owner: what goes beyond becomes -1.
     ``shared``: dimensions of the shared expert's rows, 0 for none. ``odd``: NaN, infinities and denormals among
-    the values. ``tail``: combine gets NaN rows behind the received ones. ``weights``: dispatch gets the
+    the values. ``tail``: combine gets NaN rows after the received ones. ``weights``: dispatch gets the
     expert_scales too. ``plain``: combine's expert_scales have no elements. ``smooth``: dispatch gets scales. Some ids
     are of special experts, where there are any. ``alphas``: dimensions of the alphas of const experts. ``cores``: AIV
     cores of a launch. ``share``: the ranks of a server where the ops run algorithm hierarchy, 0 where another.

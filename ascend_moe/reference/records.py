@@ -16,7 +16,7 @@ class RankInput:
     """The tensors one EP rank passes to dispatch and combine (CPU tensors; BS may differ between ranks).
 
     x: (BS, H) bf16, fp16 or fp32. Combine does not read it.
-    expert_ids: (BS, K) int32, -1 or 0..E-1; behind them zero, copy and const experts, to which no row travels.
+    expert_ids: (BS, K) int32, -1 or 0..E-1; after them zero, copy and const experts, to which no row travels.
     scales: (E, H) fp32 smooth scales, quant_mode 2 only.
     x_active_mask: (BS,) or (BS, K) bool; None: everything is active.
     expert_scales: (BS, K) fp32, the weights of combine; without elements combine only adds.

@@ -219,7 +219,7 @@ def _check(call: Any) -> None:
 def _check_scale(call: Any) -> None:
     x, scale, offset = call.x, call.scale, call.offset
     need(scale is not None or call.quant_mode != STATIC, "scale", "is missing: static quantization needs it")
-    need(offset is None or call.quant_mode == STATIC, "offset", "goes with quant_mode 0 (static)")
+    need(offset is None or call.quant_mode == STATIC, "offset", "needs quant_mode 0 (static)")
     if scale is not None:
         active = call.stop - call.first
         shapes: dict[int, list[tuple[int, ...]]] = {

@@ -265,8 +265,8 @@ def _npu() -> tuple[Device | None, str]:
 def open_group(device: Device, name: str = "", rank: int = -1, world: int = -1) -> torch.device:
     """Join the default group of torchrun's ranks and return this rank's device.
 
-    ``name``: of a group beside others of the job, of these ranks. Another process hosts the job's store, so that this
-    one may end and be followed by others, with another name.
+    ``name``: of the group of these ranks, if the job has other groups. Another process hosts the job's store, so that
+    this one may end and be followed by others, with another name.
     """
     store: Any = None
     if name:

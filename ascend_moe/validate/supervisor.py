@@ -270,7 +270,7 @@ class Supervisor:
                 os.fsync(file.fileno())
 
     def _phases(self, rounds: Mapping[str, Sequence[Any]]) -> list[times.Phase]:
-        """The times of the phases, beside the model's."""
+        """The times of the phases, and the model's."""
         self._begin("the model's times")
         measured = [phase for algorithm, of_ranks in rounds.items() for phase in times.phases(of_ranks, algorithm)]
         soc = self._machine.soc.removeprefix("virtual ") if self._machine is not None else ""

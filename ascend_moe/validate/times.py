@@ -1,4 +1,4 @@
-"""Times of the phases of an op from its timestamps, beside the model's prediction for the same configuration.
+"""Times of the phases of an op from its timestamps, with the model's prediction for the same configuration.
 
 `ascend-moe validate --bringup --times` runs it on the ranks of a group, or on threads of the twin. Times on a CPU do
 not apply to NPUs; they only show that the timestamps work.

@@ -150,7 +150,7 @@ def test_wrong_arguments_and_indices_are_refused(tmp_path: Path) -> None:
             load_layer(tmp_path, LAYER)
     index = tmp_path / "model.safetensors.index.json"
     for text, message in (
-        ("[1]", "has a list"),
+        ("[1]", "contains a list"),
         ("{", "cannot be read"),
         ("{}", "no weight_map"),
         ("\0", "cannot be read"),

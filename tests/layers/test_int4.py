@@ -210,7 +210,7 @@ def test_swiglu_quant_is_the_product_and_the_activation(groups: int) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"scale": None}, "scale is missing; torch.int32 weights need it"),
+    ({"scale": None}, "scale is missing; torch.int32 weights with x of torch.int8 need it"),
     ({"bias": None}, "bias is missing; int4 weights take 8 * the sum"),
     ({"bias": [torch.zeros(EXPERTS, WIDTH, dtype=torch.int32)]}, "bias is torch.int32; it must be fp32"),
     ({"per_token_scale": None}, "per_token_scale is missing; int8 rows and int4 weights"),

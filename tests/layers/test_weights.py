@@ -83,7 +83,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     "scales alone": (lambda s: s.pop("w_gate_up"), "w_gate_up_scale is given without w_gate_up"),
     "floats with scales": (
         lambda s: s.update(w_down=s["w_down"].bfloat16()),
-        r"w_down_scale is given beside w_down of torch.bfloat16",
+        r"w_down_scale is given with w_down of torch.bfloat16",
     ),
     "fp8": (
         lambda s: s.update(w_down=s["w_down"].to(FP8)),

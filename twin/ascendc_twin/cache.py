@@ -63,7 +63,7 @@ class Cache:
             raise self.error(f"{path}, which code is loaded from, can be written by others (mode {mode}): {fix}")
 
     def sound(self, path: Path, sums: Path | None = None) -> Path:
-        """Return ``path``, a file or a folder of the cache, verified. ``sums``: of `seal`; default: beside it."""
+        """Return ``path``, a file or a folder of the cache, verified. ``sums``: of `seal`; default: next to it."""
         sums = sums or path.with_name(_SUMS)
         try:
             lines = sums.read_text().splitlines()
@@ -100,7 +100,7 @@ def fill_folder(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def seal(made: Path, sums: Path) -> None:
-    """Remove others' access to the files of ``made``, and write their hashes into ``sums`` beside or in it."""
+    """Remove others' access to the files of ``made``, and write their hashes into ``sums``, next to it or in it."""
     lines = []
     for path in _files(made):
         path.chmod(path.stat().st_mode & 0o700)

@@ -50,8 +50,8 @@ def build(
 
     Args:
         sources: one kernel source or several; each is compiled alone, all are linked together.
-        output: ``name.so``; beside it the other engines' libraries ``name.checked.so`` and ``name.timed.so``. None: the
-            libraries stay in the user's cache, by the hash of everything they were compiled from.
+        output: ``name.so``; next to it the other engines' libraries ``name.checked.so`` and ``name.timed.so``. None:
+            the libraries stay in the user's cache, by the hash of everything they were compiled from.
         defines: as after ``-D``: ``"DTYPE_X=half"``.
         includes: as after ``-I``.
         engine: "fast", "checked", "timed" or, for fast and checked, "both".
@@ -187,7 +187,7 @@ def include_directory() -> Path:
 
 @functools.cache
 def vendor_headers_directory() -> Path:
-    """Folder of the headers that CANN has beside kernel_operator.h; each includes a header of the twin.
+    """Folder of the headers that CANN has in addition to kernel_operator.h; each includes a header of the twin.
 
     Written once into the cache, from the list in twin/include/vendor_headers.txt.
     """

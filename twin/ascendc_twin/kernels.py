@@ -532,7 +532,7 @@ class Kernels:
         path = engine_path(self._path, mode)
         if not path.is_file():
             raise ArgumentError(
-                f"{self._path} has no library of the {mode} engine beside it: build it with"
+                f"{self._path} has no library of the {mode} engine next to it: build it with"
                 f" engine='{'timed' if mode == 'timed' else 'both'}'",
                 argument="mode",
             )

@@ -102,7 +102,7 @@ def bound(entry: Entry, declarations: Sequence[Declaration], wanted: Collection[
 
 
 def dispatcher(entry: Entry) -> str:
-    """C++ that calls the instance of the launch's tiling key; it stands behind the kernel's source."""
+    """C++ that calls the instance of the launch's tiling key; it follows the kernel's source."""
     words = ", ".join(f"uint64_t a{i}" for i in range(len(entry.parameters)))
     passed = "".join(f", a{i}" for i in range(len(entry.parameters)))
     cases = "\n".join(

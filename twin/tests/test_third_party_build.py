@@ -111,7 +111,7 @@ def test_several_sources_make_one_library(cache: Path, tmp_path: Path) -> None:
     names = {line.split()[-1] for line in exported.splitlines()}
     assert {"one", "two"} <= names
     assert all(name.startswith("twin_") for name in names - {"one", "two"}), names
-    with pytest.raises(ArgumentError, match="no library of the checked engine beside it"):
+    with pytest.raises(ArgumentError, match="no library of the checked engine next to it"):
         opened.launch("one", [np.zeros(1, np.int64), 1], tiling(0, 0), mode="checked")
 
 

@@ -143,7 +143,7 @@ def test_what_cannot_be_timed_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match=said.replace("(", r"\(")):
             timed("add_once", args, **options)
     ascendc_twin.build(SOURCE, output=tmp_path / "a.so")
-    with pytest.raises(ArgumentError, match="no library of the timed engine beside it: build it with engine='timed'"):
+    with pytest.raises(ArgumentError, match="no library of the timed engine next to it: build it with engine='timed'"):
         ascendc_twin.load(tmp_path / "a.so", engine="timed")
 
 

@@ -45,8 +45,8 @@ _CANN_PYTHON = Path(__file__).parent / "cann_python"  # modules that CANN would 
 
 
 def library_folder() -> Path:
-    """Return the folder of the virtual NPU's libraries: $ASCEND_MOE_VNPU_LIBRARIES, or vnpu/ beside libascend_moe.so,
-    or in the cache, built on first use.
+    """Return the folder of the virtual NPU's libraries: $ASCEND_MOE_VNPU_LIBRARIES, or vnpu/ in the folder of
+    libascend_moe.so, or in the cache, built on first use.
 
     Raises:
         LibraryError: a library is missing; the message names it and the command that builds it.

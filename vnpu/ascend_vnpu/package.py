@@ -1,6 +1,6 @@
 """Parts of the operator package that the virtual NPU uses; no other module here imports `ascend_moe`.
 
-Its libraries are built with the operator package's and lie beside them. An operator of MoE layers is computed by the
+Its libraries are built with the operator package's, into the same folder. An operator of MoE layers is computed by the
 operator package's own function.
 """
 

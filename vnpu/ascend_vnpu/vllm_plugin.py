@@ -1,4 +1,4 @@
-"""vLLM plug-in: what vllm-ascend needs beside CANN's libraries, in every process on the virtual NPU.
+"""vLLM plug-in: what vllm-ascend needs in addition to CANN's libraries, in every process on the virtual NPU.
 
 vLLM calls each entry point of the group ``vllm.general_plugins`` at the start of every process.
 """

@@ -63,7 +63,7 @@ class BufferPlace(Place):
         return experts // self.world
 
     def dispatcher(self, experts: int) -> MC2Dispatcher:
-        """Return the dispatcher to E experts."""
+        """Return the dispatcher for E experts."""
         self.local_experts(experts)
         return MC2Dispatcher.from_group(self, experts, comm_alg="hierarchy" if self.ranks_per_server else "")
 
@@ -126,7 +126,7 @@ def dispatch_layout(place: BufferPlace, topk_idx: Tensor, experts: int) -> tuple
 
 
 def agreed_head(own: int, topk_idx: Tensor | None, experts: int, device: torch.device) -> Tensor:
-    """Return a rank's tokens; 1 + the flat position of its first invalid id, or 0; the id, low 32 bits first."""
+    """Return ``(4,)`` int32: a rank's tokens; 1 + the flat position of its first invalid id, or 0; low and high id."""
     tokens = torch.full((1,), own, dtype=torch.int32, device=device)
     if topk_idx is None:
         return torch.cat([tokens, tokens.new_zeros(3)])

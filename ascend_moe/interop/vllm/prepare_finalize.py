@@ -164,8 +164,8 @@ class PrepareAndFinalize:
             ids and weights to finalize: they identify the call.
 
         Raises:
-            ArgumentError: on this rank only, before anything is sent. InvalidExpertId: on every rank, an id is
-            out of range, also of int32. Other errors: dispatch's.
+            ArgumentError: on this rank only, before anything is sent. InvalidExpertId: on every rank, for an id out of
+            range, even if it overflows int32. Other errors: dispatch's.
         """
         self.handle.check(a1, topk_weights, topk_ids, num_experts)
         self.handle.check_map(expert_map)

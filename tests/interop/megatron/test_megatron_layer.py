@@ -123,7 +123,7 @@ def test_folded_groups_give_experts_axes_of_their_own() -> None:
     assert experts["tp-ep"] == [[0, 1, 2, 3], [4, 5, 6, 7]] and experts["dp"] == [[0, 4], [1, 5], [2, 6], [3, 7]]
     dense, experts = folded_groups(order, 16, tp=2, cp=2, ep=4, pp=2)
     assert dense["pp"] == experts["pp"] == [[rank, rank + 8] for rank in range(8)]
-    with pytest.raises(ValueError, match="different pipeline groups; end it with pp"):
+    with pytest.raises(ValueError, match="different pipeline groups; put pp last"):
         folded_groups("tp-cp-ep-pp-dp", 16, tp=2, ep=4, pp=2)
     with pytest.raises(ValueError, match=r"world is 8; it must be a multiple of etp \* ep \* pp = 3"):
         folded_groups(order, 8, ep=3)
