@@ -4,7 +4,7 @@
     python tools/size.py            of what git tracks here
     python tools/size.py COMMIT     and the difference to COMMIT
 
-Lines are lines of C++ and Python, blank ones included. Exit code 1: a limit is exceeded. It
+Lines are lines of C++ and Python, blank ones included; words are those of `wc -w`. Exit code 1: a limit is exceeded. It
 needs Python 3.11 or later.
 """
 
@@ -94,7 +94,10 @@ def counts(files: dict[str, bytes]) -> dict[str, Counter[str]]:
             ),
         }
     )
-    return {"lines": by_folder, "files": files_of, "longest": Counter({"op_kernel header": max(headers, default=0)})}
+    pages = [text for name, text in files.items() if name == "README.md" or PurePosixPath(name).match("docs/*.md")]
+    words = Counter({"README.md and docs/*.md": sum(len(text.split()) for text in pages)})
+    longest = Counter({"op_kernel header": max(headers, default=0)})
+    return {"lines": by_folder, "files": files_of, "longest": longest, "words": words}
 
 
 def exceeded(files: dict[str, bytes], before: dict[str, bytes]) -> bool:
