@@ -38,7 +38,7 @@ def command() -> str | None:
 
 
 def in_command() -> bool:
-    """Whether this is a process of the command `ascend-moe` that has not imported torch."""
+    """Return whether this is a process of the command `ascend-moe` that has not imported torch."""
     return command() is not None and "torch" not in sys.modules
 
 

@@ -316,7 +316,7 @@ def unknown_argument(function: Callable[..., object], given: Iterable[str]) -> T
 
 
 def unknown_name(function: str, names: Sequence[str], given: Iterable[str]) -> TypeError | None:
-    """Like `unknown_argument`, for the name of a function, the ``names`` of its arguments and those ``given``."""
+    """Return `unknown_argument` for the name of a function, the ``names`` of its arguments and those ``given``."""
     for name in given:
         if name not in names:
             close = difflib.get_close_matches(name, names, 1)

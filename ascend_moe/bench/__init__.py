@@ -84,7 +84,7 @@ def run(
 
 
 def has_mpi() -> bool:
-    """Whether mpi4py and an mpiexec are installed. The ranks check that they are compatible."""
+    """Return whether mpi4py and an mpiexec are installed. The ranks check that they are compatible."""
     return importlib.util.find_spec("mpi4py") is not None and mpiexec() is not None
 
 

@@ -21,7 +21,7 @@ AXES: dict[str, tuple[str, Value]] = {
 
 
 def draw(run: Run, path: Path, sweep: str = "") -> list[Path]:
-    """Over payload in ``path``, and along a sweep in a second file, with the sweep's name added; their paths."""
+    """Draw over payload into ``path``, and along a sweep into a second file named after it; return the paths."""
     made = [
         _picture(
             _grouped(run, lambda case: f"{case.case.world} ranks"),

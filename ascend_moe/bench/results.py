@@ -119,7 +119,7 @@ class CaseResult:
         return next((row for row in self.rows if row.name == name), None)
 
     def best_peer(self) -> Row | None:
-        """The peer with the lowest median round trip."""
+        """Return the peer with the lowest median round trip."""
         peers = [row for row in self.rows if row.kind == PEER]
         return min(peers, key=lambda row: row.round_trip.p50, default=None)
 

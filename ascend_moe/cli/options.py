@@ -37,7 +37,7 @@ def shape_of(
     *,
     special: bool = False,
 ) -> dict[str, Any]:
-    """H, K and E of the options; missing ones are those of the preset or ``DEFAULT_PRESET``.
+    """Return H, K and E of the options; missing ones are those of the preset or ``DEFAULT_PRESET``.
 
     Args:
         special: the command supports special experts; if not, a preset that has them is refused.
@@ -184,7 +184,7 @@ def request_of(
     ] = 1,
     **options: Any,
 ) -> Request:
-    """The configuration of the options; ``options`` are fields of `CallOptions`, None: the preset's value."""
+    """Return the configuration of the options; ``options`` are fields of `CallOptions`, None: the preset's value."""
     ranks = 16 if ranks is None else ranks
     if batch is not None and global_bs is not None:
         raise ArgumentError("--global-bs sets the batch too: remove --batch", argument="global_bs")

@@ -83,7 +83,7 @@ def trace(
 
 
 def as_dict(timeline: Timeline) -> dict[str, Any]:
-    """The summary for JSON; times in ns."""
+    """Return the summary for JSON; times in ns."""
     from ascendc_twin.timeline import picture
     from ascendc_twin.timeline.stats import longest_waits, op_runs, phase_rows
 
@@ -115,7 +115,7 @@ def as_dict(timeline: Timeline) -> dict[str, Any]:
 
 
 def text(timeline: Timeline) -> list[str]:
-    """The summary as lines."""
+    """Return the summary as lines."""
     from ascendc_twin.timeline import picture
     from ascendc_twin.timeline.stats import longest_waits, op_runs
 

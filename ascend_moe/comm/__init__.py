@@ -279,7 +279,7 @@ def algorithm_of(group_ep: str) -> str:
 
 
 def algorithm_on(group_ep: str, rank: int | None) -> str:
-    """Like `algorithm_of`, for a rank (None: the calling thread's). Waits while that rank is in an op."""
+    """Return `algorithm_of` a rank (None: the calling thread's). Waits while that rank is in an op."""
     on_device = _known_on_device(group_ep)
     if on_device is not None:
         return str(on_device.algorithm)

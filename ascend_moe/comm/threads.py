@@ -345,7 +345,7 @@ class LocalCluster:
         return rank in self._errors or bool(self._active and rank not in self._active)
 
     def shrink(self, rank: int, alive: list[int], attempt: int, seconds: float) -> tuple[LocalCluster, int]:
-        """In the functions of ``alive``: return a cluster of these ranks' threads, and this thread's rank in it.
+        """Return a cluster of these ranks' threads, and this thread's rank in it. Called in the functions of ``alive``.
 
         The cluster lives as long as their functions. ``attempt`` distinguishes attempts of the same ranks.
 

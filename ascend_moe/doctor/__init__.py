@@ -25,17 +25,17 @@ class Diagnostic:
 
 
 def fine(topic: str, what: str) -> Diagnostic:
-    """Nothing is wrong."""
+    """Return a diagnostic of what is right."""
     return Diagnostic(OK, topic, what)
 
 
 def warn(topic: str, what: str, why: str, fix: str) -> Diagnostic:
-    """It may fail under some conditions."""
+    """Return a diagnostic of what may fail under some conditions."""
     return Diagnostic(WARN, topic, what, why, fix)
 
 
 def error(topic: str, what: str, why: str, fix: str) -> Diagnostic:
-    """It cannot work."""
+    """Return a diagnostic of what cannot work."""
     return Diagnostic(ERROR, topic, what, why, fix)
 
 

@@ -232,5 +232,5 @@ def window_mib(case: Program) -> int:
 
 
 def is_large(case: Program) -> bool:
-    """Whether a case has its own world and few schedules."""
+    """Return whether a case has its own world and few schedules."""
     return case.world > 8 or case.world * case.cores > 64 or window_mib(case) > 1

@@ -71,18 +71,18 @@ class FaultyCall:
         return self.most_tokens * min(self.topk, self.case.local)
 
     def active(self) -> torch.Tensor:
-        """Active (token, k) by the mask, (BS, K) bool."""
+        """Return the active (token, k) by the mask, (BS, K) bool."""
         mask, ids = self.inputs.x_active_mask, self.inputs.expert_ids
         if mask is None:
             return torch.ones(ids.shape, dtype=torch.bool)
         return mask if mask.dim() == 2 else mask[:, None].expand(ids.shape)
 
     def routed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Routed (token, k) with these ids, (BS, K) bool."""
+        """Return the routed (token, k) with these ids, (BS, K) bool."""
         return self.active() & (ids >= 0) & (ids < self.case.experts)
 
     def totals(self, ids: torch.Tensor) -> list[int]:
-        """Number of routed tokens of each expert with these ids."""
+        """Return the number of routed tokens of each expert with these ids."""
         counts: list[int] = torch.bincount(ids[self.routed(ids)].long(), minlength=self.case.experts).tolist()
         return counts
 

@@ -161,7 +161,7 @@ class SymmBuffer:
         return self.num_experts // self.ep_world_size
 
     def dispatcher(self) -> MC2Dispatcher:
-        """The dispatcher that transports the rows."""
+        """Return the dispatcher that transports the rows."""
         place = (self.group_name, self.ep_world_size, self.ep_rank_id)
         return MC2Dispatcher(*place, self.num_experts, comm_alg=self.comm_alg)
 

@@ -228,11 +228,11 @@ class CommHandle:
         return int(self._library.am_torch_handle_algorithm(self.handle))
 
     def take_record(self, record: torch.Tensor, host: torch.Tensor) -> None:
-        """NPU: set the error record on the device and the pinned memory it is copied to."""
+        """Set the error record of an NPU on the device and the pinned memory it is copied to."""
         torch.ops.ascend_moe_binding.take_record(self.handle, record, host)
 
     def register_area(self, area: int) -> None:
-        """NPU: set the handle of the registered memory that combines send from; 0: none. The caller holds the lock."""
+        """Set the handle of an NPU's registered memory that combines send from, or 0. The caller holds the lock."""
         self._library.am_torch_handle_register(self.handle, area)
 
     def call_failed(self, call: RecordedCall, epoch: int, outcome: str) -> None:

@@ -53,7 +53,7 @@ def comm_algorithm(name: str) -> str:
 
 
 def hccl_selects_hierarchy() -> bool:
-    """Whether HCCL_INTRA_PCIE_ENABLE is 1 and HCCL_INTRA_ROCE_ENABLE is 0, which selects hierarchy on A2 in CANN."""
+    """Return whether HCCL_INTRA_PCIE_ENABLE is 1 and HCCL_INTRA_ROCE_ENABLE 0: in CANN that selects hierarchy on A2."""
     return (settings.HCCL_INTRA_PCIE.text(), settings.HCCL_INTRA_ROCE.text()) == ("1", "0")
 
 

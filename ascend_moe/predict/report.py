@@ -55,7 +55,7 @@ NOT_MODELLED = (
 
 
 def server_opens(request: Request) -> int:
-    """How often an op opens and finalizes HCCL's server: once on an A2, whatever the group is."""
+    """Return how often an op opens and finalizes HCCL's server: once on an A2 for any group, else never."""
     return int(soc(request.soc).window_holds_state)
 
 

@@ -150,7 +150,7 @@ class Case(CallOptions):
         return [self.rank_input(rank) for rank in range(self.world)] if self.given is None else [*self.given]
 
     def rank_input(self, rank: int) -> RankInput:
-        """The tensors of one rank."""
+        """Return the tensors of one rank."""
         if self.given is not None:
             return self.given[rank]
         rng, guilty, shape = self._rng("rank", rank), self._guilty(), (self.batch_of(rank), self.hidden)

@@ -168,7 +168,7 @@ def _allocated(
 def quantize_row(
     row: npt.NDArray[np.float32], smooth: npt.NDArray[np.float32] | None = None
 ) -> tuple[npt.NDArray[np.int8], np.float32]:
-    """Codes (H,) int8 and the dynamic scale of one row (H,) fp32, optionally times smooth (H,) fp32.
+    """Return codes (H,) int8 and the dynamic scale of one row (H,) fp32, optionally times smooth (H,) fp32.
 
     Every step is rounded to fp32: m = max|v|, s = 127 / m, q = rint(v * s), scale = 1 / s (which is not
     m / 127). NaN is ignored in m unless nothing else is there; a NaN product gives code 0; codes saturate.
@@ -191,7 +191,7 @@ CODES_OF_SCALE = 8
 
 
 def quantize_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes (R, H) int8 and scales (R, H / 8) of rows (R, H), bf16 or fp16; the scales have the rows' dtype.
+    """Return codes (R, H) int8 and scales (R, H / 8) of rows (R, H), bf16 or fp16; scales have the rows' dtype.
 
     For each block, in fp32: b = max|v| * (1 / 127) and v / b, which is rounded to fp16 and then to int8, both to
     nearest even; the stored scale is b rounded to the dtype. The maximum ignores NaN unless the block has no other
@@ -217,7 +217,7 @@ def restore_blocks(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def comm_quant_row_bytes(hidden: int) -> tuple[int, int]:
-    """Bytes of a row of ``hidden`` codes: as it is written, with what fills its last block of 32; and as it is read."""
+    """Return the bytes of a row of ``hidden`` codes: as written, padded to 32 bytes; and as read."""
     scales = hidden // CODES_OF_SCALE * 2
     return _align32(hidden) + _align32(scales), _align32(hidden) + scales
 
@@ -548,7 +548,7 @@ def predict_traffic(
     comm_quant_mode: int = 0,
     special: SpecialExperts = NO_SPECIAL,
 ) -> list[Traffic]:
-    """Bytes a rank for one dispatch and one combine of x (BS, H) in ``dtype``; contract "v1" or "v2".
+    """Return the bytes per rank of one dispatch and one combine of x (BS, H) in ``dtype``; contract "v1" or "v2".
 
     A row of dispatch has its elements rounded up to 32 bytes, and 32 bytes for its scale when quantized.
     Window: 32 bytes more for its source index in V2, and 32 for its weight (``weights``: dispatch takes expert_scales).
@@ -617,7 +617,7 @@ def predict_crossings(
     quant_mode: int = 0,
     comm_quant_mode: int = 0,
 ) -> list[tuple[int, int]]:
-    """Bytes of rows that each rank sends to other servers by comm_alg "hierarchy": in dispatch, in combine.
+    """Return the bytes of rows that each rank sends to other servers by comm_alg "hierarchy": in dispatch, in combine.
 
     They are whole 32-byte blocks of an item; kernels may write less.
 

@@ -180,7 +180,7 @@ def group_of(inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int) -
 
 
 def active_pairs(given: RankInput) -> list[tuple[int, int, int]]:
-    """(token, k, id) of every pair the mask leaves, in flat order; ids as given, -1 included."""
+    """Return (token, k, id) of every active (token, k), in flat order; ids as given, -1 included."""
     mask = None if given.x_active_mask is None else given.x_active_mask.tolist()
     pairs = []
     for token, ids in enumerate(given.expert_ids.tolist()):
@@ -197,5 +197,5 @@ def active_pairs(given: RankInput) -> list[tuple[int, int, int]]:
 
 
 def routed_pairs(given: RankInput, experts: int) -> list[tuple[int, int, int]]:
-    """(token, k, expert id) of every pair that travels to one of E = ``experts``, in flat order."""
+    """Return (token, k, expert id) of every routed token for E = ``experts``, in flat order."""
     return [pair for pair in active_pairs(given) if 0 <= pair[2] < experts]

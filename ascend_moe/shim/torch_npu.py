@@ -108,7 +108,7 @@ _changes: _Changes | None = None
 
 
 def is_installed() -> bool:
-    """Whether the shim is installed in this process."""
+    """Return whether the shim is installed in this process."""
     return _changes is not None
 
 

@@ -219,7 +219,7 @@ def text(outcome: ValidationResult) -> str:
 
 
 def under_torchrun() -> bool:
-    """Whether a launcher has assigned a rank to this process."""
+    """Return whether a launcher has assigned a rank to this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 

@@ -333,7 +333,7 @@ KERNEL_PROBES = (
 
 
 def summary(results: Sequence[ProbeResult]) -> str:
-    """The last line of the output: how many probes passed, failed, faulted and were not run."""
+    """Return the last line of the output: how many probes passed, failed, faulted and were not run."""
     statuses = [result.status for result in results]
     parts = [f"{statuses.count(PASS)} of {len(results)} probes passed"]
     parts += [

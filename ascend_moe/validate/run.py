@@ -40,7 +40,7 @@ Call = Callable[[str, DevicePlace, Case, dict[str, Any]], Any]
 
 
 def by_two_levels(world: int, share: int) -> bool:
-    """Whether calls without comm_alg run hierarchy between servers of ``share`` ranks."""
+    """Return whether calls without comm_alg run hierarchy between servers of ``share`` ranks."""
     return is_two_level("") and 0 < share < world
 
 

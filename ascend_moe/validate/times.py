@@ -161,7 +161,7 @@ def with_prediction(measured: Sequence[Phase], request: Request, soc: str) -> li
 
 
 def cores_of(measured: Sequence[Phase]) -> int:
-    """Number of cores of a rank, all of which launch."""
+    """Return the number of cores of a rank, all of which launch."""
     return max(phase.cores for phase in measured if phase.name == LAUNCH)
 
 

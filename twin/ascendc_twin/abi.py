@@ -48,7 +48,7 @@ def range_of(
     owner: int = -1,
     reach: int = REACH_ALL,
 ) -> Range:
-    """One range of GM. ``owner``: the rank whose window it is; ``reach``: what may access it."""
+    """Return one range of GM. ``owner``: the rank whose window it is; ``reach``: what may access it."""
     return Range(address, size, name.encode(), doorbell, kind, int(atomic), owner, reach=reach)
 
 
@@ -135,7 +135,7 @@ _SIGNATURES: Mapping[str, tuple[Any, Sequence[Any]]] = {
 
 
 def open_kernels(path: str) -> ctypes.CDLL:
-    """A library that `build` made. The loader would look elsewhere for a name without a folder."""
+    """Open a library that `build` made. The loader would search elsewhere for a name without a folder."""
     try:
         library = ctypes.CDLL(os.path.abspath(path))
     except OSError as error:
@@ -209,7 +209,7 @@ class Engine:
             return self._worlds[size, group]
 
     def schedule(self, seed: int, policy: str | None, *, unordered: bool, auto_sync: bool, max_steps: int) -> Options:
-        """How to run; the fast engine ignores it."""
+        """Return the schedule of a run, which the fast engine ignores."""
         name = policy or ("late" if seed == 0 else "random")
         allowed = [policy for policy in self.policies if policy not in ("replay", "exhaustive")]
         if name not in allowed:
@@ -217,7 +217,7 @@ class Engine:
         return Options(seed, max_steps, self.policies.index(name), int(unordered), int(not auto_sync), 3)
 
     def timed(self, costs: Mapping[str, float], limit_s: float, events: int) -> Options:
-        """How to time: what the hardware costs, the end of modelled time, and how many events to record."""
+        """Return the timing options: hardware costs, the end of modelled time, and how many events to record."""
         options = Options(limit_ns=limit_s * 1e9, events=events)
         options.costs = (c_double * len(self.cost_names))(*(costs[name] for name in self.cost_names))
         return options

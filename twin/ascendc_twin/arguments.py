@@ -154,7 +154,7 @@ class Arguments:
     # ---- around a launch ----
 
     def ranges(self) -> list[abi.Range]:
-        """Every tensor that is not empty, with its exact size."""
+        """Return the range of every tensor that is not empty, with its exact size."""
         kinds = (abi.WORKSPACE if _is_scratch(tensor.name) else abi.TENSOR for tensor in self._tensors)
         return [
             abi.range_of(tensor.gm, tensor.size, tensor.name, kind=kind)

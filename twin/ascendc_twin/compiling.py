@@ -84,7 +84,7 @@ def build(
 
 
 def engines_of(engine: str) -> tuple[str, ...]:
-    """The engines that the argument ``engine`` names: one of `ENGINES`, or "both"."""
+    """Return the engines that the argument ``engine`` names: one of `ENGINES`, or "both"."""
     if engine == "both":
         return ENGINES[:2]
     if engine not in ENGINES:
@@ -93,7 +93,7 @@ def engines_of(engine: str) -> tuple[str, ...]:
 
 
 def source_paths(sources: PathLike | Iterable[PathLike]) -> tuple[Path, ...]:
-    """The sources as paths of files that exist."""
+    """Return the sources as paths of files that exist."""
     given: Sequence[PathLike] = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
     if not given:
         raise ArgumentError("sources is empty: name a kernel source", argument="sources")
@@ -105,7 +105,7 @@ def source_paths(sources: PathLike | Iterable[PathLike]) -> tuple[Path, ...]:
 
 
 def engine_path(library: Path, engine: str) -> Path:
-    """Path of one engine's library, given the path of any engine's."""
+    """Return the path of one engine's library, given the path of any engine's."""
     found = next((suffix for suffix in reversed(SUFFIXES.values()) if library.name.endswith(suffix)), "")
     return library.with_name(library.name.removesuffix(found) + SUFFIXES[engine])
 
@@ -159,7 +159,7 @@ _DATA_TYPES = (
 
 @functools.cache
 def compiler() -> str:
-    """Path of $CXX, else of g++, c++ or clang++."""
+    """Return the path of $CXX, else of g++, c++ or clang++."""
     wanted = os.environ.get("CXX")
     for name in (wanted,) if wanted else ("g++", "c++", "clang++"):
         path = shutil.which(name)
@@ -181,13 +181,13 @@ def _sources() -> Path:
 
 
 def include_directory() -> Path:
-    """Folder of kernel_operator.h."""
+    """Return the folder of kernel_operator.h."""
     return _sources() / "include"
 
 
 @functools.cache
 def vendor_headers_directory() -> Path:
-    """Folder of the headers that CANN has in addition to kernel_operator.h; each includes a header of the twin.
+    """Return the folder of the headers that CANN has in addition to kernel_operator.h; each includes one of the twin's.
 
     Written once into the cache, from the list in twin/include/vendor_headers.txt.
     """
@@ -278,13 +278,13 @@ def _refused_call(output: str) -> str:
 
 
 def preprocess(source: Path, engine: str, defines: Sequence[str], includes: Sequence[str | Path]) -> str:
-    """The source with every header that it includes, `__global__` marked."""
+    """Return the source with every header that it includes, `__global__` marked."""
     flags = [*_kernel_flags(engine, defines, includes), f"-D__global__={MARK}", f"-D{SCAN}"]
     return _run([compiler(), *flags, "-E", "-x", "c++", str(source)], source)
 
 
 def own_text(preprocessed: str) -> str:
-    """The lines of a preprocessed source that do not come from system headers (the twin's count as such)."""
+    """Return the lines of a preprocessed source that do not come from system headers (the twin's count as such)."""
     kept: list[str] = []
     of_system: dict[str, bool] = {}  # by file, from its first mark: macros of system headers mark a file again
     skip = False
@@ -299,7 +299,7 @@ def own_text(preprocessed: str) -> str:
 
 @functools.cache
 def runtime_digest() -> str:
-    """A hash of every file that the runtime is compiled from."""
+    """Return a hash of every file that the runtime is compiled from."""
     digest = hashlib.sha256()
     for folder in (include_directory(), _runtime_directory()):
         for path in sorted(folder.rglob("*")):
@@ -358,7 +358,7 @@ class Unit:
     flags: tuple[str, ...] = ()
 
     def compiled(self, folder: Path, number: int) -> Path:
-        """The file to compile: the source, or one that includes it and adds what selects template instances."""
+        """Return the file to compile: the source, or one that includes it and adds what selects template instances."""
         templates = [dispatcher(entry) for entry in self.entries if entry.instances]
         if not templates:
             return self.source
@@ -375,7 +375,7 @@ def kernel_library(
     tiling_keys: Collection[int] | None = None,
     debug: bool = False,
 ) -> Path:
-    """The library of these sources for one engine, compiled unless the cache has it."""
+    """Return the library of these sources for one engine, compiled unless the cache has it."""
     texts = [preprocess(source, engine, defines, includes) for source in sources]
     units = [unit_of(source, own_text(text), tiling_keys) for source, text in zip(sources, texts, strict=True)]
     entries = [entry for unit in units for entry in unit.entries]
@@ -453,7 +453,7 @@ def _outermost(text: str, place: int) -> bool:
 
 
 def pair_path(libraries: Sequence[Path]) -> Path:
-    """Where the libraries of several engines lie side by side in the cache."""
+    """Return where the libraries of several engines lie side by side in the cache."""
     names = [library.parent.name for library in libraries]
     folder = CACHE.place(f"pair-{digest_of(*names)}")
     folder.mkdir(0o700, parents=True, exist_ok=True)

@@ -55,7 +55,7 @@ class Entry:
 
 
 def find_entries(preprocessed: str) -> list[Entry]:
-    """The entries defined in a source after `-D__global__=__twin_entry__`, in their order, templates among them."""
+    """Return the entries defined in a source after `-D__global__=__twin_entry__`, in order, including templates."""
     text = _without_attributes(re.sub(r"^#.*$", "", preprocessed, flags=re.MULTILINE))
     entries: dict[str, Entry] = {}
     for match in re.finditer(rf"\b{MARK}\b", text):
@@ -212,7 +212,7 @@ def line_of(entry: Entry) -> str:
 
 
 def entry_of(line: str) -> Entry:
-    """The entry that `line_of` wrote."""
+    """Return the entry that `line_of` wrote."""
     name, symbol, listed, *keys = line.split(" ", 3)
     fields = [field.partition(":") for field in listed.split(",") if field]
     parameters = tuple(Parameter(parameter, kind) for kind, _, parameter in fields)

@@ -59,7 +59,7 @@ class Declaration:
 
 
 def find_declarations(text: str) -> list[Declaration]:
-    """The declarations in a source that was preprocessed under `SCAN`; a selection belongs to the one before it."""
+    """Return the declarations in a source preprocessed under `SCAN`; a selection belongs to the one before it."""
     found: list[Declaration] = []
     flat = re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
     for match in re.finditer(rf"\b({_DECLARED}|{_SELECTED})\s*\(", flat):
@@ -76,7 +76,7 @@ def find_declarations(text: str) -> list[Declaration]:
 
 
 def bound(entry: Entry, declarations: Sequence[Declaration], wanted: Collection[int] | None = None) -> Entry:
-    """A template entry with its instances, in the order of the selection; those that are not wanted are refused.
+    """Return a template entry with its instances, in the order of the selection; those that are not wanted are refused.
 
     Raises:
         TwinBuildError: its parameters are not those of a declaration, or a value is none that was declared.

@@ -166,7 +166,7 @@ class Windows:
         self._zero = False
 
     def ranges(self, viewer: int, *, atomic: bool) -> list[abi.Range]:
-        """Every window of every rank, as rank ``viewer`` reaches it.
+        """Return the range of every window of every rank, as rank ``viewer`` reaches it.
 
         ``atomic``: whoever reads a 32-byte block reads all of it.
         """
@@ -190,7 +190,7 @@ class Windows:
         return abi.LINKS[self.links] if viewer // share == rank // share else abi.REACH_RDMA
 
     def context(self, library: ctypes.CDLL, rank: int) -> _Area:
-        """A rank's context blob, filled by `library`."""
+        """Return a rank's context blob, filled by `library`."""
         layout = abi.LAYOUTS[self.layout]
         size = int(library.twin_context_bytes(layout, self.world))
         area = self._contexts[rank]
@@ -207,7 +207,7 @@ class Windows:
         return area
 
     def workspace(self, rank: int) -> _Area:
-        """The workspace that a rank's context names."""
+        """Return the workspace that a rank's context names."""
         return self._workspaces[rank]
 
 
@@ -236,7 +236,7 @@ Groups: TypeAlias = "Windows | Member | Sequence[Windows | Member | Sequence[Mem
 
 
 def members_of(groups: Groups, rank: int | None) -> list[tuple[Member, ...]]:
-    """For each rank that runs (``rank``: that one alone) its places in the groups; none without groups."""
+    """Return the places of each rank that runs (``rank``: of that one alone) in the groups; empty without groups."""
     if groups is None:
         return [()]
     listed = [groups] if isinstance(groups, (Windows, Member)) else list(groups)

@@ -26,7 +26,7 @@ __all__ = ["ABOUT", "PAIRS", "environment", "info", "is_active", "library_folder
 
 
 def is_active() -> bool:
-    """Whether torch_npu of this process runs on the virtual NPU (it was started by ``ascend-vnpu``)."""
+    """Return whether torch_npu of this process runs on the virtual NPU (it was started by ``ascend-vnpu``)."""
     return settings.VNPU.is_set() and _runtime() is not None
 
 

@@ -156,7 +156,7 @@ def effect(*names: str) -> Callable[[F], F]:
 
 
 def resized(*names: str, outputs: int = 1) -> Callable[[F], F]:
-    """As ``returns``, for results whose sizes depend on the data: the memory given is for the worst case.
+    """Register as ``returns`` does, for results whose sizes depend on the data: the memory given is for the worst case.
 
     The result is written without gaps, and the sizes of the caller's tensor become the result's.
     """
