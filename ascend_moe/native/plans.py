@@ -65,7 +65,7 @@ def _spec_type() -> Any:
             ("attributes", ctypes.c_int64 * len(attribute_names())),
             ("tensors", TensorDesc * len(tensor_names())),
             *((name, ctypes.c_int32) for name in ("list_cores", "ub_bytes", "part", "intra_node_stores")),
-            *((name, ctypes.c_int32) for name in ("core_barrier", "timestamps", "rdma_flags")),
+            *((name, ctypes.c_int32) for name in ("core_barrier", "timestamps", "rdma_flags", "row_unit")),
             ("planned", ctypes.c_int64),
         ]
 

@@ -52,6 +52,8 @@ public:
         spec_.ranks_per_server = handle.ranks_per_server;
         spec_.intra_node_stores = handle.intra_node_stores;
         spec_.rdma_flags = handle.rdma_flags;
+        // Caches of CPUs load rows without gaps as fast; a device's contexts take the device's alignment.
+        spec_.row_unit = handle.context_kind == static_cast<int32_t>(moe::kContextTable) ? moe::kBlock : 0;
         if (handle.auto_is_window != 0 && ByItself() && !moe::HasTwoLevels(spec_)) spec_.comm_alg = moe::kCommAlgWindow;
         spec_.window_mib = handle.window_mib;
         spec_.registered_mib = handle.registered_mib;

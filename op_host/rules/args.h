@@ -71,6 +71,7 @@ struct CallSpec {
     int32_t core_barrier;   // kBarrierByBlocks or kBarrierBySyncAll
     int32_t timestamps;     // 1: cores leave timestamps of their phases
     int32_t rdma_flags;     // over several servers: 1: rows of BatchWrite lie in flagged blocks
+    int32_t row_unit;       // rows of windows begin at multiples of it, from the platform: kBlock; 0: kRowUnit
     int64_t planned;        // 1: nothing will run, and W may be up to kMaxPlanned
 };
 

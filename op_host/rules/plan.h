@@ -80,10 +80,11 @@ inline bool Fits(const CallSpec& call, const MoeDistributeInfo& info, uint64_t& 
     pingPong = dispatch ? need.dispatchPingPong : need.combinePingPong;
     return region <= RegionBytes(info.dataBytes, info.regions) && pingPong <= PingPongBytes(info.dataBytes);
 }
-// The alignment of this op's rows: kRowUnit if only stores carry them and the window has room. It depends on values
-// that are equal on all ranks, and no call is refused for it.
+// The alignment of this op's rows: the platform's if only stores carry them and the window has room. It depends on
+// values that are equal on all ranks, and no call is refused for it.
 inline uint32_t RowUnitOf(const CallSpec& call, MoeDistributeInfo info) {
-    if (info.transport != kTransportMemory || info.algorithm == kAlgorithmHierarchy) return kBlock;
+    if (info.transport != kTransportMemory || info.algorithm == kAlgorithmHierarchy || call.row_unit == kBlock)
+        return kBlock;
     uint64_t region, pingPong;
     info.rowUnit = kRowUnit;
     return Fits(call, info, region, pingPong) ? kRowUnit : kBlock;

@@ -176,8 +176,9 @@ MOE_FN uint32_t DispatchRowStride(uint32_t hidden, uint32_t size, bool quantized
 }
 constexpr uint32_t kSourceIndexWords = 3;
 
-// Bytes from row to row in a window, for rows of `bytes` bytes: rows that begin at multiples of kRowUnit move fastest.
-// `unit`: that, or kBlock if the window has no room for it or rows travel between servers. In UB rows have no gaps.
+// Bytes from row to row in a window, for rows of `bytes` bytes: rows that begin at multiples of kRowUnit move fastest
+// on NPUs. `unit`: that, or kBlock on CPUs, if the window has no room for it, or if rows travel between servers. In UB
+// rows have no gaps.
 MOE_FN uint32_t RowStep(uint32_t bytes, uint32_t unit) { return (bytes + unit - 1) & ~(unit - 1); }
 
 // A returned row with comm_quant_mode 2: int8 codes, then a scale for each block of them, in the rows' type.

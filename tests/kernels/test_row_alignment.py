@@ -1,4 +1,4 @@
-"""Rows of a window begin at multiples of 512 bytes where it has the room, else of 32: who decides, where rows lie."""
+"""Rows of a device's window begin at multiples of 512 bytes where it has the room, else of 32, as on CPUs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def clusters() -> Iterator[dict[int, LocalCluster]]:
-    with LocalCluster(WORLD, window_mib=SMALL_MIB) as small, LocalCluster(WORLD, window_mib=8) as large:
-        yield {SMALL_MIB: small, 8: large}
+    with pytest.MonkeyPatch.context() as device:
+        device.setenv("ASCEND_MOE_CONTEXT", "a3")
+        with LocalCluster(WORLD, window_mib=SMALL_MIB) as small, LocalCluster(WORLD, window_mib=8) as large:
+            yield {SMALL_MIB: small, 8: large}
 
 
 def request_of(case: Case, algorithm: str, window_mib: int) -> Request:
@@ -66,11 +68,16 @@ def test_results_and_bytes(
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_rows_lie_at_multiples_with_nothing_between(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("context", ["a3", "table"])
+def test_rows_lie_at_multiples_with_nothing_between(
+    context: str, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Dispatch stores the bytes of rows alone: direct a row a token, window a row a pair with its source_index."""
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+    monkeypatch.setenv("ASCEND_MOE_CONTEXT", context)
     case = replace(ROOM, contract=2, batches="equal", ids="distinct")
     written = case.units * 32 + (32 if algorithm == "window" else 0)
+    unit = 512 if context == "a3" else written  # without gaps
     with LocalCluster(WORLD, window_mib=SMALL_MIB) as cluster:
         for _ in range(2):  # the second finds poison, in the other half
             sent = cluster.run(lambda rank, group_ep: op_runs.dispatch(case, rank, group_ep))
@@ -80,10 +87,11 @@ def test_rows_lie_at_multiples_with_nothing_between(algorithm: str, monkeypatch:
             states[0].poison(states[0].epoch + 1)
         rows = case.inputs[0].x if algorithm == "direct" else sent[0][0]
         wanted = {row.view(torch.uint8).numpy().tobytes() for row in rows[: len(found)]}
-    places = [at for at in range(0, size, 512) if found[at : at + case.units * 32] in wanted]
+    first = next(at for at in range(0, size, 512) if found[at : at + case.units * 32] in wanted)
+    places = [at for at in range(first, size, unit) if found[at : at + case.units * 32] in wanted]
     assert len(places) >= case.batch
     for at in places:
-        assert found[at + written : at + 512] == b"\xff" * (512 - written)
+        assert found[at + written : at + unit] == b"\xff" * (unit - written)
 
 
 def test_no_call_needs_more_than_before() -> None:
