@@ -11,17 +11,17 @@ from typing import Any
 from .. import settings
 from ..errors import AscendMoeError
 from ..native import library, probe_results
+from ..native.plans import comm_algorithm, core_count, hccl_selects_hierarchy
 from ..native.windows import (
     MIB,
     context_kind,
+    deadline_s,
     ranks_per_server,
     rdma_flags,
     timeout_s,
     window_data_bytes,
     window_registered_bytes,
 )
-from ..ops.calls import comm_algorithm, core_count, hccl_selects_hierarchy
-from ..ops.npu_communicator import deadline_s
 from ..settings import Setting
 from . import Diagnostic, error, fine, warn
 

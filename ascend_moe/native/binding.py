@@ -1,6 +1,7 @@
 """The C++ library of the torch ops (csrc/torch): finding, loading and typing it; its communicator handles.
 
-It uses torch's stable C interface, so one file works with every Python and every torch from 2.10 on.
+It uses torch's stable C interface, so one file works with every Python and every torch from 2.10 on. Importing this
+module does not import torch, and `why_not` loads only torch's C++ library: `ascend-moe doctor` takes a second less.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import settings
+from .._text import installed_version, version_numbers
 from ..errors import LibraryError
 from . import library as native_library
+
+if TYPE_CHECKING:
+    import torch
 
 LIBRARY_NAME = "libascend_moe_torch.so"
 INTERFACE = 9  # as in csrc/torch/api.cpp
@@ -126,10 +130,11 @@ def library_path() -> Path:
 @functools.cache
 def library() -> ctypes.CDLL:
     """Return the loaded library with typed functions."""
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if version < OLDEST_TORCH:
-        raise LibraryError(f"torch is {torch.__version__}, the ops need 2.10 or newer: pip install 'torch>=2.10'")
+    version = installed_version("torch")
+    if version_numbers(version)[:2] < OLDEST_TORCH:
+        raise LibraryError(f"torch is {version or 'missing'}, the ops need 2.10 or newer: pip install 'torch>=2.10'")
     path = library_path()
+    _load_torch()
     opened = native_library.open_library(path, _SIGNATURES)
     interface = opened.am_torch_interface()
     if interface != INTERFACE:
@@ -138,6 +143,14 @@ def library() -> ctypes.CDLL:
             f"{native_library.build_command()}"
         )
     return opened
+
+
+def _load_torch() -> None:
+    """Load the library of torch that ours is linked to. It has no effect after ``import torch``."""
+    found = find_spec("torch")
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        with contextlib.suppress(OSError):  # opening ours reports it
+            ctypes.CDLL(str(Path(folder) / "lib" / "libtorch_cpu.so"))
 
 
 def why_not() -> LibraryError | None:
@@ -229,6 +242,8 @@ class CommHandle:
 
     def take_record(self, record: torch.Tensor, host: torch.Tensor) -> None:
         """Set the error record of an NPU on the device and the pinned memory it is copied to."""
+        import torch
+
         torch.ops.ascend_moe_binding.take_record(self.handle, record, host)
 
     def register_area(self, area: int) -> None:
@@ -306,6 +321,8 @@ class InFlightCall:
 
     def finish(self) -> None:
         """Run the second launch. Raises torch's RuntimeError for an error that `callbacks.stored_error` returns."""
+        import torch
+
         torch.ops.ascend_moe_binding.finish(self._handle)
 
     def __del__(self) -> None:

@@ -10,13 +10,15 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from .. import errors
+from .. import errors, settings
 from ..settings import MAX_WINDOW_MIB
 from . import library as _lib
 
 OP_DISPATCH, OP_COMBINE = 1, 2
 ALGORITHMS = ("", "window", "direct", "hierarchy")  # by the kernels' codes
 MAX_CORES = 64
+DEFAULT_CORES = 1  # all cores of a rank share one thread: more only add core barriers
+CHECKED_CORES = 8  # to detect races between cores too
 _NO_VALUE = -(2**63)
 _INFO_WORDS = 7  # of am_plan_info
 _OTHER_TYPE = "another dtype"
@@ -35,6 +37,41 @@ class CheckResult(ctypes.Structure):
         ("argument", ctypes.c_char * 64),
         ("message", ctypes.c_char * 448),
     ]
+
+
+# ---- settings of calls
+
+
+def core_count() -> int:
+    """Return the AIV cores per launch: ASCEND_MOE_AIV_CORES, default 1; 8 on the checked engine."""
+    cores = settings.AIV_CORES.get()
+    if cores is not None:
+        return cores
+    return DEFAULT_CORES if _lib.engine_name() == "fast" else CHECKED_CORES
+
+
+_BY_HCCL = "auto by HCCL_INTRA_*"  # as in op_host/rules: hierarchy between servers of A2, else auto
+
+
+def comm_algorithm(name: str) -> str:
+    """Return a call's ``comm_alg``; for "" (and every V1 call) ASCEND_MOE_COMM_ALG, default "auto".
+
+    If HCCL's variables select hierarchy, that is the default between servers of A2.
+    """
+    return name or settings.COMM_ALG.get() or (_BY_HCCL if hccl_selects_hierarchy() else "auto")
+
+
+def hccl_selects_hierarchy() -> bool:
+    """Return whether HCCL_INTRA_PCIE_ENABLE is 1 and HCCL_INTRA_ROCE_ENABLE 0: in CANN that selects hierarchy on A2."""
+    return (settings.HCCL_INTRA_PCIE.text(), settings.HCCL_INTRA_ROCE.text()) == ("1", "0")
+
+
+def is_two_level(name: str) -> bool:
+    """Return whether a call with this ``comm_alg`` runs hierarchy in a group of several servers."""
+    return comm_algorithm(name) in ("hierarchy", _BY_HCCL)
+
+
+# ---- descriptions
 
 
 @functools.cache

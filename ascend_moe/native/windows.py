@@ -5,6 +5,8 @@ A window's first page contains, after the words of csrc/abi/window.h, the state 
 
 from __future__ import annotations
 
+import math
+import os
 from typing import NamedTuple
 
 from .. import settings
@@ -17,6 +19,10 @@ MEMFD = "ascend_moe-window"
 PAGE_BYTES = 4096
 OPEN, READY, DONE, LEFT = "open", "ready", "done", "left"  # LEFT is never written: it follows from the closed word
 STATE_AT, STATE_BYTES = 2304, 256
+_NPU_TIMEOUT_S = 300.0
+# Default of HCCL_EXEC_TIMEOUT, after which the runtime stops an operator.
+_HCCL_EXEC_TIMEOUT_S = 1836.0
+_MARGIN_S = 10.0
 A2_STATE_MIB = 1  # part of HCCL_BUFFSIZE if the state has no window of its own
 
 
@@ -47,6 +53,22 @@ def opening_of(page: bytes) -> OpeningState | None:
 def timeout_s() -> float:
     """Return the seconds to wait for a peer: ASCEND_MOE_TIMEOUT_S, default 60."""
     return settings.TIMEOUT_S.get()
+
+
+def deadline_s(first: bool) -> float:
+    """Return the seconds that a kernel on an NPU waits for a peer: ASCEND_MOE_TIMEOUT_S, default 300.
+
+    Twice as long for a communicator's first op, whose peers may still be compiling; limited so that the runtime does
+    not stop the operator first (HCCL_EXEC_TIMEOUT).
+    """
+    given = timeout_s() if settings.TIMEOUT_S.is_set() else _NPU_TIMEOUT_S
+    text = os.environ.get("HCCL_EXEC_TIMEOUT", "").strip()
+    try:
+        runtime = float(text) if text else _HCCL_EXEC_TIMEOUT_S
+    except ValueError:
+        runtime = _HCCL_EXEC_TIMEOUT_S
+    limit = runtime - _MARGIN_S if runtime > 2 * _MARGIN_S and math.isfinite(runtime) else math.inf
+    return min(given * (2 if first else 1), limit)
 
 
 def ranks_per_server() -> int:

@@ -18,7 +18,7 @@ import torch
 from .. import comm, errors, settings
 from ..comm.communicator import by_number
 from ..native import binding
-from ..native.windows import timeout_s
+from ..native.windows import deadline_s, timeout_s
 from ..settings import MAX_WINDOW_MIB
 from . import calls, npu_adapter, npu_communicator
 
@@ -100,7 +100,7 @@ def _settings(pointer: Any, out: Any) -> None:
     first_deadline = deadline
     if call.on_npu:
         binding.use_adapter(npu_adapter.load())
-        deadline, first_deadline = (npu_communicator.deadline_s(first=first) for first in (False, True))
+        deadline, first_deadline = (deadline_s(first=first) for first in (False, True))
     world, rank = comm.size_and_rank(_text(call.group_ep, call.group_ep_bytes)) or (-1, None)
     reply.world, reply.rank = world, -1 if rank is None else rank
     reply.most_window_mib, reply.cores = MAX_WINDOW_MIB, cores

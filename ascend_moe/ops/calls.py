@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .. import errors, settings
+from .. import errors
 from ..comm.communicator import Communicator
 from ..native import library as _lib
 from ..native import plans
@@ -19,11 +19,12 @@ from ..native.plans import OP_DISPATCH as OP_DISPATCH
 from ..native.plans import CheckResult as CheckResult
 from ..native.plans import Plan as Plan
 from ..native.plans import attribute_names as attribute_names
+from ..native.plans import comm_algorithm as comm_algorithm
+from ..native.plans import core_count as core_count
+from ..native.plans import is_two_level as is_two_level
 from ..native.plans import rule_broken as rule_broken
 from ..native.plans import tensor_names as tensor_names
 
-DEFAULT_CORES = 1  # all cores of a rank share one thread: more only add core barriers
-CHECKED_CORES = 8  # to detect races between cores too
 _TEXT_BYTES = 1024
 _REGISTERED_REFUSED = -1  # am_run's code for a refused window tensor
 
@@ -31,35 +32,6 @@ _REGISTERED_REFUSED = -1  # am_run's code for a refused window tensor
 @functools.cache
 def error_record_words() -> int:
     return int(_lib.lib().am_error_record_words())
-
-
-def core_count() -> int:
-    """Return the AIV cores per launch: ASCEND_MOE_AIV_CORES, default 1; 8 on the checked engine."""
-    cores = settings.AIV_CORES.get()
-    if cores is not None:
-        return cores
-    return DEFAULT_CORES if _lib.engine_name() == "fast" else CHECKED_CORES
-
-
-_BY_HCCL = "auto by HCCL_INTRA_*"  # as in op_host/rules: hierarchy between servers of A2, else auto
-
-
-def comm_algorithm(name: str) -> str:
-    """Return a call's ``comm_alg``; for "" (and every V1 call) ASCEND_MOE_COMM_ALG, default "auto".
-
-    If HCCL's variables select hierarchy, that is the default between servers of A2.
-    """
-    return name or settings.COMM_ALG.get() or (_BY_HCCL if hccl_selects_hierarchy() else "auto")
-
-
-def hccl_selects_hierarchy() -> bool:
-    """Return whether HCCL_INTRA_PCIE_ENABLE is 1 and HCCL_INTRA_ROCE_ENABLE 0: in CANN that selects hierarchy on A2."""
-    return (settings.HCCL_INTRA_PCIE.text(), settings.HCCL_INTRA_ROCE.text()) == ("1", "0")
-
-
-def is_two_level(name: str) -> bool:
-    """Return whether a call with this ``comm_alg`` runs hierarchy in a group of several servers."""
-    return comm_algorithm(name) in ("hierarchy", _BY_HCCL)
 
 
 Shapes = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]

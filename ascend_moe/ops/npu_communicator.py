@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import math
-import os
 import threading
 import weakref
 from typing import Any
@@ -25,13 +23,9 @@ from ..comm.registered import RegisteredMemory, no_room
 from ..errors import ArgumentError, AscendMoeError, WindowTooSmall
 from ..native import binding, hang, library, log, probe_results, timestamps
 from ..native.plans import ALGORITHMS
-from ..native.windows import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, intra_node_stores, rdma_flags, timeout_s
+from ..native.windows import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, deadline_s, intra_node_stores, rdma_flags
 from . import calls, npu_adapter, npu_servers
 
-DEFAULT_TIMEOUT_S = 300.0
-# Default of HCCL_EXEC_TIMEOUT, after which the runtime stops an operator.
-_HCCL_EXEC_TIMEOUT_S = 1836.0
-_MARGIN_S = 10.0
 OWN_OPTION = 'pg_options.hccl_config["hccl_buffer_size"]'  # of a group; takes precedence over HCCL_BUFFSIZE
 _MAGIC, _CODE = 0, 1  # words of the record
 # As in op_kernel/probe/tiling.h.
@@ -63,22 +57,6 @@ def context_kind(soc: str) -> int:
         f"tensors are on a {soc}: dispatch and combine support Ascend910B (A2) and Ascend910_93 (A3)",
         argument="device",
     )
-
-
-def deadline_s(first: bool) -> float:
-    """Return the seconds that a kernel waits for a peer: ASCEND_MOE_TIMEOUT_S, default 300.
-
-    Twice as long for a communicator's first op, whose peers may still be compiling; limited so that the runtime does
-    not stop the operator first (HCCL_EXEC_TIMEOUT).
-    """
-    given = timeout_s() if settings.TIMEOUT_S.is_set() else DEFAULT_TIMEOUT_S
-    text = os.environ.get("HCCL_EXEC_TIMEOUT", "").strip()
-    try:
-        runtime = float(text) if text else _HCCL_EXEC_TIMEOUT_S
-    except ValueError:
-        runtime = _HCCL_EXEC_TIMEOUT_S
-    limit = runtime - _MARGIN_S if runtime > 2 * _MARGIN_S and math.isfinite(runtime) else math.inf
-    return min(given * (2 if first else 1), limit)
 
 
 class NpuCommunicator(GroupCommunicator):

@@ -19,7 +19,8 @@ from ascend_moe.errors import ArgumentError, LibraryError
 from ascend_moe.native import library as _lib
 from ascend_moe.native import torch_npu as _torch_npu
 from ascend_moe.native.torch_npu import NEWER, OLDER
-from ascend_moe.ops import callbacks, npu_adapter, npu_adapter_build, npu_communicator
+from ascend_moe.native.windows import deadline_s
+from ascend_moe.ops import callbacks, npu_adapter, npu_adapter_build
 from ascend_moe.ops.npu_adapter_build import BuildError
 
 NAMES = npu.WINDOW_OPERATORS
@@ -122,7 +123,7 @@ def test_torch_npu_without_cann(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_the_deadline_follows_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     def deadlines() -> list[float]:
-        return [npu_communicator.deadline_s(first=first) for first in (False, True)]
+        return [deadline_s(first=first) for first in (False, True)]
 
     monkeypatch.delenv("ASCEND_MOE_TIMEOUT_S", raising=False)
     monkeypatch.delenv("HCCL_EXEC_TIMEOUT", raising=False)

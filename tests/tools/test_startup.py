@@ -17,6 +17,7 @@ from ascend_moe.cli import root
 LIGHT = [
     ["--help"],
     ["--version"],
+    ["doctor"],
     ["plan"],
     ["plan", "-r", "64", "--json"],
     *([name, "--help"] for name in root.COMMANDS),
@@ -45,7 +46,7 @@ def as_command(program: str, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120, env={**os.environ})
 
 
-def test_help_version_and_plan_import_no_torch() -> None:
+def test_help_version_doctor_and_plan_import_no_torch() -> None:
     said = as_command(FORKS, repr(LIGHT)).stdout.splitlines()
     assert said == [f"{' '.join(words)} 0" for words in LIGHT]
 
