@@ -1,5 +1,5 @@
-// Kernel entry of AscendMoeDistributeDispatch. DTYPE_X is the element type of x, DTYPE_EXPAND_X that of the rows
-// that it sends, where a binary is for one of them.
+// Kernel entry of AscendMoeDistributeDispatch, for every element type of x. DTYPE_EXPAND_X is the type of the rows that
+// it sends, where a binary is for one of them.
 #include "kernel_operator.h"
 
 #include "direct/dispatch.h"
@@ -32,20 +32,20 @@ extern "C" __global__ __aicore__ void ascend_moe_distribute_dispatch(
                                               moe::WholeLaunch()};
     AscendC::TPipe pipe;
     if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH)) {
-        moe::Run<moe::WindowDispatch<DTYPE_X, false, false>, moe::kPlain>(arguments, tiling, pipe);
+        moe::Run<moe::WindowDispatch<false>, moe::kPlain>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_QUANT)) {
-        moe::Run<moe::WindowDispatch<DTYPE_X, true, false>, moe::kQuantized>(arguments, tiling, pipe);
+        moe::Run<moe::WindowDispatch<true>, moe::kQuantized>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_QUANT_SMOOTH)) {
-        moe::Run<moe::WindowDispatch<DTYPE_X, true, true>, moe::kQuantized>(arguments, tiling, pipe);
+        moe::Run<moe::WindowDispatch<true>, moe::kQuantized>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT)) {
-        moe::Run<moe::DirectDispatch<DTYPE_X, false, false>, moe::kPlain>(arguments, tiling, pipe);
+        moe::Run<moe::DirectDispatch<false>, moe::kPlain>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT)) {
-        moe::Run<moe::DirectDispatch<DTYPE_X, true, false>, moe::kQuantized>(arguments, tiling, pipe);
+        moe::Run<moe::DirectDispatch<true>, moe::kQuantized>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT_SMOOTH)) {
-        moe::Run<moe::DirectDispatch<DTYPE_X, true, true>, moe::kQuantized>(arguments, tiling, pipe);
+        moe::Run<moe::DirectDispatch<true>, moe::kQuantized>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_HIERARCHY)) {
-        moe::Run<moe::HierarchyDispatch<DTYPE_X, false>, moe::kPlain>(arguments, tiling, pipe);
+        moe::Run<moe::HierarchyDispatch<false>, moe::kPlain>(arguments, tiling, pipe);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_HIERARCHY_QUANT)) {
-        moe::Run<moe::HierarchyDispatch<DTYPE_X, true>, moe::kQuantized>(arguments, tiling, pipe);
+        moe::Run<moe::HierarchyDispatch<true>, moe::kQuantized>(arguments, tiling, pipe);
     }
 }

@@ -104,17 +104,17 @@ extern "C" __global__ __aicore__ void ascend_moe_one_card(GM_ADDR barrier, GM_AD
     GET_TILING_DATA_WITH_STRUCT(moe::MoeOneCardTiling, card, tilingGM);
     (void)workspaceGM;
     if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH)) {
-        moe::RunDispatch<moe::WindowDispatch<bfloat16_t, false, false>>(barrier, card);
+        moe::RunDispatch<moe::WindowDispatch<false>>(barrier, card);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_QUANT)) {
-        moe::RunDispatch<moe::WindowDispatch<bfloat16_t, true, false>>(barrier, card);
+        moe::RunDispatch<moe::WindowDispatch<true>>(barrier, card);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT)) {
-        moe::RunDispatch<moe::DirectDispatch<bfloat16_t, false, false>>(barrier, card);
+        moe::RunDispatch<moe::DirectDispatch<false>>(barrier, card);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_DIRECT_QUANT)) {
-        moe::RunDispatch<moe::DirectDispatch<bfloat16_t, true, false>>(barrier, card);
+        moe::RunDispatch<moe::DirectDispatch<true>>(barrier, card);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_HIERARCHY)) {
-        moe::RunDispatch<moe::HierarchyDispatch<bfloat16_t, false>>(barrier, card);
+        moe::RunDispatch<moe::HierarchyDispatch<false>>(barrier, card);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_DISPATCH_HIERARCHY_QUANT)) {
-        moe::RunDispatch<moe::HierarchyDispatch<bfloat16_t, true>>(barrier, card);
+        moe::RunDispatch<moe::HierarchyDispatch<true>>(barrier, card);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_CARD_COMBINE)) {
         moe::RunCombine<moe::WindowCombineCompacted<bfloat16_t, false>>(barrier, card);
     } else if (TILING_KEY_IS(ASCEND_MOE_TILING_KEY_CARD_COMBINE_QUANT)) {

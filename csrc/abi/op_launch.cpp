@@ -30,9 +30,8 @@ using CombineEntry = Entry<std::make_index_sequence<moe::CombineArgument::kCount
 
 }  // namespace ops
 
+extern "C" ops::DispatchEntry::Type ascend_moe_distribute_dispatch;
 // One a dtype: the same source compiled three times under three names.
-extern "C" ops::DispatchEntry::Type ascend_moe_distribute_dispatch_bf16, ascend_moe_distribute_dispatch_fp16,
-    ascend_moe_distribute_dispatch_fp32;
 extern "C" ops::CombineEntry::Type ascend_moe_distribute_combine_bf16, ascend_moe_distribute_combine_fp16,
     ascend_moe_distribute_combine_fp32;
 
@@ -40,15 +39,8 @@ namespace ops {
 
 namespace {
 
-// Entries of a dtype; arguments by moe::DispatchArgument, CombineArgument.
+// An entry; arguments by moe::DispatchArgument, CombineArgument.
 using Kernel = void(GM_ADDR const* arguments);
-struct Kernels {
-    Kernel* dispatch;
-    Kernel* combine;
-};
-
-template <DispatchEntry::Type* kDispatch, CombineEntry::Type* kCombine>
-constexpr Kernels kKernels = {&DispatchEntry::Call<kDispatch>, &CombineEntry::Call<kCombine>};
 
 // Outputs are undefined past the received rows. Small ones are zeroed anyway, so that tools that
 // compare whole tensors twice (opcheck) see equal bytes; large ones would cost as much as the op.
@@ -79,12 +71,11 @@ bool UsesRegistered(const moe::MoeDistributeInfo& info) {
 
 bool IsRows(const moe::OpTensor& tensor) { return tensor.type == moe::kRows || tensor.type == moe::kWireRows; }
 
-const Kernels& KernelsOf(uint32_t type) {
-    if (type == moe::kTypeBf16)
-        return kKernels<&ascend_moe_distribute_dispatch_bf16, &ascend_moe_distribute_combine_bf16>;
-    if (type == moe::kTypeFp16)
-        return kKernels<&ascend_moe_distribute_dispatch_fp16, &ascend_moe_distribute_combine_fp16>;
-    return kKernels<&ascend_moe_distribute_dispatch_fp32, &ascend_moe_distribute_combine_fp32>;
+Kernel* KernelOf(const moe::CallPlan& call) {
+    if (call.op == moe::kOpDispatch) return &DispatchEntry::Call<&ascend_moe_distribute_dispatch>;
+    if (call.xType == moe::kTypeBf16) return &CombineEntry::Call<&ascend_moe_distribute_combine_bf16>;
+    if (call.xType == moe::kTypeFp16) return &CombineEntry::Call<&ascend_moe_distribute_combine_fp16>;
+    return &CombineEntry::Call<&ascend_moe_distribute_combine_fp32>;
 }
 
 }  // namespace
@@ -151,10 +142,7 @@ void OpLaunch::Prepare() {
     *next++ = workspace_;
     const void* tiling = plan_.dispatch() ? plan_.tiling() : CombineTiling();
     *next++ = Add(tiling, plan_.tiling_bytes(), twin::GmKind::kWorkspace, "tiling");
-    const Kernels& kernels = KernelsOf(plan_.call.xType);
-    kernel_ = [kernel = plan_.dispatch() ? kernels.dispatch : kernels.combine, arguments = arguments_] {
-        kernel(arguments.data());
-    };
+    kernel_ = [kernel = KernelOf(plan_.call), arguments = arguments_] { kernel(arguments.data()); };
 }
 
 // The plan's, unless expand_x lies in the registered area and this op publishes it there.

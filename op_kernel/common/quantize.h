@@ -21,19 +21,20 @@ __aicore__ inline void RoundToInt8(const LocalTensor<int8_t>& wire, const LocalT
 
 // Per-token dynamic quantization in UB: s = 127 / max|v|, q = rint(v * s), scale = 1 / s with v = x [* smooth]. A row
 // longer than `piece` elements is read twice in pieces, for the maximum and for the codes; the bits are the same.
-template <typename XType, bool kSmooth>
 class RowQuantizer {
 public:
     // UB: three fp32 pieces at most, and the reduction's scratch.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR scales, uint32_t piece) {
         hidden_ = info.hidden;
+        type_ = info.xType;
+        smooth_ = info.hasScales != 0;
         piece_ = piece;
         payload_ = PayloadBytes(info.hidden, sizeof(int8_t));
-        const RowQuantizerUb ub(hidden_, piece_, kSmooth);
+        const RowQuantizerUb ub(hidden_, piece_, smooth_);
         pipe.InitBuffer(valueBuf_, ub.values);
         pipe.InitBuffer(scratchBuf_, ub.values);
         pipe.InitBuffer(reduceBuf_, ub.reduce);
-        if (kSmooth) {
+        if (smooth_) {
             pipe.InitBuffer(smoothBuf_, ub.smooth);
             scales_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(scales),
                                     static_cast<uint64_t>(info.experts) * hidden_);
@@ -42,7 +43,7 @@ public:
 
     // `wire`: payload, then the block with the scale. The caller orders MTE2 before this (row) and V, S before MTE3
     // (wire). Padding after the codes and after the scale travels and is never read.
-    __aicore__ inline void Quantize(const LocalTensor<int8_t>& wire, const LocalTensor<XType>& row, uint32_t expert) {
+    __aicore__ inline void Quantize(const LocalTensor<int8_t>& wire, const LocalTensor<int8_t>& row, uint32_t expert) {
         const float largest = Largest(row, expert);
         float scale = 1.0f;
         if (largest == 0.0f) {
@@ -62,7 +63,7 @@ public:
 
 private:
     // max|v| of the row. For a row in one piece the values stay for Encode.
-    __aicore__ inline float Largest(const LocalTensor<XType>& row, uint32_t expert) {
+    __aicore__ inline float Largest(const LocalTensor<int8_t>& row, uint32_t expert) {
         LocalTensor<float> value = valueBuf_.Get<float>(), magnitude = scratchBuf_.Get<float>();
         // The maximum, the maxima of pieces, scratch.
         LocalTensor<float> reduced = reduceBuf_.Get<float>();
@@ -94,32 +95,39 @@ private:
         RoundToInt8(wire, value, scratchBuf_.Get<half>(), count);
     }
     // Computes v for `count` elements from `at` on.
-    __aicore__ inline void Widen(const LocalTensor<XType>& row, uint32_t expert, uint32_t at, uint32_t count) {
+    __aicore__ inline void Widen(const LocalTensor<int8_t>& row, uint32_t expert, uint32_t at, uint32_t count) {
         LocalTensor<float> value = valueBuf_.Get<float>();
-        if (kSmooth) {
+        if (smooth_) {
             SyncFunc<HardEvent::V_MTE2>();
             CopyIn(smoothBuf_.Get<float>(), scales_[static_cast<uint64_t>(expert) * hidden_ + at], count);
             SyncFunc<HardEvent::MTE2_V>();
         }
         AscendC::PipeBarrier<PIPE_V>();  // the previous piece has been read
-        if constexpr (AscendC::IsSameType<XType, float>::value) {
-            if constexpr (kSmooth) {
-                AscendC::Mul(value, row[at], smoothBuf_.Get<float>(), count);
+        if (type_ == kTypeFp32) {
+            const LocalTensor<float> from = row.ReinterpretCast<float>()[at];
+            if (smooth_) {
+                AscendC::Mul(value, from, smoothBuf_.Get<float>(), count);
             } else {
-                AscendC::DataCopy(value, row[at], static_cast<uint32_t>(CeilTo(count, kBlockWords)));
+                AscendC::DataCopy(value, from, static_cast<uint32_t>(CeilTo(count, kBlockWords)));
             }
+            return;
+        }
+        if (type_ == kTypeFp16) {
+            AscendC::Cast(value, row.ReinterpretCast<half>()[at], AscendC::RoundMode::CAST_NONE, count);
         } else {
-            AscendC::Cast(value, row[at], AscendC::RoundMode::CAST_NONE, count);
-            if constexpr (kSmooth) {
-                AscendC::PipeBarrier<PIPE_V>();
-                AscendC::Mul(value, value, smoothBuf_.Get<float>(), count);
-            }
+            AscendC::Cast(value, row.ReinterpretCast<bfloat16_t>()[at], AscendC::RoundMode::CAST_NONE, count);
+        }
+        if (smooth_) {
+            AscendC::PipeBarrier<PIPE_V>();
+            AscendC::Mul(value, value, smoothBuf_.Get<float>(), count);
         }
     }
 
     GlobalTensor<float> scales_;
     UbBuf valueBuf_, scratchBuf_, smoothBuf_, reduceBuf_;
     uint32_t hidden_ = 0;
+    uint32_t type_ = 0;  // of x; not a template's: one body serves all types and both kinds of scales
+    bool smooth_ = false;
     uint32_t piece_ = 0;
     uint32_t payload_ = 0;
 };
@@ -127,15 +135,17 @@ private:
 constexpr uint32_t kMostStarted = 4;  // rows whose loads may start before the first is fetched
 
 // Provides wire rows of tokens. Reads and quantizes a token once for consecutive pairs with equal wire rows.
-template <typename XType, bool kQuant, bool kSmooth>
+template <bool kQuant>
 class RowLoader {
 public:
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeDispatchTiling& tiling, GM_ADDR x, GM_ADDR scales) {
         const MoeDistributeInfo& info = tiling.info;
-        const RowLoaderUb ub(tiling, sizeof(XType));
+        const uint32_t size = ElementBytes(info);
+        const RowLoaderUb ub(tiling, size);
         const uint8_t ring = Ring(ub.ring);
         hidden_ = info.hidden;
-        rowBytes_ = static_cast<uint32_t>(hidden_ * sizeof(XType));
+        smooth_ = info.hasScales != 0;
+        rowBytes_ = hidden_ * size;
         x_.SetGlobalBuffer(reinterpret_cast<__gm__ int8_t*>(x), static_cast<uint64_t>(info.batch) * rowBytes_);
         if constexpr (kQuant) {
             pipe.InitBuffer(inQueue_, ring, ub.row);
@@ -146,7 +156,7 @@ public:
         }
     }
     __aicore__ inline LocalTensor<int8_t> Fetch(uint32_t token, uint32_t expert) {
-        if (held_ && token == token_ && (!kSmooth || expert == expert_)) return row_;
+        if (held_ && token == token_ && (!smooth_ || expert == expert_)) return row_;
         Release();
         token_ = token;
         expert_ = expert;
@@ -161,7 +171,7 @@ public:
             LocalTensor<int8_t> in = inQueue_.template DeQue<int8_t>();
             LocalTensor<int8_t> out = outQueue_.template AllocTensor<int8_t>();
             // The queue makes V wait for the last store from this tensor; S writes the scale after V's maximum.
-            quantizer_.Quantize(out, in.template ReinterpretCast<XType>(), expert);
+            quantizer_.Quantize(out, in, expert);
             inQueue_.FreeTensor(in);
             outQueue_.EnQue(out);
             row_ = outQueue_.template DeQue<int8_t>();
@@ -209,13 +219,14 @@ private:
     AscendC::TQue<AscendC::QuePosition::VECIN, kMostStarted> inQueue_;
     AscendC::TQue<AscendC::QuePosition::VECOUT, 1> outQueue_;
     AscendC::TQueBind<AscendC::QuePosition::VECIN, AscendC::QuePosition::VECOUT, 1> copyQueue_;
-    RowQuantizer<XType, kSmooth> quantizer_;
+    RowQuantizer quantizer_;
     LocalTensor<int8_t> row_;
     uint32_t hidden_ = 0;
     uint32_t rowBytes_ = 0;
     uint32_t token_ = 0;
     uint32_t expert_ = 0;
     uint32_t started_ = 0;  // rows in flight, fetched next
+    bool smooth_ = false;   // rows differ by expert
     bool held_ = false;
 };
 

@@ -60,7 +60,7 @@
 
 namespace moe {
 
-template <typename XType, bool kQuant, bool kSmooth>
+template <bool kQuant>
 class DirectDispatch {
 public:
     __aicore__ inline void Init(const DispatchArguments& arguments, const MoeDistributeDispatchTiling& tiling) {
@@ -69,7 +69,8 @@ public:
         info_ = &tiling.info;
         counts_.Init(args_, tiling);
         sourceIndices_ = info_->sourceIndices != 0;
-        rowStride_ = DispatchRowStride(info_->hidden, kQuant ? sizeof(int8_t) : sizeof(XType), kQuant, 0);
+        smooth_ = info_->hasScales != 0;
+        rowStride_ = DispatchRowStride(info_->hidden, WireSize(*info_), kQuant, 0);
         rowStep_ = RowStep(*info_, rowStride_);
         weightsAt_ = PublishedWeightsOffset(*info_, rowStride_);
     }
@@ -202,7 +203,7 @@ private:
             const uint32_t count = Min(ChunkPairs(), endRow_ - at);
             if (info_->hasWeights != 0) PublishWeights(at, count);
             routing_.pairs().Load(at, count);
-            if constexpr (kSmooth) {
+            if (smooth_) {
                 PublishPairs(at, count);
             } else {
                 PublishTokens(at, count);
@@ -317,15 +318,13 @@ private:
     __aicore__ inline bool GatherRows() {
         MOE_PHASE(exchange_.timestamps(), GatherRows);
         FindSegments();
-        if constexpr (!kSmooth) {
-            if (tiling_->sharedLanes != 0) {
-                SharedRowGather once;
-                once.Init(exchange_, args_, *tiling_, kQuant);
-                return GatherBy(once);
-            }
+        if (!smooth_ && tiling_->sharedLanes != 0) {
+            SharedRowGather once;
+            once.Init(exchange_, args_, *tiling_, kQuant);
+            return GatherBy(once);
         }
         DirectGather gather;
-        gather.Init(exchange_, args_, *tiling_, kQuant, kSmooth);
+        gather.Init(exchange_, args_, *tiling_, kQuant, smooth_);
         return GatherBy(gather);
     }
     template <typename Gatherer>
@@ -360,7 +359,7 @@ private:
     RoutingTable routing_;
     RowPlaces places_;
     ExpertLists expertLists_;
-    RowLoader<XType, kQuant, kSmooth> rows_;
+    RowLoader<kQuant> rows_;
     DispatchCounts counts_;
     SendCounts sendCounts_;
     StatusWaiter waiter_;
@@ -372,6 +371,7 @@ private:
     GM_ADDR published_ = nullptr;
     uint64_t weightsAt_ = 0;  // in a ping-pong buffer
     bool sourceIndices_ = false;
+    bool smooth_ = false;
     Role role_ = Role::kBoth;
     uint32_t rowStride_ = 0;              // of a row in UB,
     uint32_t rowStep_ = 0;                // and in the window

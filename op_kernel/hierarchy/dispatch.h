@@ -45,7 +45,7 @@
 
 namespace moe {
 
-template <typename XType, bool kQuant>
+template <bool kQuant>
 class HierarchyDispatch : PairTables {
 public:
     __aicore__ inline void Init(const DispatchArguments& arguments, const MoeDistributeDispatchTiling& tiling) {
@@ -54,8 +54,7 @@ public:
         info_ = &tiling.info;
         counts_.Init(args_, tiling);
         trailerBytes_ = TrailerBlocks(*info_) * kBlock;
-        rowStride_ =
-            DispatchRowStride(info_->hidden, kQuant ? sizeof(int8_t) : sizeof(XType), kQuant, TrailerBlocks(*info_));
+        rowStride_ = DispatchRowStride(info_->hidden, WireSize(*info_), kQuant, TrailerBlocks(*info_));
         rowBytes_ = rowStride_ - trailerBytes_;
         recordBytes_ = RecordBytes(info_->topK);
         arrived_.Init(args_, tiling, rowStride_, trailerBytes_);
@@ -340,7 +339,7 @@ private:
     DispatchArguments args_;
     const MoeDistributeDispatchTiling* tiling_ = nullptr;
     Exchange exchange_;
-    RowLoader<XType, kQuant, false> rows_;
+    RowLoader<kQuant> rows_;
     StoredRecords stored_;
     DispatchCounts counts_;
     MessageKeeper keeper_;

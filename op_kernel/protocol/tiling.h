@@ -116,6 +116,7 @@ MOE_FN uint64_t BytesOnWire(const MoeDistributeInfo& info, uint64_t rowBytes) {
 // Flags of blocks in UB at a time.
 constexpr uint32_t kFlagsAtOnce = 128;
 
+MOE_FN uint32_t ElementBytes(const MoeDistributeInfo& info) { return info.xType == kTypeFp32 ? 4 : 2; }  // of x
 // Bytes from row to row in the window, of rows of `bytes` bytes.
 MOE_FN uint32_t RowStep(const MoeDistributeInfo& info, uint32_t bytes) { return RowStep(bytes, info.rowUnit); }
 

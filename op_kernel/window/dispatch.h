@@ -43,7 +43,7 @@
 
 namespace moe {
 
-template <typename XType, bool kQuant, bool kSmooth>
+template <bool kQuant>
 class WindowDispatch {
 public:
     __aicore__ inline void Init(const DispatchArguments& arguments, const MoeDistributeDispatchTiling& tiling) {
@@ -53,8 +53,7 @@ public:
         counts_.Init(args_, tiling);
         sourceIndices_ = info_->sourceIndices != 0;
         weights_ = info_->hasWeights != 0;
-        wireSize_ = kQuant ? sizeof(int8_t) : sizeof(XType);
-        rowStride_ = DispatchRowStride(info_->hidden, wireSize_, kQuant, TrailerBlocks(*info_));
+        rowStride_ = DispatchRowStride(info_->hidden, WireSize(*info_), kQuant, TrailerBlocks(*info_));
         trailerBytes_ = TrailerBlocks(*info_) * kBlock;
         trailerOffset_ = rowStride_ - trailerBytes_;
         rowStep_ = RowStep(*info_, rowStride_);
@@ -240,7 +239,7 @@ private:
     Exchange exchange_;
     RoutingTable routing_;
     RowPlaces places_;
-    RowLoader<XType, kQuant, kSmooth> rows_;
+    RowLoader<kQuant> rows_;
     DispatchCounts counts_;
     MessageKeeper keeper_;
     ArrivedRows<kQuant> arrived_;
@@ -249,7 +248,6 @@ private:
     UbBuf indexBuf_, rowBuf_, trailerBuf_, weightBuf_;
     bool sourceIndices_ = false;
     bool weights_ = false;
-    uint32_t wireSize_ = 1;
     uint32_t rowStride_ = 0;  // of a row in UB,
     uint32_t rowStep_ = 0;    // and in the window
     uint32_t trailerOffset_ = 0;

@@ -199,7 +199,7 @@ class MutantBuilds:
             command = shlex.split(entry["command"])
             output = command.pop(command.index("-o") + 1)
             command.remove("-o")
-            if "/kernels_" in entry["file"] and output in link:
+            if entry["file"].endswith("/kernels.cpp") and output in link:
                 kernels.append((command, output))
         return kernels
 

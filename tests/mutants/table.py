@@ -628,8 +628,8 @@ PATCHES = r"""
 + if (end < 0 || end > static_cast<int32_t>(limit))
 @ common/quantize
 = smoothed row is used for another expert
-- (!kSmooth || expert == expert_)
-+ (!kSmooth || true)
+- (!smooth_ || expert == expert_)
++ (!smooth_ || true)
 @ common/exchange
 = no status to who gets no rows
 - sender_.PutStatus(peer, MessageAt(at), bytes);
