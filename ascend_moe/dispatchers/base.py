@@ -17,6 +17,7 @@ from ascend_moe.comm.place import Place
 from ascend_moe.errors import need
 
 R = TypeVar("R")
+_NO_SUCH_OPTION = object()
 ROW_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -49,6 +50,8 @@ class Dispatched:
 
 def given(tensors: SpecialTensors | DispatchTensors) -> dict[str, Tensor]:
     """Return the tensors that are not None, as keyword arguments of the operators."""
+    if tensors is _NO_SPECIAL or tensors is _NO_TENSORS:
+        return {}
     return {name: tensor for name, tensor in zip(tensors._fields, tensors, strict=True) if tensor is not None}
 
 
@@ -95,6 +98,9 @@ class DispatchTensors(NamedTuple):
     performance_info: Tensor | None = None
 
 
+_NO_TENSORS = DispatchTensors()
+
+
 class CombineTensors(NamedTuple):
     """Tensors of a combine apart from those returned by dispatch: weights, local addends, wait times."""
 
@@ -106,9 +112,12 @@ class CombineTensors(NamedTuple):
     @property
     def given(self) -> dict[str, Tensor]:
         """The tensors that are not None, by the operators' names, without expert_scales."""
-        ours = {"shared_expert_x": self.shared_expert_x, "performance_info": self.performance_info}
-        found = {name: tensor for name, tensor in ours.items() if tensor is not None}
-        return found if self.special is _NO_SPECIAL else found | given(self.special)
+        found = given(self.special)
+        if self.shared_expert_x is not None:
+            found["shared_expert_x"] = self.shared_expert_x
+        if self.performance_info is not None:
+            found["performance_info"] = self.performance_info
+        return found
 
 
 class InFlight(Generic[R]):
@@ -239,7 +248,8 @@ class Dispatcher(ABC):
             ArgumentError: on this rank alone, before anything is sent.
             InvalidExpertId, RoutingOverflow, ConfigMismatch: on every rank; the next call works.
         """
-        tensors = DispatchTensors(expert_scales, scales, x_active_mask, performance_info)
+        none = expert_scales is None and scales is None and x_active_mask is None and performance_info is None
+        tensors = _NO_TENSORS if none else DispatchTensors(expert_scales, scales, x_active_mask, performance_info)
         return self._dispatch(x, expert_ids, tensors, self._options(max_tokens, options))
 
     def begin_dispatch(
@@ -314,14 +324,18 @@ class Dispatcher(ABC):
         return None
 
     def _options(self, max_tokens: int, changes: dict[str, Any]) -> CallOptions:
-        """Return the options of one call."""
+        """Return the options of one call: the dispatcher's own object if none differs."""
+        own = self.options
         if max_tokens:
             rule = "is {}; need the largest T of any rank, or 0 where all are equal"
             need(max_tokens > 0, "max_tokens", rule, max_tokens)
             other = changes.get("global_bs", 0)
             need(not other, "max_tokens", "is {} and global_bs is {}; pass only one of them", max_tokens, other)
             changes["global_bs"] = self.world_size * max_tokens
-        return replace(self.options, **changes) if changes else self.options
+        for name, value in changes.items():
+            if getattr(own, name, _NO_SUCH_OPTION) is not value:
+                return replace(own, **changes)
+        return own
 
     def _special_rows(self, given: dict[str, Tensor | None]) -> SpecialTensors:
         """Return combine's tensors of copy and const experts."""
@@ -333,8 +347,10 @@ class Dispatcher(ABC):
         return SpecialTensors(**given)
 
     def _check_own(self, dispatched: Dispatched) -> None:
-        rule = "does not come from this {}; pass what its dispatch returned"
-        need(getattr(dispatched.handle, "owner", None) is self, "dispatched", rule, type(self).__name__)
+        if getattr(dispatched.handle, "owner", None) is not self:
+            need(
+                False, "dispatched", "does not come from this {}; pass what its dispatch returned", type(self).__name__
+            )
 
     @abstractmethod
     def _dispatch(self, x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions) -> Dispatched:

@@ -75,6 +75,7 @@ class MC2Dispatcher(Dispatcher):
         super().__init__(Place(name_of("group_ep", group_ep), world_size, rank), num_experts, CallOptions(**options))
         need(contract in ("v1", "v2"), "contract", "is {!r}; need 'v1' or 'v2'", contract)
         self.contract, self._names = contract, _NAMES[contract]
+        self._own = {kind: self._arguments_of(kind, self.options) for kind in self._names}
         self._dispatch_op, self._begin_dispatch_op = self._operator("dispatch", ops, begin_dispatch)
         self._combine_op, self._begin_combine_op = self._operator("combine", ops, begin_combine)
         names = self._names["dispatch"] | self._names["combine"]
@@ -127,9 +128,13 @@ class MC2Dispatcher(Dispatcher):
             return op, None
         return op, begin if op is ours else getattr(given, f"begin_{kind}", None)
 
-    def _arguments(self, kind: str, options: CallOptions) -> dict[str, Any]:
+    def _arguments_of(self, kind: str, options: CallOptions) -> dict[str, Any]:
         """Return options as keyword arguments of an operator."""
         return {name: value for name, value in options.options.items() if name in self._names[kind]}
+
+    def _arguments(self, kind: str, options: CallOptions) -> dict[str, Any]:
+        """The same; those of the dispatcher's own options are computed once."""
+        return self._own[kind] if options is self.options else self._arguments_of(kind, options)
 
     def _need_v2(self, tensors: dict[str, Tensor]) -> None:
         for name, tensor in tensors.items():
@@ -156,13 +161,15 @@ class MC2Dispatcher(Dispatcher):
         self, outputs: Sequence[Any], expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions
     ) -> Dispatched:
         expand_x, dynamic_scales, index, nums, counts, tp_counts, expand_scales = outputs
-        weights = expand_scales
+        weights, mask = expand_scales, tensors.x_active_mask
         if weights is not None and weights.requires_grad:
             weights = weights.detach()  # a second gradient path would tie combine's graph to dispatch's
-        beside = {"x_active_mask": tensors.x_active_mask, "tp_send_counts": tp_counts, "expand_scales": weights}
+        beside = {"tp_send_counts": tp_counts, "expand_scales": weights, **self._arguments("combine", options)}
+        if mask is not None:
+            beside["x_active_mask"] = mask
         # With expert_scales the op appends words for combine to the counts.
         own = counts if tensors.expert_scales is None else counts[: self.num_experts]
-        handle = _Handle(self, (expert_ids, index, counts), beside | self._arguments("combine", options))
+        handle = _Handle(self, (expert_ids, index, counts), beside)
         return Dispatched(expand_x, dynamic_scales, nums, own, index, expand_scales, handle)
 
     def resume(
@@ -210,7 +217,8 @@ class MC2Dispatcher(Dispatcher):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         handle: _Handle = dispatched.handle
         beside, expert_scales = tensors.given, tensors.expert_scales
-        self._need_v2(beside)
+        if beside:
+            self._need_v2(beside)
         if expert_scales is None:
             expert_scales = torch.empty(0, dtype=torch.float32, device=expert_out.device)
         arguments = (expert_out, *handle.tensors, expert_scales, *self._group)

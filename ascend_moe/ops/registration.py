@@ -273,12 +273,12 @@ def operator(function: Callable[P, R]) -> Callable[P, R]:
     for callable_ in (op.packet, op.overload):
         callable_._op = op.through(callable_._op)
     op.keep_calls()
-    overload, defaults = op.overload, function.__kwdefaults__ or {}
+    overload, defaults, required = op.overload, function.__kwdefaults__ or {}, object()
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         # torch spends time on each argument it is given.
-        given = {key: value for key, value in kwargs.items() if key not in defaults or value is not defaults[key]}
+        given = {key: value for key, value in kwargs.items() if value is not defaults.get(key, required)}
         try:
             outputs = overload(*args, **given)
         except RuntimeError as error:
