@@ -30,11 +30,11 @@ def _open_communicator(group_ep: str) -> Communicator:
     """
     cluster = threads.find(group_ep)
     if cluster is not None:
-        rule = "of {!r} is a LocalCluster's: call it in the thread of a rank"
+        rule = "is {!r}, a LocalCluster's: call it in the thread of a rank"
         need(cluster.rank_here() is not None, "group_ep", rule, group_ep)
     found = comm.communicator_here(group_ep)
     if found is None:
-        rule = "of {!r} has no open windows here: call it before close, and on a group that ops have used"
+        rule = "is {!r}, which has no open windows here: call it before close, and on a group that ops have used"
         raise ArgumentError("group_ep " + rule.format(group_ep), argument="group_ep")
     return found
 
@@ -221,7 +221,9 @@ def _npu_vote(group_ep: str, group: Any) -> StoreVote:
         ArgumentError: no op has run on the group, so its ranks do not know each other.
     """
     vote = comm.npu_vote(group_ep, group)
-    need(vote is not None, "group_ep", "of {!r}: no op has run on it here: run one before agree and shrink", group_ep)
+    need(
+        vote is not None, "group_ep", "is {!r}, on which no op has run here: run one before agree and shrink", group_ep
+    )
     assert vote is not None
     return vote
 

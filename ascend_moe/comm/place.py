@@ -54,7 +54,7 @@ class Place:
             return cls(*group, **more)
         name = comm.name_of(argument, group)
         world, rank = comm.size_and_rank(name) or (0, None)
-        need(world > 0, argument, "of {!r} names no live group: use ascend_moe.comm_name(process_group)", name)
+        need(world > 0, argument, "is {!r}, which names no open group: use ascend_moe.comm_name(process_group)", name)
         if rank is None:
             text = f"{argument} of {name!r} is a LocalCluster's: call it in the thread of a rank"
             raise ArgumentError(text, argument=argument)

@@ -206,7 +206,7 @@ class Dispatcher(ABC):
         Raises:
             ArgumentError: this kind needs a process group, which a group made by ``ascend_moe.shrink`` lacks.
         """
-        need(False, "place", "of {!r} has no process group, which {} needs", place.group_ep, type(self).__name__)
+        need(False, "place", "is {!r}, which has no process group; {} needs one", place.group_ep, type(self).__name__)
         raise AssertionError
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:

@@ -163,7 +163,7 @@ class _Arrived:
 def _live(place: Place) -> Group:
     """Return the process group of the place, or the place itself in a LocalCluster."""
     known = size_and_rank(place.group_ep)
-    rule = "{!r} names no live group: use ascend_moe.comm_name(process_group)"
+    rule = "is {!r}, which names no open group: use ascend_moe.comm_name(process_group)"
     need(known is not None, "group_ep", rule, place.group_ep)
     world, rank = known or (0, 0)
     rule = "{!r} has {} ranks, and this is rank {}; the place is rank {} of {}"

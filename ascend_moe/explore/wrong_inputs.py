@@ -57,7 +57,7 @@ class FaultyCall:
 
     @property
     def topk(self) -> int:
-        """K."""
+        """Number of experts per token, K."""
         return self.case.topk
 
     @property

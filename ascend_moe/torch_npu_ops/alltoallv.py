@@ -65,7 +65,8 @@ def _check(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     place = comm.size_and_rank(given["hcom"])
     if place is None:
         raise ArgumentError(
-            f"hcom of {given['hcom']!r} names no live group: use ascend_moe.comm_name(process_group)", argument="hcom"
+            f"hcom is {given['hcom']!r}, which names no open group: use ascend_moe.comm_name(process_group)",
+            argument="hcom",
         )
     need(world == place[0], "ep_world_size", "is {} but group {!r} has {} ranks", world, given["hcom"], place[0])
     names = ("send_counts", "recv_counts")

@@ -82,7 +82,7 @@ WRONG = {
         "is nan": {"swiglu_limit": NAN},
         "is a str; it must be a number": {"swiglu_limit": "1"},
     },
-    "group": {"names no live group": {"group": "nobody's"}, "is a int": {"group": 3}},
+    "group": {"names no open group": {"group": "nobody's"}, "is a int": {"group": 3}},
 }
 
 
@@ -145,7 +145,9 @@ def test_types_of_int4_weights_are_of_both_and_of_whole_words(clusters: Any) -> 
         with pytest.raises(ArgumentError, match=r"weight2_type is None, weight1_type 285; both must be int4"):
             mine.mega(buffer, weight1_type=285)
         mine.w1 = mine.w1.view(torch.int8)[..., :30]
-        with pytest.raises(ArgumentError, match=r"l1_weights is .*; of int4 in bytes N must be a multiple of 8"):
+        with pytest.raises(
+            ArgumentError, match=r"l1_weights is .*; with int4 codes in bytes, N must be a multiple of 8"
+        ):
             mine.mega(buffer, weight1_type=285, weight2_type=285)
 
     clusters[1].run(body)

@@ -78,7 +78,7 @@ def ends() -> None:
 
 
 everyone = on_npu(Place(ascend_moe.comm_name(), WORLD, RANK))
-with raises("no op has run on it here", ArgumentError):
+with raises("on which no op has run here", ArgumentError):
     ascend_moe.agree(everyone.group_ep)
 layers(everyone, 2)
 layer, x = layer_of(everyone), torch.randn(5, 64, generator=torch.Generator().manual_seed(RANK)).bfloat16().to(NPU)

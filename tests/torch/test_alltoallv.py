@@ -199,7 +199,7 @@ def test_opcheck(name: str, sound: dict[str, Any]) -> None:
             for wrong in ([1.9, 0, 3.2], [True] * 3)
         ),
         ({"send_counts": WIDE, "recv_counts": WIDE}, "gmm_x", f"the sum of send_counts is {2**32 + 5}"),
-        ({"hcom": "nobody"}, "hcom", "'nobody' names no live group"),
+        ({"hcom": "nobody"}, "hcom", "'nobody', which names no open group"),
         ({"ep_world_size": 2}, "ep_world_size", "is 2 but group '0' has 1 ranks"),
         ({"mm_x": torch.zeros(2, 2)}, "mm_weight", "and mm_x must be passed together"),
         ({"mm_x": torch.zeros(2, 2), "mm_weight": torch.zeros(3, 2)}, "mm_weight", r"is \(3, 2\)"),

@@ -244,7 +244,7 @@ def members_of(groups: Groups, rank: int | None) -> list[tuple[Member, ...]]:
         places = [_places(given) for given in listed]
         return [places[rank]] if rank is not None else places
     if not 1 <= len(listed) <= 2:
-        raise ArgumentError(f"windows: one group or two, not {len(listed)}", argument="windows")
+        raise ArgumentError(f"windows has {len(listed)} groups; it must have one or two", argument="windows")
     if all(isinstance(group, Member) for group in listed):
         return [_places(listed)]
     if not all(isinstance(group, Windows) for group in listed):
@@ -257,4 +257,4 @@ def members_of(groups: Groups, rank: int | None) -> list[tuple[Member, ...]]:
 def _places(given: object) -> tuple[Member, ...]:
     if isinstance(given, Sequence) and 1 <= len(given) <= 2 and all(isinstance(m, Member) for m in given):
         return tuple(given)
-    raise ArgumentError("windows: for each rank one Member or two", argument="windows")
+    raise ArgumentError("windows must have one Member or two for each rank", argument="windows")

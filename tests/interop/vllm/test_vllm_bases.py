@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_not_joined(clusters: Clusters) -> None:
         (0, 3, "mc2", "num_experts is 8, not a positive multiple of the 3 ranks"),
         (2, 2, "mc2", "rank is 2; it must be 0..1, one of the 2 ranks"),
         (0, 1, "pplx", "kind is 'pplx'; need one of mc2, alltoall, allgather, batched"),
-        (0, 1, "alltoall", "group_ep 'nobody' names no live group"),
+        (0, 1, "alltoall", "group_ep is 'nobody', which names no open group"),
     ):
         with pytest.raises(ArgumentError, match=rule):
             make_prepare_finalize(None, None, "nobody", rank, world, E, kind)
