@@ -186,6 +186,11 @@ def _grouped_matmul_v5(*values: Any) -> None:
     _write_all(outputs[0], *npu_grouped_matmul(**given, output_dtype=outputs[0][0].dtype))
 
 
+@effect("aclnnGroupedMatmulWeightNz")
+def _grouped_matmul_of_blocks(*values: Any) -> None:
+    _grouped_matmul_v5(*values[:17], *values[18:])  # the size of groups, which the scales' shape says
+
+
 @effect("aclnnGroupedMatmul")
 def _grouped_matmul(*values: Any) -> None:
     names = "x weight bias scale offset antiquant_scale antiquant_offset group_list split_item"
@@ -306,7 +311,7 @@ def _ascend_quant(*values: Any) -> None:
 # ---- products of int8 matrices: exact sums, scaled in float32 and rounded once
 
 
-@effect("aclnnQuantMatmulV5")
+@effect("aclnnQuantMatmulV5", "aclnnQuantMatmulWeightNz")
 def _quant_matmul(*values: Any) -> None:
     names = "x1 x2 x1_scale scale y_scale x1_offset offset y_offset bias transpose_x1 transpose_x2 group_size"
     given, (out,) = _named(names, values)

@@ -209,9 +209,11 @@ VNPU_EXPORT AclError aclGetCannAttributeList(const int** list, size_t* count) {
     return kSuccess;
 }
 
-// Of $ASCEND_MOE_VNPU_CANN; unknown without it. Its parts are not asked for.
-VNPU_EXPORT AclError aclsysGetCANNVersion(int, char* version) {
+// $ASCEND_MOE_VNPU_CANN. Without it: of CANN the last release for which torch_npu calls nothing that is not here, of
+// its parts (package over 0) unknown.
+VNPU_EXPORT AclError aclsysGetCANNVersion(int package, char* version) {
     const char* text = std::getenv("ASCEND_MOE_VNPU_CANN");
+    if (!text && package == 0) text = "8.2.RC1";
     if (!text || !version) return kParamInvalid;
     std::memset(version, 0, 640);
     std::snprintf(version, 128, "%s", text);

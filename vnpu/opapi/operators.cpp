@@ -277,6 +277,8 @@ VNPU_OP(aclnnAddmm, T, T, T, S, S, T, I8)
 VNPU_OP(aclnnInplaceAddmm, T, T, T, S, S, I8)
 VNPU_OP(aclnnAddmv, T, T, T, S, S, T, I8)
 VNPU_OP(aclnnBaddbmm, T, T, T, S, S, T, I8)
+// x1, x2, bias, scale, three permutations, precision mode, parts of the batch, out
+VNPU_OP(aclnnTransposeBatchMatMul, T, T, T, T, IA, IA, IA, I8, I, T)
 
 // x, weight, bias, scale, offset, antiquant_scale, antiquant_offset, per_token_scale, group_list,
 // activation_input, activation_quant_scale, activation_quant_offset, split_item, group_type, group_list_type,
@@ -284,6 +286,8 @@ VNPU_OP(aclnnBaddbmm, T, T, T, S, S, T, I8)
 // torch_npu looks for V4 first and then calls V5.
 VNPU_OP(aclnnGroupedMatmulV4, L, L, L, L, L, L, L, L, T, L, L, L, I, I, I, I, L, L, L)
 VNPU_OP(aclnnGroupedMatmulV5, L, L, L, L, L, L, L, L, T, L, L, L, I, I, I, I, IA, L, L, L)
+// With a number before the outputs: the size of the weights' groups.
+VNPU_OP(aclnnGroupedMatmulWeightNz, L, L, L, L, L, L, L, L, T, L, L, L, I, I, I, I, IA, I, L, L, L)
 // The form of a Python list: group_list is an aclIntArray.
 VNPU_OP(aclnnGroupedMatmul, L, L, L, L, L, L, L, IA, I, L)
 
@@ -295,6 +299,7 @@ VNPU_OP(aclnnGroupedMatmulSwigluQuantV2, T, L, L, L, T, T, T, T, I, I, I, I, IA,
 // x1, x2, x1_scale, x2_scale, y_scale, x1_offset, x2_offset, y_offset, bias, transpose_x1, transpose_x2, group_size,
 // out
 VNPU_OP(aclnnQuantMatmulV5, T, T, T, T, T, T, T, T, T, B, B, I, T)
+VNPU_OP(aclnnQuantMatmulWeightNz, T, T, T, T, T, T, T, T, T, B, B, I, T)
 VNPU_OP(aclnnTransQuantParamV2, T, T, T)
 // x, weight, antiquant scale and offset, quant scale and offset, bias, group_size, out
 VNPU_OP(aclnnWeightQuantBatchMatmulV2, T, T, T, T, T, T, T, I32, T)
@@ -310,13 +315,20 @@ VNPU_OP(aclnnFlashAttentionScore, T, T, T, T, T, T, T, IA, D, D, I, I, I, C, I, 
 // above, dq, dk, dv, dshift
 VNPU_OP(aclnnFlashAttentionScoreGrad, T, T, T, T, T, T, T, T, T, T, T, T, IA, D, D, I, I, I, C, I, I, T, T, T, T)
 // query, key, value, pse_shift, atten_mask, both lengths, ten scales and offsets with the block table, both paddings,
-// four antiquant tensors, the shared prefix and its length[, rope of query and key, its scale, scale of the query,
+// four antiquant tensors, the shared prefix and its length, rope of query and key, its scale[, scale of the query,
 // sink]; heads, scale, pre_tokens, next_tokens, layout, kv_heads, sparse_mode, inner_precise, block_size,
 // antiquant_mode, lse wanted, key and value antiquant_mode[, mode of the query]; out, lse
-VNPU_OP(aclnnFusedInferAttentionScoreV2, T, L, L, T, T, IA, IA, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, IA, I,
-        D, I, I, C, I, I, I, I, I, B, I, I, T, T)
+VNPU_OP(aclnnFusedInferAttentionScoreV3, T, L, L, T, T, IA, IA, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, IA, T,
+        T, T, I, D, I, I, C, I, I, I, I, I, B, I, I, T, T)
 VNPU_OP(aclnnFusedInferAttentionScoreV4, T, L, L, T, T, IA, IA, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, IA, T,
         T, T, T, T, I, D, I, I, C, I, I, I, I, I, B, I, I, I, T, T)
+
+// Multi-head latent attention.
+VNPU_OP(aclnnInterleaveRope, T, T, T, T)
+// kv, gamma, cos, sin, slots, rotary cache, latent cache, two scales, two offsets, epsilon, cache mode, outputs wanted,
+// rotary keys, latent keys
+VNPU_OP(aclnnKvRmsNormRopeCache, T, T, T, T, T, T, T, T, T, T, T, D, C, B, T, T)
+VNPU_OP(aclnnAttentionUpdate, L, L, I, T, T)
 
 VNPU_OP(aclnnSwiGlu, T, I, T)
 VNPU_OP(aclnnSwiGluGrad, T, T, I, T)

@@ -274,6 +274,27 @@ def check_products_of_int4() -> None:
         near(torch_npu.npu_quant_matmul(codes, packed, scale.npu(), **given), want, 1e-3 * float(want.abs().max()))
 
 
+def check_products_with_blocked_weights() -> None:
+    generator = torch.Generator().manual_seed(5)
+    x, w = (torch.randint(-9, 10, shape, generator=generator, dtype=torch.int8) for shape in ((5, 32), (2, 32, 64)))
+    scale, rows = mixed(2, 64).abs(), mixed(5).abs()
+    torch.npu.config.allow_internal_format = True
+    try:
+        blocked = torch_npu.npu_format_cast(w.npu(), 29)
+        one = torch_npu.npu_format_cast(w[0].npu(), 29)
+    finally:
+        torch.npu.config.allow_internal_format = False
+    assert torch_npu.get_npu_format(blocked) == torch_npu.get_npu_format(one) == 29
+    found = torch_npu.npu_quant_matmul(x.npu(), one, scale[0].npu(), pertoken_scale=rows.npu(), output_dtype=torch.half)
+    want = torch.stack([(x.int() @ part.int()).float() * row for part, row in zip(w, scale, strict=True)])
+    want = want * rows[:, None]
+    near(found, want[0], 1e-3 * float(want.abs().max()))
+    given = {"scale": [scale.bfloat16().npu()], "per_token_scale": [rows.npu()], "group_list_type": 1, "split_item": 2}
+    given |= {"group_list": torch.tensor([2, 3]).npu(), "group_type": 0, "output_dtype": torch.bfloat16}
+    found = torch_npu.npu_grouped_matmul([x.npu()], [blocked], **given)[0]
+    near(found, torch.cat((want[0, :2], want[1, 2:])), 0.01 * float(want.abs().max()))
+
+
 def check_formats_and_utilization() -> None:
     w = mixed(33, 18).half()
     cast = torch_npu.npu_format_cast(w.npu(), 29)

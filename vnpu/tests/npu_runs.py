@@ -33,8 +33,9 @@ ORDER: list[str] = []  # the names of all aclnn functions that were called
 # Operators that model_checks.py, serving_checks.py and tests/npu/moe_operator_checks.py call; all others are called by
 # operator_checks.py.
 PARTS = {
-    "models": "aclnn(Foreach|Fla|FusedInfer|QuantMatmul|TransQuant|WeightQuant|Dropout|NLLLoss|ConstantPad|NpuFormat)",
-    "serving": "(atb|Atb)",
+    "models": "aclnn(Foreach|Fla|FusedInfer|QuantMatmul|TransQuant|WeightQuant|Dropout|NLLLoss|ConstantPad|NpuFormat|"
+    "GroupedMatmulWeightNz)",
+    "serving": "(atb|Atb|aclnn(InterleaveRope|KvRmsNormRope|AttentionUpdate|TransposeBatch))",
     "moe": "aclnn(Moe|GroupedMatmul|SwiGlu|ClippedSwiglu|DynamicQuant|DequantSwiglu)",
 }
 # torch_npu looks for V4 to learn whether there is a grouped matmul, and then calls V5.

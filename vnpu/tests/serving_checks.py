@@ -108,6 +108,63 @@ def check_sequences_one_behind_the_other() -> None:
     near(lse[0, :, 0], scores.diagonal(dim1=0, dim2=1).T.logsumexp(-1) if scores.dim() == 3 else scores, 1e-4)
 
 
+def check_attention_over_latent_pages() -> None:
+    """Queries of all heads over one latent key, which is the value too, and a rotary one; some see no keys."""
+    latent, rope = mixed(6, PAGE, 1, 16), mixed(6, PAGE, 1, SIZE)
+    query, turned, lengths = mixed(2, HEADS, 1, 16), mixed(2, HEADS, 1, SIZE), [9, 0]
+    given = {"query_rope": turned.npu(), "key_rope": rope.transpose(1, 2).contiguous().npu(), "softmax_scale": 0.3}
+    given |= {"num_query_heads": HEADS, "num_key_value_heads": 1, "input_layout": "BNSD_NBSD", "block_size": PAGE}
+    given |= {"block_table": TABLE.npu(), "actual_seq_kvlen": lengths, "return_softmax_lse": True}
+    keys = latent.transpose(1, 2).contiguous().npu()
+    out, lse = torch_npu.npu_fused_infer_attention_score_v2(query.npu(), keys, keys, **given)
+    whole = torch.cat((query, turned), -1)[0].transpose(0, 1)
+    rows = rows_of(latent, 0, 9)
+    near(out[:, 0], attended(whole, torch.cat((rows, rows_of(rope, 0, 9)), -1), rows, 0.3).transpose(0, 1))
+    assert not out[:, 1].any() and lse[1].isposinf().all() and lse[0].isfinite().all()
+
+
+def check_parts_of_attention_make_the_whole() -> None:
+    query, keys, values = mixed(2, HEADS, SIZE), mixed(7, HEADS, SIZE), mixed(7, HEADS, SIZE) + 1
+    given = {"num_heads": HEADS, "scale": SIZE**-0.5, "input_layout": "TND", "softmax_lse_flag": True}
+    parts = []
+    for part in (slice(0, 3), slice(3, 7), slice(3, 3)):
+        places = {"actual_seq_lengths": [2], "actual_seq_lengths_kv": [part.stop - part.start]}
+        rows = [x[part if part.stop > part.start else slice(0, 1)].npu() for x in (keys, values)]
+        parts.append(torch_npu.npu_fused_infer_attention_score(query.npu(), *rows, **given, **places))
+    sums = [lse.reshape(-1) for _, lse in parts]
+    out, _ = torch_npu.npu_attention_update(sums, [out.reshape(-1, SIZE) for out, _ in parts], 0)
+    want = scaled_dot_product_attention(*(x.transpose(0, 1) for x in (query, keys, values))).transpose(0, 1)
+    near(out.view(want.shape), want)
+    _, total = torch_npu.npu_attention_update(sums, [out.reshape(-1, SIZE) for out, _ in parts], 1)
+    near(total, torch.stack([x.cpu() for x in sums[:2]]).logsumexp(0))
+
+
+def check_latent_rows_go_to_their_slots() -> None:
+    kv, gamma, angle = mixed(3, 1, 1, 16 + SIZE), mixed(16), mixed(3, 1, 1, SIZE // 2)
+    cos, sin = (torch.cat((x, x), -1) for x in (angle.cos(), angle.sin()))
+    pairs = kv[..., 16:].unflatten(-1, (-1, 2)).mT.flatten(-2)  # all first coordinates, then all second ones
+    turned = pairs * cos + torch.cat((-pairs[..., SIZE // 2 :], pairs[..., : SIZE // 2]), -1) * sin
+    near(torch_npu.npu_interleave_rope(kv[..., 16:].contiguous().npu(), cos.npu(), sin.npu()), turned)
+    latent = kv[..., :16] * (kv[..., :16].square().mean(-1, keepdim=True) + 1e-6).rsqrt() * gamma
+    caches = torch.zeros(6, PAGE, 1, SIZE).npu(), torch.zeros(6, PAGE, 1, 16).npu()
+    places = torch.tensor([9, -1, 22]).npu(), *caches
+    given = {"epsilon": 1e-6, "cache_mode": "PA", "is_output_kv": True}
+    found = torch_npu.npu_kv_rmsnorm_rope_cache(*(x.npu() for x in (kv, gamma, cos, sin)), *places, **given)
+    for cache, rows, out in zip(caches, (turned, latent), found[2:], strict=True):
+        want = torch.zeros(6 * PAGE, rows.shape[-1])
+        want[[9, 22]] = rows.flatten(0, 2)[[0, 2]]
+        near(out, rows)
+        near(cache.flatten(0, 2), want)
+
+
+def check_product_of_transposed_batches() -> None:
+    left, right = mixed(3, 2, 4), mixed(3, 4, 5)
+    near(torch_npu.npu_transpose_batchmatmul(left.npu(), right.npu(), perm_y=(1, 0, 2)), (left @ right).transpose(0, 1))
+    given = {"perm_x1": (1, 0, 2), "perm_x2": (0, 2, 1), "perm_y": (1, 0, 2)}
+    turned = left.transpose(0, 1).contiguous().npu(), right.mT.contiguous().npu()
+    near(torch_npu.npu_transpose_batchmatmul(*turned, **given), (left @ right).transpose(0, 1))
+
+
 def check_product_that_is_added() -> None:
     x, weight, total = mixed(2, 4).half(), mixed(2, 3).half(), mixed(4, 3)
     mine = total.npu()

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from .registry import effect, write
+from .registry import effect, returns, write
 
 # Where batch, heads, sequence and elements lie; H is heads and elements in one dimension.
 _LAYOUTS = ("BSH", "SBH", "BNSD", "BSND", "BNSD_BSND")
@@ -142,11 +143,13 @@ _FUSED = """
     query key value pse_shift atten_mask lengths lengths_kv deq_scale1 quant_scale1 deq_scale2 quant_scale2
     quant_offset2 antiquant_scale antiquant_offset block_table query_padding kv_padding key_antiquant_scale
     key_antiquant_offset value_antiquant_scale value_antiquant_offset key_shared_prefix value_shared_prefix
-    shared_prefix_length {} heads scale before after layout kv_heads sparse precise block_size antiquant lse
-    key_antiquant value_antiquant {} out softmax_lse
+    shared_prefix_length query_rope key_rope key_rope_antiquant_scale {} heads scale before after layout kv_heads
+    sparse precise block_size antiquant lse key_antiquant value_antiquant {} out softmax_lse
 """
-_ROPE = "query_rope key_rope key_rope_antiquant_scale dequant_scale_query learnable_sink"
-_FORMS = {"aclnnFusedInferAttentionScoreV2": ("", ""), "aclnnFusedInferAttentionScoreV4": (_ROPE, "query_quant_mode")}
+_FORMS = {
+    "aclnnFusedInferAttentionScoreV3": ("", ""),
+    "aclnnFusedInferAttentionScoreV4": ("dequant_scale_query learnable_sink", "query_quant_mode"),
+}
 _PLAIN_FUSED = ("pse_shift", "atten_mask", "lengths", "lengths_kv", "block_table", "query_rope", "key_rope")
 # Of queries and keys; TND and NTD are all sequences one behind the other. An output's layout may follow an underscore.
 _SEQUENCE_LAYOUTS = ("BSH", "SBH", "BNSD", "BSND", "TND", "NTD")
@@ -214,29 +217,29 @@ def _fused(names: list[str], *values: Any) -> None:
     counts = None if ends_kv is None else [end - start for start, end in zip([0, *ends_kv], ends_kv, strict=False)]
     queries = _sequences(given["query"], layout, heads, ends)
     outs = _outputs(given["out"], out_layout or layout, heads, ends)
-    ropes = given.get("query_rope")
+    ropes = given["query_rope"]
     turned = None if ropes is None else _sequences(ropes, layout, heads, ends)
     starts = [0, *(ends or [])]
     for batch, (query, out) in enumerate(zip(queries, outs, strict=True)):
         rows = query.shape[1] if together else _length(given["lengths"], batch, query.shape[1])
         whole = 0 if paged else (counts[batch] if counts else _sequences_length(given, layout))
         keys = counts[batch] if counts else _length(given["lengths_kv"], batch, whole)
-        if not rows or not keys:
+        if not rows:
             continue
-        key, value = (_keys_of(given, name, layout, batch, keys, ends_kv).float() for name in ("key", "value"))
-        seen = query[:, :rows].float()
-        if turned is not None:
-            seen = torch.cat((seen, turned[batch][:, :rows].float()), -1)
-            key = torch.cat((key, _keys_of(given, "key_rope", layout, batch, keys, ends_kv).float()), -1)
-        call, shift = _part_of(given, batch, rows, keys)
-        found = _attend([seen[None], key[None], value[None]], shift, call)
-        out[:, :rows] = found.out[0].to(out.dtype)
-        if given["lse"]:
-            lse = (found.total.log() + found.largest)[0]
-            if together:
-                given["softmax_lse"][starts[batch] : starts[batch] + rows] = lse.transpose(0, 1)
-            else:
-                given["softmax_lse"][batch, :, :rows] = lse
+        out[:, :rows], lse = 0, torch.full((heads, rows, 1), torch.inf)  # without keys
+        if keys:
+            key, value = (_keys_of(given, name, layout, batch, keys, ends_kv).float() for name in ("key", "value"))
+            seen = query[:, :rows].float()
+            if turned is not None:
+                seen = torch.cat((seen, turned[batch][:, :rows].float()), -1)
+                key = torch.cat((key, _keys_of(given, "key_rope", layout, batch, keys, ends_kv).float()), -1)
+            call, shift = _part_of(given, batch, rows, keys)
+            found = _attend([seen[None], key[None], value[None]], shift, call)
+            out[:, :rows], lse = found.out[0].to(out.dtype), (found.total.log() + found.largest)[0]
+        if given["lse"] and together:
+            given["softmax_lse"][starts[batch] : starts[batch] + rows] = lse.transpose(0, 1)
+        elif given["lse"]:
+            given["softmax_lse"][batch, :, :rows] = lse
 
 
 def _part_of(given: dict[str, Any], batch: int, rows: int, keys: int) -> tuple[_Call, Tensor | None]:
@@ -265,3 +268,39 @@ def _length(lengths: list[int] | None, batch: int, whole: int) -> int:
 
 for _name, _words in _FORMS.items():
     effect(_name)(functools.partial(_fused, _FUSED.format(*_words).split()))
+
+
+@returns("aclnnAttentionUpdate", outputs=2)
+def _attention_update(sums: list[Tensor], parts: list[Tensor], _: int) -> tuple[Tensor, Tensor]:
+    """The attention over all keys from that over parts of them. The logarithm of a part without keys is inf."""
+    logs = torch.stack(sums)
+    logs = logs.masked_fill(logs == torch.inf, -torch.inf)
+    shares = logs.softmax(0).nan_to_num(0)
+    return (shares.unsqueeze(-1) * torch.stack(parts).float()).sum(0), logs.logsumexp(0)
+
+
+# ---- multi-head latent attention
+
+
+@returns("aclnnInterleaveRope")
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Neighbours are the two coordinates; in the result all first coordinates come before all second ones."""
+    first, second = x[..., ::2].float(), x[..., 1::2].float()
+    return torch.cat((first, second), -1) * cos.float() + torch.cat((-second, first), -1) * sin.float()
+
+
+@effect("aclnnKvRmsNormRopeCache")
+def _latent_to_cache(kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, *rest: Any) -> None:
+    rope_cache, latent_cache, *quantized, epsilon, mode, wanted, rope_out, latent_out = rest
+    if mode != "PA" or any(x is not None for x in quantized):
+        raise NotImplementedError(f"the virtual NPU's latent cache is plain and PA, not {mode} or quantized")
+    size = gamma.numel()
+    latent = functional.rms_norm(kv[..., :size].float(), [size], gamma.float(), epsilon)
+    used = slots >= 0
+    for rows, cache, out in (
+        (_turned(kv[..., size:], cos, sin), rope_cache, rope_out),
+        (latent, latent_cache, latent_out),
+    ):
+        cache.view(-1, rows.shape[-1])[slots[used]] = rows.reshape(-1, rows.shape[-1])[used].to(cache.dtype)
+        if wanted:
+            write(out, rows)

@@ -230,6 +230,13 @@ def _scaled_sum(x: Tensor, left: Tensor, right: Tensor, beta: Number, alpha: Num
     return total
 
 
+def _transposed_matmul(left: Tensor, right: Tensor, *rest: Any) -> None:
+    bias, scale, turn_left, turn_right, turn_out, _, parts, out = rest
+    if bias is not None or scale is not None or parts != 1:
+        raise NotImplementedError("the virtual NPU's transposed batch product has no bias, no scale and no parts")
+    out.copy_(_matmul(left.permute(turn_left), right.permute(turn_right)).permute(turn_out))
+
+
 def _rms_norm(x: Tensor, gamma: Tensor, epsilon: float, y: Tensor, rstd: Tensor) -> None:
     wide = x.float()
     dims = list(range(x.dim() - gamma.dim(), x.dim()))
@@ -348,6 +355,7 @@ _WRITING: Table = {
     "Baddbmm": lambda *given: given[5].copy_(_scaled_sum(*given[:5])),
     "Addmv": lambda x, left, right, alpha, beta, out, cube_math: out.copy_(_scaled_sum(x, left, right, beta, alpha)),
     "InplaceAddmm": lambda x, *given: x.copy_(_scaled_sum(x, *given[:4])),
+    "TransposeBatchMatMul": _transposed_matmul,
     "InplaceNormal": _draw("normal_", 2),
     "InplaceNormalTensor": _draw("normal_", 2),
     "NormalFloatFloat": _draw("normal_", 2, out=-1),
