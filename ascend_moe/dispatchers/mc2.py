@@ -73,7 +73,7 @@ class MC2Dispatcher(Dispatcher):
         **options: Any,
     ) -> None:
         super().__init__(Place(name_of("group_ep", group_ep), world_size, rank), num_experts, CallOptions(**options))
-        need(contract in ("v1", "v2"), "contract", "is {!r}; need 'v1' or 'v2'", contract)
+        need(contract in ("v1", "v2"), "contract", "is {!r}; need 'v1' or 'v2', the operators' version", contract)
         self.contract, self._names = contract, _NAMES[contract]
         self._own = {kind: self._arguments_of(kind, self.options) for kind in self._names}
         self._dispatch_op, self._begin_dispatch_op = self._operator("dispatch", ops, begin_dispatch)

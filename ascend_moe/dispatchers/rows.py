@@ -238,9 +238,9 @@ def special_rows(expert_ids: Tensor, special: Tensor, first: int, copies: int, t
 
 
 def const_rows(rows: Tensor, alpha_1: Tensor, alpha_2: Tensor, v: Tensor) -> Tensor:
-    """Return (n, H): a1 * row + a2 * v for rows (n, H), all fp32, every product rounded.
+    """Return (n, H): a1 * row + a2 * v for rows and v (n, H), all fp32, each product rounded to fp32.
 
-    alpha_1, alpha_2: a1 and a2, (n,); or (n, H): (a1, a2) is the softmax of their products with the rows.
+    alpha_1, alpha_2: a1 and a2, (n,); or (n, H): (a1, a2) is the softmax of their dot products with the rows.
     """
     if alpha_1.dim() == 1:
         a1, a2 = alpha_1, alpha_2

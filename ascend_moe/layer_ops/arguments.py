@@ -111,7 +111,7 @@ def _words(name: str, weights: list[Tensor]) -> list[Tensor]:
     for weight in weights:
         need_dtype(name, weight, torch.int32, torch.int8, torch.uint8)
         fits = weight.dtype == torch.int32 or weight.shape[-1] % BYTES_IN_WORD == 0
-        need(fits, name, "is {}; with int4 codes in bytes, N must be a multiple of 8", weight.shape)
+        need(fits, name, "is {}; with two int4 codes a byte, its last dimension must be a multiple of 4", weight.shape)
     return [words_of(weight) for weight in weights]
 
 

@@ -212,9 +212,9 @@ class NpuCommunicator(GroupCommunicator):
         words = report[0]
         if words[0] != PROBE_PASSED:
             raise AscendMoeError(
-                f"group {self.name!r}, rank {self.rank}: its communication context is not as expected (code "
-                f"{words[0]}, item {words[1]}: expected {words[2]}, found {words[3]}): the cause is printed by "
-                "ascend-moe validate --bringup"
+                f"group {self.name!r}, rank {self.rank}: HCCL's communication context is not as expected (probe "
+                f"code {words[0]}, item {words[1]}: expected {words[2]}, found {words[3]}): run ascend-moe validate "
+                "--bringup, which prints the cause"
             )
         return report
 

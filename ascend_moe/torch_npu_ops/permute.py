@@ -47,7 +47,7 @@ def npu_moe_token_permute(
     need(not padded_mode, "padded_mode", "is True; off the NPU it must be False")
     pairs = indices.numel()
     wanted = num_out_tokens or 0
-    need(wanted >= -pairs, "num_out_tokens", "is {}; with {} rows it must be at least {}", wanted, pairs, -pairs)
+    need(wanted >= -pairs, "num_out_tokens", "is {}, which leaves out {} rows of {}", wanted, -wanted, pairs)
     order = torch.sort(indices.reshape(-1), stable=True).indices
     places = torch.empty_like(order, dtype=torch.int32)
     places[order] = torch.arange(pairs, dtype=torch.int32, device=order.device)

@@ -28,13 +28,14 @@ def pack(*columns: Tensor) -> Tensor:
 
 
 def places_of(ends: Tensor, rows: int, width: int, block: str, rule: str) -> Tensor:
-    """Return `padded_places`; raise if a block is too small.
+    """Return for each received row its place in blocks of ``width`` rows, as `padded_places` does.
 
     Args:
-        block, rule: description of a block and of its width, for the error.
+        ends, rows: as of `segment_of_rows`.
+        block, rule: what a block is and what its width comes from, for the error.
 
     Raises:
-        RoutingOverflow: on the CPU, a block has more rows than ``width``.
+        RoutingOverflow: a block has more rows than ``width``; on an NPU they overlap the next block instead.
     """
     longest = int(ends.diff(prepend=ends.new_zeros(1)).max()) if ends.device.type == "cpu" and rows else 0
     if longest > width:

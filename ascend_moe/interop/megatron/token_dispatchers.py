@@ -27,10 +27,10 @@ class MoETokenDispatcher:
             ``moe_expert_capacity_factor`` and ``moe_pad_expert_input_to_capacity`` may be absent.
             ``moe_router_padding_for_quantization`` and ``moe_router_padding_for_fp8`` are refused.
         pg_collection: has the process groups ``tp_ep`` (rank ``ep_rank * etp + etp_rank``) and ``expt_tp``, or with
-            ``_group`` after these names, as in earlier releases; ``expt_tp`` None: an expert is on one rank. None:
-            the default group.
-        max_tokens: the largest T of any rank; 0: T is equal on all ranks.
-        world_size, rank: where ``tp_ep`` is a name.
+            ``_group`` after these names, as in earlier releases; ``expt_tp`` None: an expert is on one rank.
+            If pg_collection is None, the default group is used.
+        max_tokens: the largest number of tokens T of any rank; 0: T is equal on all ranks.
+        world_size, rank: those of ``tp_ep``; required if it is a group's name.
 
     Attributes:
         handle: `Handle` of the open call, or None.

@@ -218,5 +218,5 @@ class FusedMoEExpertsModular(FusedMoEPermuteExpertsUnpermute):
         """Return FusedMoEActivationFormat of apply's rows."""
 
     def workspace_dtype(self, act_dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype of workspaces and output for rows of act_dtype."""
+        """Return act_dtype: workspaces and the output have the dtype of the activations."""
         return act_dtype
