@@ -148,7 +148,7 @@ vllm-ascend: $(bin)/scikit-build-core $(torch_npu)
 
 # Every lane that .ci/run leaves out, each to its end whatever the others find. The list of failures comes last.
 nightly_lanes := nightly-tests test-npu-nightly test-vllm-ascend mutants soak explore-nightly model-nightly asan tsan
-nightly_lanes += kernel-coverage loop-coverage bench-check wheel-check release translations
+nightly_lanes += kernel-coverage loop-coverage bench-check wheel-check release translations address-space-check
 nightly_lanes += $(if $(and $(ASC_DEVKIT),$(ASC_TOOLS)),real-ascendc) $(if $(ASC_DEVKIT),opp-check)
 nightly:
 	@failed=""; for lane in $(nightly_lanes); do \

@@ -32,8 +32,9 @@ struct CardRank {
                            barrier + static_cast<uint64_t>(first) * kBlock};
         Take(own, arguments);
         __gm__ uint32_t* const words = reinterpret_cast<__gm__ uint32_t*>(arguments.tiling);
-        for (uint32_t i = 0; i < sizeof(Tiling) / sizeof(uint32_t); ++i)
-            reinterpret_cast<uint32_t*>(&tiling)[i] = words[i];
+        constexpr uint32_t kWords = sizeof(Tiling) / sizeof(uint32_t);
+        auto& copy = reinterpret_cast<uint32_t (&)[kWords]>(tiling);
+        for (uint32_t i = 0; i < kWords; ++i) copy[i] = words[i];
     }
 
 private:
