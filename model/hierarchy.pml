@@ -349,27 +349,32 @@ inline SendRows() {
     :: BAD(r)
     :: else ->
         if :: a == COMBINE -> PutRow(r, PARITY(e), e, LANEMATE) :: else fi;
-        PutRow(r, PARITY(e), e, r);
-        way[r] = (a == DISPATCH -> ROWS_NEAR | ROWS_OUT : (a == COMBINE -> ROWS_NEAR : ROWS_OUT))
+        if :: a != DISPATCH -> PutRow(r, PARITY(e), e, r) :: else fi;
+        way[r] = (a == COMBINE -> ROWS_NEAR : ROWS_OUT)
     fi
 }
 inline SendRuns() {
-    PutStatus(r, e, r);
     if
-    :: a == DISPATCH -> way[r] = way[r] | RUN_NEAR | RUNS_OUT
-    :: a == COMBINE -> PutRun(r, PARITY(e), e, LANEMATE); way[r] = way[r] | RUN_NEAR | RUN_LANE
-    :: a == WINDOW -> way[r] = way[r] | RUNS_OUT
+    :: a == DISPATCH -> way[r] = way[r] | RUNS_OUT
+    :: a == COMBINE -> PutStatus(r, e, r); PutRun(r, PARITY(e), e, LANEMATE); way[r] = way[r] | RUN_NEAR | RUN_LANE
+    :: a == WINDOW -> PutStatus(r, e, r); way[r] = way[r] | RUNS_OUT
     fi
 }
 inline PostFirst() {
     itemRows[AT(r, e)] = !BAD(r);
     if
-    :: a == DISPATCH -> Post()
+    :: a == DISPATCH ->
+        Post();
+        if :: BAD(r) :: else -> PutRow(r, PARITY(e), e, r); way[r] = ROWS_NEAR fi
     :: a == COMBINE
     :: a == WINDOW ->
         CHECK("violated: an item of two ops ago has not left\n", LEFT(PARITY(e)));
         items[AT(r, e)] = OTHERS
     fi
+}
+/* Dispatch: the message to the own server, after the rows. */
+inline SendRunHere() {
+    if :: a == DISPATCH -> PutStatus(r, e, r); way[r] = way[r] | RUN_NEAR :: else fi
 }
 /* Dispatch: the other server's rows to their owners here, also if this rank has learnt of a collective error. */
 inline Forward() {
@@ -449,7 +454,8 @@ end_host:
     STOP
     fi;
     if :: atomic { ALIVE && DRAINED -> SendRuns() } STOP fi;
-    if :: atomic { ALIVE && DRAINED -> PostFirst(); waits[r] = 1 } STOP fi;
+    if :: atomic { ALIVE && DRAINED -> PostFirst() } STOP fi;
+    if :: atomic { ALIVE && DRAINED -> SendRunHere(); waits[r] = 1 } STOP fi;
     do
     :: atomic { ALIVE && ARRIVED_1 ->
            waits[r] = 0;

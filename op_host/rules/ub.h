@@ -95,6 +95,8 @@ private:
             Add("tokens by server", ServerTokensUb(info_).Bytes());
             Add("trailers, weights, records", SendRecordsUb(info_).Bytes());
             Add("abort blocks", AbortBytes(info_.world));
+            Add("items of servers", RelayUb(info_).Bytes());
+            OwnRun();
             return;
         }
         Add("expand_idx, row numbers", chunk.index + chunk.rows);

@@ -63,6 +63,9 @@ private:
     uint32_t cycles_[kMostTimestamps];
 };
 
+// Whom SetStatus sends to.
+enum class Peers { kAll, kIntraNode, kInterNode };
+
 class Exchange {
 public:
     // Reads the context and the epoch. Returns false if the context does not match the tiling; core 0 has then written
@@ -191,14 +194,16 @@ public:
     // Sends this rank's messages to the core's share of the peers. Without an error it calls counts.Select(peer), then
     // counts.Rows(peer, i) for each count i of the message. `rowBytes`: bytes of a row in the item to another server.
     template <typename Counts>
-    __aicore__ inline void SetStatus(Counts& counts, uint32_t rowBytes) {
+    __aicore__ inline void SetStatus(Counts& counts, uint32_t rowBytes, Peers peers = Peers::kAll) {
         MOE_PHASE(timestamps_, SetStatus);
         const uint32_t bytes = StatusMessageBytes(config_.counts), ring = MessagesInUb(*info_);
         if (prepared_ == 0) MessagesInit();
         if (Failed()) prepared_ = 0;
         items_.BuffInit(*pipe_, *info_, epoch_);
-        for (uint32_t i = FirstPeer(), sent = 0; i < info_->world; i += Senders(), ++sent) {
+        for (uint32_t i = FirstPeer(), sent = 0; i < info_->world; i += Senders()) {
             const uint32_t peer = PeerAfter(i), at = sent % ring;
+            const bool interNode = sender_.servers().InterNode(peer);
+            if (peers != Peers::kAll && interNode != (peers == Peers::kInterNode)) continue;
             uint32_t rows = 0;
             if (sent >= prepared_) {
                 if (sent < ring) BeginMessage(at);
@@ -208,8 +213,9 @@ public:
             }
             SyncFunc<HardEvent::S_MTE3>();
             sender_.PutStatus(peer, MessageAt(at), bytes);
-            if (sender_.servers().InterNode(peer) && info_->algorithm != kAlgorithmHierarchy)
+            if (interNode && info_->algorithm != kAlgorithmHierarchy)
                 items_.Put(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
+            ++sent;
         }
         // Direct does not wait for its stores: the messages stay in UB until the UB layout ends.
         if (ring == 1) sender_.Flush();

@@ -1,6 +1,6 @@
 // Dispatch, algorithm "hierarchy": a token's row is sent once to every server that owns one of its experts, to the rank
-// there with the sender's local rank, which stores it to the owners. Within its own server the sender stores it itself.
-// Each rank then gathers its window into expand_x as in "window".
+// there with the sender's local rank, which stores it to the owners. Within its own server the sender stores it itself,
+// while the rows for other servers are in transit. Each rank then gathers its window into expand_x as in "window".
 //
 // phase | function             | which cores   | reads                | writes                         | which cores
 //       |                      |               |                      |                                | synchronize
@@ -12,13 +12,14 @@
 //       |                      |               | 0: abort blocks      | 0: epoch                       |
 // 2     | RowPlaces::Find,     | all; core 0   | histograms, tokens a | workspace: totals [E] int32    |
 //       | ServerTokens::Find   | stores        | server               |                                |
-// 3     | AlltoAllDispatch,    | all: the      | ids and mask again,  | the ping-pong buffers of       | cores of
-//       | BarrierAfterSend     | share of      | x [BS][H],           | owners of this server: rows;   | the rank
-//       |                      | phase 1       | expert_scales        | windowsOut: records with rows; |
-//       |                      |               | [BS][K] fp32         | stored records of this server  |
-// 4     | SetStatus,           | all: a share  | totals               | messages: state areas of this  | cores of
-//       | Relay::StageItems,   | of the peers, |                      | server, windowsOut; an item a  | the rank
-//       | PostItems            | of servers    |                      | server                         |
+// 3     | AlltoAllDispatch     | all: the      | ids and mask again,  | windowsOut: records with rows, | cores of
+//       | <false>,             | share of      | x [BS][H],           | messages to other servers; an  | the rank
+//       | PostRecords          | phase 1; of   | expert_scales        | item a server                  |
+//       |                      | the peers     | [BS][K] fp32         |                                |
+// 4     | AlltoAllDispatch     | the same      | the same; totals     | the ping-pong buffers of       | cores of
+//       | <true>,              |               |                      | owners of this server: rows;   | the rank
+//       | BarrierAfterSend,    |               |                      | stored records of this server; |
+//       | SetStatus            |               |                      | messages: its state areas      |
 // 5     | WaitStatus           | all: a share  | messages of this     | nothing                        | the rail,
 //       |                      | of the places | server's ranks, and  |                                | then cores
 //       |                      |               | those to relay       |                                | of the rank
@@ -44,6 +45,16 @@
 #include "relay.h"
 
 namespace moe {
+
+// Counts for messages: the totals, which every core has after RowPlaces::Find.
+struct TotalCounts {
+    RoutingTable* routing;
+    uint32_t localExperts;
+    __aicore__ inline void Select(uint32_t) {}
+    __aicore__ inline uint32_t Rows(uint32_t peer, uint32_t localExpert) {
+        return routing->Total(static_cast<int32_t>(peer * localExperts + localExpert));
+    }
+};
 
 template <bool kQuant>
 class HierarchyDispatch : PairTables {
@@ -92,14 +103,16 @@ private:
         exchange_.Fail(places_.Find());
         tokens_.Find(exchange_.core());
         routing_.StoreTotals();
-        AlltoAllDispatch();
+        AlltoAllDispatch<false>();
+        PostRecords();
+        AlltoAllDispatch<true>();
         exchange_.BarrierAfterSend(OpStatus());
         SetStatus();
         return true;
     }
 
-    // UB layout 1 (phases 1 to 3): routing tables and rows in flight; for the current tokens row numbers, trailers, and
-    // records.
+    // UB layout 1 (phases 1 to 4): routing tables and rows in flight; for the current tokens row numbers, trailers, and
+    // records; a message and an item to other servers.
     __aicore__ inline void SendBuffInit() {
         MOE_PHASE(exchange_.timestamps(), SendBuffInit);
         TPipe& pipe = exchange_.pipe();
@@ -111,6 +124,8 @@ private:
         pipe.InitBuffer(recordBuf_, ub.records);
     }
 
+    // Sends rows to this server (kHere), or to the other servers.
+    template <bool kHere>
     __aicore__ inline void AlltoAllDispatch() {
         MOE_PHASE(exchange_.timestamps(), AlltoAllDispatch);
         if (exchange_.Failed()) return;  // the status message carries the reason, no row leaves
@@ -119,8 +134,8 @@ private:
             const uint32_t count = Min(RecordTokens(topK), end - token);
             routing_.pairs().Load(token * topK, count * topK);
             LoadWeights(token * topK, count * topK);
-            PlaceTokens(token, count);
-            for (uint32_t i = 0; i < count; ++i) SendToken(token + i, i);
+            PlaceTokens<kHere>(token, count);
+            for (uint32_t i = 0; i < count; ++i) SendToken<kHere>(token + i, i);
             token += count;
         }
         rows_.Release();
@@ -131,7 +146,9 @@ private:
         CopyIn(weightBuf_.Get<float>(), weights, count);
         SyncFunc<HardEvent::MTE2_S>();
     }
-    // Trailers and records of the tokens. Earlier stores from their memory are done.
+    // Trailers and records of the tokens; a record has row numbers of the servers that it is for. Earlier stores from
+    // their memory are done.
+    template <bool kHere>
     __aicore__ inline void PlaceTokens(uint32_t first, uint32_t count) {
         SyncFunc<HardEvent::MTE3_S>();
         for (uint32_t t = 0; t < count; ++t) {
@@ -141,12 +158,13 @@ private:
             for (uint32_t k = 0; k < info_->topK; ++k) {
                 const uint32_t i = t * info_->topK + k;
                 const int32_t id = routing_.pairs().Id(i, first + t), weight = weightBuf_.Get<int32_t>().GetValue(i);
-                const bool routed = routing_.pairs().Routed(id);
-                const int32_t row = routed ? places_.First(id) + static_cast<int32_t>(routing_.TakePosition(id)) : 0;
+                const bool routed = routing_.pairs().Routed(id), placed = routed && Here(id) == kHere;
+                const int32_t row = placed ? places_.First(id) + static_cast<int32_t>(routing_.TakePosition(id)) : 0;
                 record.words.SetValue(record.IdAt(k), routed ? id : kNotRouted);
                 record.words.SetValue(record.RowAt(k), row);
                 record.words.SetValue(record.WeightAt(k), weight);
-                SetTrailer(Trailer(i).template ReinterpretCast<int32_t>(), info_->rank, first + t, k, weight);
+                if (kHere && placed)
+                    SetTrailer(Trailer(i).template ReinterpretCast<int32_t>(), info_->rank, first + t, k, weight);
             }
         }
         SyncFunc<HardEvent::S_MTE3>();
@@ -168,30 +186,41 @@ private:
         return record;
     }
 
-    // Sends the row to the owners on this server, and with the record once to each other server.
+    // Sends the row to the owners on this server, or with the record once to each other server.
+    template <bool kHere>
     __aicore__ inline void SendToken(uint32_t token, uint32_t t) {
         const RecordView record = RecordOf(t);
         for (uint32_t k = 0; k < info_->topK; ++k) {
             const int32_t id = record.Id(k);
-            if (id < 0) continue;
+            if (id < 0 || Here(id) != kHere) continue;
             const uint32_t server = ServerOf(*info_, id);
-            if (tokens_.First(server, token)) SendRecord(token, t, server, tokens_.Take(server));
-            if (server != Mine()) continue;
-            PutRow(info_->rank, id, record.Row(k), rows_.Fetch(token, 0), rows_.WireBytes(),
-                   Trailer(t * info_->topK + k));
+            if (tokens_.First(server, token)) StoreRecord<kHere>(token, t, server, tokens_.Take(server));
+            if constexpr (kHere)
+                PutRow(info_->rank, id, record.Row(k), rows_.Fetch(token, 0), rows_.WireBytes(),
+                       Trailer(t * info_->topK + k));
         }
     }
-    __aicore__ inline void SendRecord(uint32_t token, uint32_t t, uint32_t server, uint32_t number) {
+    template <bool kHere>
+    __aicore__ inline void StoreRecord(uint32_t token, uint32_t t, uint32_t server, uint32_t number) {
         const LocalTensor<int8_t> record = RecordOf(t).words.template ReinterpretCast<int8_t>();
-        if (server == Mine()) {
+        if constexpr (kHere) {
             StoreRows(stored_.Record(server, number), record, recordBytes_);
-            return;
+        } else {
+            GM_ADDR place = exchange_.context().staging() +
+                            RelayOffset(exchange_.context(), *info_, Parity(exchange_.epoch()), server) -
+                            static_cast<uint64_t>(tokens_.Total(server) - number) * ItemRowBytes();
+            StoreRows(place, rows_.Fetch(token, 0), rows_.WireBytes());
+            StoreRows(place + rowBytes_, record, recordBytes_);
         }
-        GM_ADDR place = exchange_.context().staging() +
-                        RelayOffset(exchange_.context(), *info_, Parity(exchange_.epoch()), server) -
-                        static_cast<uint64_t>(tokens_.Total(server) - number) * ItemRowBytes();
-        StoreRows(place, rows_.Fetch(token, 0), rows_.WireBytes());
-        StoreRows(place + rowBytes_, record, recordBytes_);
+    }
+    // Stages the messages to other servers and posts the items. All cores have the same totals and status.
+    __aicore__ inline void PostRecords() {
+        Relay relay;
+        relay.Init(exchange_, *info_);
+        TotalCounts counts = {&routing_, info_->localExperts};
+        exchange_.SetStatus(counts, rowStride_, Peers::kInterNode);
+        relay.StageItems(tokens_, ItemRowBytes());
+        relay.Post();
     }
     __aicore__ inline uint32_t ItemRowBytes() const { return rowBytes_ + recordBytes_; }
     // Stores a row of `source` into its region at the owner, a rank of this server.
@@ -205,7 +234,7 @@ private:
         StoreRows(place + rowBytes_, trailer, trailerBytes_);
     }
 
-    // UB layout 2 (phases 4 and 5): messages, items.
+    // UB layout 2 (phases 4 and 5): messages.
     __aicore__ inline void SetStatus() {
         exchange_.NextPlan();
         SendCounts counts;
@@ -215,11 +244,9 @@ private:
         totals.Find(0);
         Relay relay;
         relay.Init(exchange_, *info_);
-        exchange_.SetStatus(counts, rowStride_);
-        relay.StageItems(totals, ItemRowBytes());
+        exchange_.SetStatus(counts, rowStride_, Peers::kIntraNode);
         // The records of this rank's own tokens are already there.
         if (exchange_.core() == 0) stored_.StoreCount(relay, Mine(), exchange_.Failed() ? 0 : totals.Total(Mine()));
-        relay.Post();
     }
 
     // Phases 5 to 7. Returns false on a fatal error.

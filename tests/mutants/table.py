@@ -262,8 +262,8 @@ PATCHES = r"""
 - status_ = barrier_.ArriveAndWait(round, all);
 + status_ = all;
 @
-- uint32_t i = FirstPeer(), sent = 0; i < info_->world; i += Senders(), ++sent
-+ uint32_t i = core_ + 1 == info_->cores ? 0 : info_->world, sent = 0; i < info_->world; ++i, ++sent
+- uint32_t i = FirstPeer(), sent = 0; i < info_->world; i += Senders()
++ uint32_t i = core_ + 1 == info_->cores ? 0 : info_->world, sent = 0; i < info_->world; ++i
 = no_drain_before_flags: a core comes to a core barrier while its stores are in flight
 ! window | race between cores, race between ranks, missing pipe synchronisation | unseen, model
 - sender_.Flush();
