@@ -33,6 +33,7 @@ LIBRARIES = (
     "libacl_tdt_channel.so",
     "libopapi.so",
     "libatb.so",
+    "libnnopbase.so",
     "opp/op_api/lib/libcust_opapi.so",  # where torch_npu looks for it below ASCEND_CUSTOM_OPP_PATH
 )
 DEFAULT_DEVICES = 8

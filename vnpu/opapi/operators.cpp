@@ -318,10 +318,10 @@ VNPU_OP(aclnnFlashAttentionScoreGrad, T, T, T, T, T, T, T, T, T, T, T, T, IA, D,
 // four antiquant tensors, the shared prefix and its length, rope of query and key, its scale[, scale of the query,
 // sink]; heads, scale, pre_tokens, next_tokens, layout, kv_heads, sparse_mode, inner_precise, block_size,
 // antiquant_mode, lse wanted, key and value antiquant_mode[, mode of the query]; out, lse
-VNPU_OP(aclnnFusedInferAttentionScoreV3, T, L, L, T, T, IA, IA, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, IA, T,
-        T, T, I, D, I, I, C, I, I, I, I, I, B, I, I, T, T)
-VNPU_OP(aclnnFusedInferAttentionScoreV4, T, L, L, T, T, IA, IA, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, IA, T,
-        T, T, T, T, I, D, I, I, C, I, I, I, I, I, B, I, I, I, T, T)
+VNPU_SIZED(aclnnFusedInferAttentionScoreV3, T, L, L, T, T, IA, IA, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, IA,
+           T, T, T, I, D, I, I, C, I, I, I, I, I, B, I, I, T, T)
+VNPU_SIZED(aclnnFusedInferAttentionScoreV4, T, L, L, T, T, IA, IA, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, T, IA,
+           T, T, T, T, T, I, D, I, I, C, I, I, I, I, I, B, I, I, I, T, T)
 
 // Multi-head latent attention.
 VNPU_OP(aclnnInterleaveRope, T, T, T, T)

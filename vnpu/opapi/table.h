@@ -35,6 +35,7 @@ using C = const char*;
 #define VNPU_LATER() VNPU_NEXT
 #define VNPU_PARAMETER(type, name) type name
 #define VNPU_NAME(type, name) name
+#define VNPU_TYPE(type, name) type
 
 #define VNPU_OP(name, ...)                                                                                   \
     VNPU_EXPORT int name##GetWorkspaceSize(VNPU_EACH(VNPU_PARAMETER, __VA_ARGS__), uint64_t* workspace_size, \
@@ -43,6 +44,16 @@ using C = const char*;
     }                                                                                                        \
     VNPU_EXPORT int name(void*, uint64_t, aclOpExecutor* executor, void* stream) {                           \
         return vnpu::execute(executor, stream);                                                              \
+    }
+
+// aclnnName, and aclnnNameGetMaxWorkspaceSize, which needs no executor.
+#define VNPU_SIZED(name, ...)                                                                    \
+    VNPU_OP(name, __VA_ARGS__)                                                                   \
+    VNPU_EXPORT int name##GetMaxWorkspaceSize(VNPU_EACH(VNPU_TYPE, __VA_ARGS__), uint64_t* size, \
+                                              aclOpExecutor** made) {                            \
+        *size = 0;                                                                               \
+        *made = nullptr;                                                                         \
+        return vnpu::kOk;                                                                        \
     }
 
 // aclnnName(types..., out) and aclnnInplaceName(types...), which writes to its first tensor.
