@@ -6,7 +6,7 @@
 #   make t             the tests of a folder, on the fast engine           T=kernels/direct or ../twin/tests
 #   make test          what every change must pass: 5 minutes on 2 cores   PYTEST_ARGS="-k dispatch"
 #   make test-npu      the same on the virtual NPU, with the torch_npu wheel beside the environment
-#   make test-vllm-ascend  vLLM and vllm-ascend generate on the virtual NPU, in an environment of their own
+#   make test-vllm-ascend  vLLM and vllm-ascend generate on the virtual NPU, in an environment of their own   VLLM_ASCEND=0.26.0rc1
 #   make vnpu          a program with torch_npu on the virtual NPU          VNPU_RUN="python mine.py"
 #   make nightly       everything else, for hours: slow tests, mutants, soak, explore, model, asan, tsan, bench-check, wheels
 #   make lint  format  ruff, mypy --strict, clang-format, docstrings of public names
@@ -135,10 +135,14 @@ test-npu test-npu-nightly: $(bin)/scikit-build-core $(torch_npu)
 	export PYTHONPATH=$(torch_npu) TORCH_DEVICE_BACKEND_AUTOLOAD=0; $(pytest) -n 2 -m "$(npu_tests)" . ../vnpu/tests $(PYTEST_ARGS)
 
 # Their packages are other versions than the tests', and their wheels ask for CUDA's libraries and another torch.
+# One environment for each release of vllm-ascend; vLLM's is the same but for the candidate's number.
+VLLM_ASCEND ?= 0.23.0
 test-vllm-ascend:
-	$(MAKE) VENV=build/vllm-venv vllm-ascend
+	$(MAKE) VENV=build/vllm-venv$(filter-out -0.23.0,-$(VLLM_ASCEND)) vllm-ascend
 
-vllm_ascend := vllm==0.23.0 vllm_ascend==0.23.0 compressed-tensors==0.17.0 xgrammar==0.2.9 apache-tvm-ffi torchvision==0.28.0
+transformers_0.26.0rc1 := transformers==5.14.1
+vllm_ascend := vllm==$(firstword $(subst rc, ,$(VLLM_ASCEND))) vllm_ascend==$(VLLM_ASCEND) $(transformers_$(VLLM_ASCEND))
+vllm_ascend += compressed-tensors==0.17.0 xgrammar==0.2.9 apache-tvm-ffi torchvision==0.28.0
 vllm-ascend: $(bin)/scikit-build-core $(torch_npu)
 	$(pip_install) .[test]
 	$(pip) $(torch) -r vnpu/tests/vllm_ascend.txt

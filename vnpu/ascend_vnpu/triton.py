@@ -102,6 +102,8 @@ _LANGUAGE: dict[str, Any] = {
     "full": lambda shape, value, dtype: torch.full(shape, value, dtype=dtype),
     "minimum": lambda left, right: torch.minimum(torch.as_tensor(left), torch.as_tensor(right)),
     "maximum": lambda left, right: torch.maximum(torch.as_tensor(left), torch.as_tensor(right)),
+    "min": lambda block, axis: block.amin(axis),
+    "gather": lambda block, index, axis: block.gather(axis, index.long()),
     "cdiv": lambda left, right: -(-left // right),
     **{name: getattr(torch, name) for name in ("int8", "int16", "int32", "int64", "float16", "bfloat16", "float32")},
 }

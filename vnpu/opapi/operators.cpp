@@ -330,6 +330,9 @@ VNPU_OP(aclnnInterleaveRope, T, T, T, T)
 VNPU_OP(aclnnKvRmsNormRopeCache, T, T, T, T, T, T, T, T, T, T, T, D, C, B, T, T)
 VNPU_OP(aclnnAttentionUpdate, L, L, I, T, T)
 
+// key, its cache, slots, value, its cache, three tensors of compression, cache mode, scatter mode, strides, offsets
+VNPU_OP(aclnnScatterPaKvCache, T, T, T, T, T, T, T, T, C, C, IA, IA)
+
 VNPU_OP(aclnnSwiGlu, T, I, T)
 VNPU_OP(aclnnSwiGluGrad, T, T, I, T)
 VNPU_OP(aclnnClippedSwiglu, T, T, I, D, D, D, B, T)

@@ -62,10 +62,18 @@ def check_rows_go_to_their_slots_and_come_back() -> None:
     keys, values = (x.npu() for x in caches())
     new = mixed(3, KV_HEADS, SIZE), mixed(3, KV_HEADS, SIZE) - 1
     slots = torch.tensor([9, -1, 22], dtype=torch.int32).npu()  # no slot: padding
-    torch_npu._npu_reshape_and_cache(*(x.npu() for x in new), keys, values, slots)
+    new_rows = [x.npu() for x in new]
+    torch_npu._npu_reshape_and_cache(*new_rows, keys, values, slots)
     for found, before, rows in zip((keys, values), caches(), new, strict=True):
         before.view(-1, KV_HEADS, SIZE)[[9, 22]] = rows[[0, 2]]
         near(found, before, 0)
+    again = [x.npu() for x in caches()]
+    scattered = {"key_cache": again[0], "value_cache": again[1], "slot_mapping": slots}
+    torch_npu.npu_scatter_pa_kv_cache(*new_rows, **scattered, cache_mode="Norm")
+    for found, other in zip(again, (keys, values), strict=True):
+        near(found, other.cpu(), 0)
+    with raises("not PA_NZ"):
+        torch_npu.npu_scatter_pa_kv_cache(*new_rows, **scattered)
     lengths, starts = (torch.tensor(x, dtype=torch.int32).npu() for x in ([5, 6], [4, 0]))
     places = [torch.empty(11, KV_HEADS, SIZE).npu() for _ in range(2)]
     more = {"seq_starts": starts, "key": places[0], "value": places[1]}
@@ -165,6 +173,24 @@ def check_product_of_transposed_batches() -> None:
     near(torch_npu.npu_transpose_batchmatmul(*turned, **given), (left @ right).transpose(0, 1))
 
 
+def check_attention_of_a_graph_gets_new_lengths() -> None:
+    keys, values = caches()
+    query, lengths = mixed(2, HEADS, SIZE), [9, 6]
+    given = {"num_heads": HEADS, "num_key_value_heads": KV_HEADS, "scale": SIZE**-0.5, "input_layout": "TND"}
+    paged = {"block_table": TABLE.npu(), "block_size": PAGE, "actual_seq_lengths": [1, 2]}
+    cached, mine = [x.flatten(2).npu() for x in (keys, values)], query.npu()
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph, auto_dispatch_capture=True):
+        out, _ = torch_npu.npu_fused_infer_attention_score(
+            mine, *cached, **given, **paged, actual_seq_lengths_kv=[1, 1]
+        )
+    for counts in (lengths, [4, 11]):
+        graph.replay()
+        graph.update(cpu_update_input=[{"actual_seq_lengths_kv": counts}])
+        want = [attended(query[i : i + 1], *(rows_of(x, i, counts[i]) for x in (keys, values))) for i in range(2)]
+        near(out, torch.cat(want))
+
+
 def check_product_that_is_added() -> None:
     x, weight, total = mixed(2, 4).half(), mixed(2, 3).half(), mixed(4, 3)
     mine = total.npu()
@@ -181,6 +207,8 @@ def check_triton_kernels_run_without_triton() -> None:
     def doubled(source: Any, out: Any, count: int, BLOCK: int) -> None:
         places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         values = tl.load(source + places, mask=places < count, other=0)
+        least = tl.min(tl.where(places < count, places, count), axis=0)
+        values = tl.gather(values, places - least, 0)
         tl.store(out + places, values * 2 + tl.num_programs(0), mask=places < count)
 
     x = torch.arange(12, dtype=torch.int32).npu()[2:]

@@ -35,6 +35,13 @@ def _reshape_and_cache(_kind: int, key: Tensor, value: Tensor, _keys: Tensor, _v
         cache.view(-1, *cache.shape[2:])[slots[used].long()] = rows[used].to(cache.dtype)
 
 
+@effect("aclnnScatterPaKvCache")
+def _scatter_pages(key: Tensor, keys: Tensor, slots: Tensor, value: Tensor, values: Tensor, *how: object) -> None:
+    if how[:4] != (None, None, None, "Norm"):
+        raise NotImplementedError(f"the virtual NPU scatters to plain pages, of cache_mode Norm, not {how[3]}")
+    _reshape_and_cache(0, key, value, keys, values, slots, keys, values)
+
+
 @effect("atbPagedAttention")
 def _paged_attention(
     heads: int, kv_heads: int, scale: float, query: Tensor, keys: Tensor, values: Tensor, table: Tensor, *rest: Tensor
