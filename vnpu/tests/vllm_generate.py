@@ -1,6 +1,7 @@
 """Generate with vLLM: ``vllm_generate.py MODEL OPTIONS``, the options of `LLM` as JSON.
 
-Prints each round's tokens with the largest log-probabilities as JSON, and how many tokens of prompts were cached.
+Writes to the file VNPU_TEST_RESULTS each round's tokens with the largest log-probabilities as JSON, and how many tokens
+of prompts were cached.
 VNPU_TEST_SERIES=A3 makes vllm-ascend's Python that of a build for that series: the two differ in one generated file.
 """
 
@@ -23,6 +24,12 @@ def steps_of(output: Any) -> list[Any]:
     return list(zip(part.token_ids, logs, strict=True))
 
 
+def report(*words: object) -> None:
+    """Print into the file of results, because processes mix their lines in stdout."""
+    with open(os.environ.get("VNPU_TEST_RESULTS", os.devnull), "a") as file:
+        print(*words, file=file)
+
+
 def main() -> None:
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found, unused-ignore]
 
@@ -35,8 +42,8 @@ def main() -> None:
             llm.reset_prefix_cache()
         batches = [prompts[i : i + step] for i in range(0, len(prompts), step)]
         outputs = [output for batch in batches for output in llm.generate(batch, how, use_tqdm=False)]
-        print("ROUND", json.dumps([steps_of(output) for output in outputs]), flush=True)
-        print("CACHED", [output.num_cached_tokens for output in outputs], flush=True)
+        report("ROUND", json.dumps([steps_of(output) for output in outputs]))
+        report("CACHED", [output.num_cached_tokens for output in outputs])
     for metric in llm.get_metrics():
         if "spec_decode" in metric.name:
             print("METRIC", metric.name, getattr(metric, "value", getattr(metric, "values", None)), flush=True)
