@@ -58,6 +58,13 @@ def test_a_command_ends_quietly_where_nobody_reads_its_output(words: str) -> Non
     assert (done.stdout, done.stderr) == ("141\n", "")
 
 
+@pytest.mark.parametrize(("command", "module"), [("ascendc-twin", "ascendc_twin"), ("ascend-vnpu", "ascend_vnpu")])
+def test_a_command_without_typer_says_so(command: str, module: str) -> None:
+    script = f"import sys; sys.modules['typer'] = None; import {module}.cli"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (1, f"{command} needs typer: pip install typer\n")
+
+
 def test_a_pipe_gets_each_line_at_once_where_the_stream_writes_so() -> None:
     reader, writer = os.pipe()
     with open(reader, "rb", buffering=0) as read, open(writer, "w", buffering=1) as stream:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"ascendc-twin needs {missing.name}: pip install typer") from None
 
 from .errors import ArgumentError, LibraryError, TwinBuildError
 from .soc import DEFAULT_SOC, SOCS

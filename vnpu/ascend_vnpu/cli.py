@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
+try:
+    import typer
+except ModuleNotFoundError as missing:
+    raise SystemExit(f"ascend-vnpu needs {missing.name}: pip install typer") from None
 
 from .launch import DEFAULT_DEVICES, MAX_DEVICES, launch
 from .package import DEFAULT_SOC, SOC_OF_SERIES, SOCS, ArgumentError, LibraryError
