@@ -347,10 +347,8 @@ class Dispatcher(ABC):
         return SpecialTensors(**given)
 
     def _check_own(self, dispatched: Dispatched) -> None:
-        if getattr(dispatched.handle, "owner", None) is not self:
-            need(
-                False, "dispatched", "does not come from this {}; pass what its dispatch returned", type(self).__name__
-            )
+        rule = "does not come from this {}; pass what its dispatch returned"
+        need(getattr(dispatched.handle, "owner", None) is self, "dispatched", rule, type(self).__name__)
 
     @abstractmethod
     def _dispatch(self, x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions) -> Dispatched:

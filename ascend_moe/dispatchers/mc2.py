@@ -217,8 +217,7 @@ class MC2Dispatcher(Dispatcher):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         handle: _Handle = dispatched.handle
         beside, expert_scales = tensors.given, tensors.expert_scales
-        if beside:
-            self._need_v2(beside)
+        self._need_v2(beside)
         if expert_scales is None:
             expert_scales = torch.empty(0, dtype=torch.float32, device=expert_out.device)
         arguments = (expert_out, *handle.tensors, expert_scales, *self._group)

@@ -215,19 +215,19 @@ def _batch(device: Any) -> str:
 
 def _levels(device: Any) -> str:
     """Launch once per round, because ranks do not wait between two ops; items grow with the round."""
-    world, lanes = device.world, device.ranks_per_server
-    if not (device.layout == "a2" and 1 < lanes < world and world % lanes == 0):
+    world, share = device.world, device.ranks_per_server
+    if not (device.layout == "a2" and 1 < share < world and world % share == 0):
         return "not applicable: it needs several servers with the same number of ranks, at least two"
     most = 0
     for number in range(1, ROUNDS + 1):
         found, _ = _launch(device, "levels", number)
         messages = {rank: sum(seen.done for seen in found if seen.rank == rank) for rank in device.ranks}
-        due = 4 * (world - lanes)  # of items and of local ranks, in both directions
+        due = 4 * (world - share)  # of items and of local ranks, in both directions
         assert all(seen.where for seen in found), "the window has no room for a row of each rank: use a larger one"
         assert set(messages.values()) == {due}, f"round {number}: expected {due} messages, ranks saw {messages}"
         most = max(most, *(seen.where for seen in found))
     return (
-        f"{ROUNDS} round trips between {world // lanes} servers of {lanes} ranks, items of up to "
+        f"{ROUNDS} round trips between {world // share} servers of {share} ranks, items of up to "
         f"{most * ROW_BYTES >> 10} KiB, relayed by ranks of one rail; every row arrived before its message"
     )
 
