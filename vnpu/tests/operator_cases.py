@@ -76,7 +76,7 @@ NAMES = """
     flip roll repeat repeat_interleave tril triu expand permute split searchsorted histc matmul mm bmm
     nn.functional.linear addmm baddbmm mv dot addmv lerp where isclose equal nan_to_num addcmul std addcdiv
     take cumprod var_mean median kthvalue arange linspace eye nn.functional.one_hot bincount __getitem__
-    unique
+    unique linalg.qr
 """
 # torch_npu gives those of whole numbers a type of its own.
 FLOATS_ONLY = ("exp", "erf", "clamp", "clamp_min", "clamp_max")
