@@ -159,6 +159,10 @@ class FusedMoE(nn.Module):
         self.activation, self.place, self.fault = "silu", place, False
 
     def forward(self, hidden_states: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.ops.vllm.fused_moe_of_test(hidden_states, router_logits, self.place[2])
+        return out
+
+    def step(self, hidden_states: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
         weights, ids = topk(hidden_states, router_logits)
         arguments = dict(zip(("group_ep", "ep_world_size", "ep_rank_id"), self.place, strict=True)) | {
             "moe_expert_num": E
@@ -176,8 +180,14 @@ def topk(hidden_states: torch.Tensor, router_logits: torch.Tensor) -> tuple[torc
 
 
 def test_a_fused_moe_module_is_compared_by_its_operators() -> None:
+    """Within an operator of vLLM, which knows its module by a name."""
+    modules: dict[int, FusedMoE] = {}
+    library = torch.library.Library("vllm", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("fused_moe_of_test(Tensor x, Tensor logits, int name) -> Tensor")
+    library.impl("fused_moe_of_test", lambda x, logits, name: modules[name].step(x, logits), "CPU")
+
     def body(rank: int, group: str) -> Any:
-        module = FusedMoE((group, WORLD, rank))
+        module = modules[rank] = FusedMoE((group, WORLD, rank))
         x, logits = torch.randn(4, H).bfloat16(), torch.randn(4, E)
         comparison = ascend_moe.compare(module, module.state_dict(), route=topk)
         module(x, logits)
