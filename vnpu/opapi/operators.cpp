@@ -333,6 +333,8 @@ VNPU_OP(aclnnAttentionUpdate, L, L, I, T, T)
 
 // key, its cache, slots, value, its cache, three tensors of compression, cache mode, scatter mode, strides, offsets
 VNPU_OP(aclnnScatterPaKvCache, T, T, T, T, T, T, T, T, C, C, IA, IA)
+// key_cache, value_cache, block_tables, seq_lens, key, value, seq_offset, cache mode, lengths are sums
+VNPU_OP(aclnnGatherPaKvCache, T, T, T, T, T, T, T, C, B)
 
 VNPU_OP(aclnnSwiGlu, T, I, T)
 VNPU_OP(aclnnSwiGluGrad, T, T, I, T)

@@ -75,10 +75,13 @@ def check_rows_go_to_their_slots_and_come_back() -> None:
     with raises("not PA_NZ"):
         torch_npu.npu_scatter_pa_kv_cache(*new_rows, **scattered)
     lengths, starts = (torch.tensor(x, dtype=torch.int32).npu() for x in ([5, 6], [4, 0]))
-    places = [torch.empty(11, KV_HEADS, SIZE).npu() for _ in range(2)]
+    places = [torch.empty(11, KV_HEADS, SIZE).npu() for _ in range(4)]
     more = {"seq_starts": starts, "key": places[0], "value": places[1]}
     torch_npu.atb.npu_paged_cache_load(keys, values, TABLE.npu(), lengths, **more)
-    for found, cache in zip(places, (keys.cpu(), values.cpu()), strict=True):
+    sums = {"seq_offset": starts, "is_seq_lens_cumsum": True}
+    ends = torch.tensor([0, 5, 11], dtype=torch.int32).npu()
+    torch_npu.npu_gather_pa_kv_cache(keys, values, TABLE.npu(), ends, *places[2:], **sums)
+    for found, cache in zip(places, (keys.cpu(), values.cpu()) * 2, strict=True):
         near(found, torch.cat((rows_of(cache, 0, 9)[4:], rows_of(cache, 1, 6))), 0)
 
 

@@ -53,15 +53,15 @@ def _paged_attention(
         out[row] = found.reshape(out[row].shape).to(out.dtype)
 
 
-@effect("AtbPagedCacheLoad")
+@effect("AtbPagedCacheLoad", "aclnnGatherPaKvCache")
 def _paged_cache_load(
     keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor, key: Tensor, value: Tensor, *rest: object
 ) -> None:
-    starts, _kind, sums, has_starts = rest
+    starts, _kind, sums, *has_starts = rest  # the last one is ATB's
     counts = lengths.long()
     if sums:
         counts = counts.diff()
-    begins = starts.long() if has_starts and isinstance(starts, Tensor) else torch.zeros_like(counts)
+    begins = starts.long() if all(has_starts) and isinstance(starts, Tensor) else torch.zeros_like(counts)
     size, at = keys.shape[1], 0
     for row, (begin, count) in enumerate(zip(begins.tolist(), counts.tolist(), strict=True)):
         places = torch.arange(begin, begin + count)
