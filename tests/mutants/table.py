@@ -101,10 +101,6 @@ PATCHES = r"""
 ! drawn
   CopyIn(sums, times_, 2 * count_);
 - SyncFunc<HardEvent::MTE2_S>();
-= times_stored_before_they_are_added: no S_MTE3 between the sums and the store of performance_info
-! drawn
-- SyncFunc<HardEvent::S_MTE3>();
-  CopyOut(times_, sums, 2 * count_);
 
 # Rows in flagged blocks, of more of them than are looked at together.
 @ common/send
@@ -114,16 +110,6 @@ PATCHES = r"""
 + seen_ = blocks;
 
 # Two levels: what hierarchy sends, forwards and sums.
-@ hierarchy/dispatch
-= records_over_records_on_their_way: no MTE3_S before the second batch of tokens' records and trailers
-! drawn
-- SyncFunc<HardEvent::MTE3_S>();
-  for (uint32_t t = 0;
-@ hierarchy/relay
-= a_chunk_for_the_whole_share: a core loads more pairs than it has room for
-! drawn
-- const uint32_t count = Min(chunk, end - token);
-+ const uint32_t count = Max(chunk, end - token);
 @ hierarchy/combine
 = sums_of_the_first_chunk: every chunk of tokens has the ids and weights of the first
 ! drawn
@@ -210,11 +196,6 @@ PATCHES = r"""
 ! window | missing pipe synchronisation | unseen
 - SyncFunc<HardEvent::S_MTE3>();
   sender_.PutStatus(
-@ common/quantize
-= row_sent_before_loaded: no EnQue/DeQue between load and store of a token's row
-- copyQueue_.EnQue(row);
-- row_ = copyQueue_.template DeQue<int8_t>();
-+ row_ = row;
 @ common/weighted_sum
 = sum_stored_before_added: no EnQue/DeQue between the sum and its store
 - outQueue_.EnQue(out_);
@@ -223,9 +204,6 @@ PATCHES = r"""
 # The data cache, and cores that do not synchronize.
 % window | missing pipe synchronisation | unseen
 @ common/contexts
-= epoch_read_before_loaded: no MTE2_S between the epoch's load and its use
-  AscendC::DataCopy(words, control_, kBlockWords);
-- SyncFunc<HardEvent::MTE2_S>();
 = one_peer_too_few: the last rank's address is not loaded
 ! window | uninitialised UB read, out of bounds, wrong result
 - const uint32_t words = (kind_ == kContextA3 ? 2 : 1) * world_ * (kWordPairBytes / kIntBytes);
@@ -237,14 +215,6 @@ PATCHES = r"""
 - context_.ForgetPeers();
 + pipe_->Reset();
 @ direct/dispatch
-= peers_loaded_too_late: addresses are loaded when all messages have been waited for
-! direct | missing pipe synchronisation
-- exchange_.LoadPeers();
-  segments_.Init(
-@
-  MOE_PHASE(exchange_.timestamps(), GatherRows);
-+ exchange_.LoadPeers();
-  FindSegments();
 % window | unflushed scalar write | unseen
 @ common/routing
 = totals_left_in_cache: totals by SetValue, their line not cleaned
@@ -272,10 +242,6 @@ PATCHES = r"""
 - AscendC::PipeBarrier<PIPE_ALL>();
   if (cores_ == 1) return mine;
 @ common/exchange
-= no_sync_after_wait: combine: cores do not synchronize after the wait
-! window | race between ranks, race between cores, wrong result, hang | seen, model
-- status_ = barrier_.ArriveAndWait(2, mine);
-+ status_ = config_.op == kOpCombine ? mine : barrier_.ArriveAndWait(2, mine);
 = wait_for_own_share_only: dispatch: a core goes on when its own share of the sources is there
 ! window | out of bounds, race between cores, race between ranks, wrong result | seen, model
 - status_ = barrier_.ArriveAndWait(2, mine);
@@ -292,11 +258,6 @@ PATCHES = r"""
 - blocks_ + round * kMaxCores * kBlock
 + blocks_ + round * (cores_ - 1) * kBlock
 @ common/routing
-= every_core_stores_totals: all cores write the totals to the same place
-! window | race between cores | unseen
-- if (core_ != 0) return;
-  SyncFunc<HardEvent::V_MTE3>();
-  AscendC::DataCopy(totals_
 
 # Ranks, with the algorithm window.
 % window | race between ranks, wrong part of a window, wrong result | seen, model
@@ -313,14 +274,6 @@ PATCHES = r"""
 @
 - PingPongOffset(context_.data_bytes(), Parity(epoch_))
 + PingPongOffset(context_.data_bytes(), 0)
-@ common/send
-= single_status_half: status messages of all epochs go to half 0
-! window | CorruptStatus, wrong part of a window, race between ranks, hang | seen, model
-- StatusOffset(context_->world(), parity_,
-+ StatusOffset(context_->world(), 0,
-@ common/status_wait
-- StatusOffset(info.world, Parity(epoch), 0)
-+ StatusOffset(info.world, 0, 0)
 @ common/status
 = no_epoch: any status message is taken for this epoch's
 ! window | wrong result, CorruptStatus, RoutingMismatch, race between ranks, hang | seen, model
@@ -340,34 +293,6 @@ PATCHES = r"""
 + if (!Failed() && counts.Rows(peer, 0) == 0) continue;
   SyncFunc<HardEvent::S_MTE3>();
   sender_.PutStatus(
-@ window/combine
-= wrong_half_for_combine: combine's rows use the ping-pong buffer of the op before
-+ __aicore__ inline uint64_t HalfShift() const {
-+ const uint64_t pingPong = PingPongBytes(exchange_.context().data_bytes());
-+ return Parity(exchange_.epoch_) == 0 ? pingPong : 0 - pingPong;
-+ }
-  __aicore__ inline OpStatus LoadAllSegments() {
-@
-- base = kRdma ? exchange_.sender().rows_at() : 0;
-+ base = HalfShift() + (kRdma ? exchange_.sender().rows_at() : 0);
-@
-- exchange_.PingPong() +
-+ exchange_.PingPong() + HalfShift() +
-@ window/combine_indexed
-+ __aicore__ inline uint64_t HalfShift() const {
-+ const uint64_t pingPong = PingPongBytes(exchange_.context().data_bytes());
-+ return Parity(exchange_.epoch_) == 0 ? pingPong : 0 - pingPong;
-+ }
-  __aicore__ inline OpStatus CheckSendCounts() {
-@
-- slot * rowStep_,
-+ slot * rowStep_ + HalfShift(),
-@
-- exchange_.PingPong(),
-+ exchange_.PingPong() + HalfShift(),
-@ common/exchange
-- uint32_t epoch_ = 0;
-+ public: uint32_t epoch_ = 0;
 @ window/combine
 = flag_before_data: combine: status messages leave before the rows
 ! window | race between ranks, race between cores, wrong result | seen, model
@@ -447,11 +372,6 @@ PATCHES = r"""
 ! flags | wrong result
 - return kFlagMagic ^ epoch;
 + return kFlagMagic;
-@ common/send
-= flags_of_the_source_before: blocks that have come of one source count for the next
-! flags | wrong result
-- seen_ = 0;
-  return true;
 @ common/outputs
 = rows_taken_from_start: dispatch takes rows from the start of a region, not towards its end
 - if (rdma) segments.AlignEnd();
@@ -462,14 +382,6 @@ PATCHES = r"""
 = lists_still_leaving: dispatch: no second core barrier, messages leave while other cores store their lists
 ! direct | race between cores, race between ranks, wrong result | seen, model
 - exchange_.BarrierAfterSend(OpStatus());
-@ common/exchange
-= other_half_filled: rows and lists go to the other ping-pong buffer
-! direct | wrong part of a window | seen
-- PingPong() const { return PingPongOf(info_->rank); }
-+ PingPong() const {
-+ return context_.data(info_->rank) +
-+ PingPongOffset(context_.data_bytes(), Parity(epoch_) ^ 1u);
-+ }
 @ common/status_wait
 = local_abort_flag_ignored: cores other than 0 do not look at the local abort flag
 ! faults | hang | seen
@@ -479,15 +391,6 @@ PATCHES = r"""
 ! direct | race between cores, race between ranks, wrong result, uninitialised UB read | seen, model
 - status_ = barrier_.ArriveAndWait(0, mine);
 + status_ = mine;
-@ direct/publish
-= rows_after_runs: combine: rows are copied into the ping-pong buffer after the core barrier
-! direct | race between ranks, race between cores, wrong result | seen, model
-- else {
-- StoreRows();
-- }
-@ direct/combine
-  exchange_.SetStatus(return_, rowBytes_);
-+ return_.StoreRows();
 @ direct/lists
 = list_off_by_owner: a list goes to the place of the next owner
 ! direct | out of bounds, wrong result, race between ranks | seen
@@ -515,18 +418,10 @@ PATCHES = r"""
 - SyncFunc<HardEvent::MTE2_S>();
 @ direct/shared_rows
 - SyncFunc<HardEvent::MTE2_V>();
-@ direct/dispatch
-= entry_sent_before_written: no S_MTE3 before list entries leave
-! direct | missing pipe synchronisation | unseen
-- SyncFunc<HardEvent::S_MTE3>();
 @ direct/lists
 = list_sent_before_selected: no V_MTE3 before a list leaves
   uint32_t at = 0, rows = before_;
 - SyncFunc<HardEvent::V_MTE3>();
-= position_sent_before_written: no V_MTE3 before positions leave
-- SyncFunc<HardEvent::V_MTE3>();
-  }
-  // For pairs
 = positions_turned_before_sent: no MTE3_V before the table becomes that of the next positions
 ! long lists | missing pipe synchronisation, same-pipe hazard | unseen
 - SyncFunc<HardEvent::MTE3_V>();
@@ -543,14 +438,6 @@ PATCHES = r"""
 = places_rewritten: window dispatch: no MTE3_S before the trailers of the next chunk are written
 - SyncFunc<HardEvent::MTE3_S>();
   uint32_t token = at / info_->topK
-@ direct/shared_rows
-= batch_reloaded: rows read once: no S_MTE2 before the next batch of entries
-- SyncFunc<HardEvent::S_MTE2>();
-= padding_before_read: rows read once: no S_V before padding is filled in
-- SyncFunc<HardEvent::S_V>();
-@ common/quantize
-= smooth_reloaded: no V_MTE2 before the factors of the next piece
-- SyncFunc<HardEvent::V_MTE2>();
 @ protocol/tiling
 = room_of_equal_shares: rows read once: room for shares as if core 0 took as much as the others
 ! large | wrong result
@@ -564,9 +451,6 @@ PATCHES = r"""
 - Min(pair / pairsOfRow_, publishedRows_ - 1)
 + (pair / pairsOfRow_)
 @ direct/shared_rows
-= shared rows, more entries than a list
-- return Min(rows, info_->capacity);
-+ return rows;
 = shared rows, triple beyond expand_idx
 - if (place >= info_->expandRows) continue;
 @ direct/sum
@@ -691,16 +575,6 @@ PATCHES = r"""
 
 # What only programs of many kinds reach: chunks, batches, parts and loads after the first, and bugs of transport.
 % drawn
-@ window/combine_indexed
-= no V_MTE3 before marked rows leave
-- SyncFunc<HardEvent::V_MTE3>();
-  }
-  __aicore__ inline void SendIndexed
-@ window/dispatch
-= k of a later chunk that is sent begins at 0
-  const uint64_t base = kRdma ? exchange_.sender().rows_at() : 0;
-- uint32_t token = at / info_->topK, k = at % info_->topK;
-+ uint32_t token = at / info_->topK, k = 0;
 @ common/routing
 = duplicates are looked for in one chunk
 - if (end_ - begin_ > chunk) pairs_.Load(at, count);
@@ -708,19 +582,10 @@ PATCHES = r"""
 = the shared expert's row in the first part only
 - for (Addend addend; addends_.Next(routing, addend);) {
 + for (Addend addend; addends_.Next(routing, addend) && (addend.travelled || part == 0);) {
-= combine AlignEnd left out
-- if (status.code == kOk && info_->transport == kTransportRdma) segments_.AlignEnd();
 @ common/exchange
 = the item of an inter-node peer lacks a row
 - items_.Put(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);
 + items_.Put(peer, static_cast<uint64_t>(rows > 2 ? rows - 1 : rows) * rowBytes, bytes);
-@ direct/lists
-= positions go on where another list begins
-- static_cast<int32_t>(first) - static_cast<int32_t>(first_),
-+ static_cast<int32_t>(kPositionBlocks),
-@ common/quantize
-= no S_V between a row's maximum and the next
-- SyncFunc<HardEvent::S_V>();
 @ window/combine_indexed
 = rows of a token are in eight slots
 - static_cast<uint64_t>(assist_.Word(row, 1)) * info_->topK + assist_.Word(row, 2);
@@ -778,17 +643,10 @@ PATCHES = r"""
 - if (status.code >= kFirstFatal) return status.code - kFirstFatal;
 + if (status.code >= kFirstFatal) return 0;
 @ common/report
-= no abort to ranks that wait
-- if (rank != info_->rank && Arrived(headers, rank) && !sender.servers().InterNode(rank))
-+ if (false)
 = no abort to ranks that come later
 ! failures
 - if (rank != info_->rank && !Arrived(headers, rank) && !sender.servers().InterNode(rank))
 + if (false)
-= no MTE2_S behind an inter-node header
-- SyncFunc<HardEvent::MTE2_S>();
--  const uint32_t at = HeaderAt(parity, rank), epoch
-+ const uint32_t at = HeaderAt(parity, rank), epoch
 = ranks that are awaited are not listed
 ! failures
 - if (Arrived(headers, info_->rank)) ListAwaited(headers, words, status);

@@ -23,7 +23,7 @@ ROOT = library.native_source_root()
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 UNSEEN = [mutant for mutant in MUTANTS if mutant.passes_fast_suite is True]
 SEEN = [mutant for mutant in MUTANTS if mutant.passes_fast_suite is False]
-APART = ("publish_epoch_too_early", "every_core_stores_totals")  # another one edits their lines, too
+APART = ("publish_epoch_too_early",)  # another one edits its lines, too
 # Every file whose tests run our kernels on the library that ASCEND_MOE_LIBRARY names.
 FAST_SUITE = [
     "kernels/test_twin_reference.py",
@@ -94,7 +94,7 @@ def test_every_mutant_compiles(tmp_path: Path) -> None:
 
 def test_there_are_enough_and_they_are_no_strawmen() -> None:
     assert len(BY_NAME) == len(MUTANTS) >= 88, "names are unique"
-    assert sum(mutant.passes_fast_suite is True for mutant in MUTANTS) >= 14
+    assert sum(mutant.passes_fast_suite is True for mutant in MUTANTS) >= 10
     models = re.findall(r'Mutant\("(\w+)"', (HERE.parents[1] / "model" / "cases.py").read_text())
     assert {mutant.name for mutant in MUTANTS if mutant.model} <= set(models)
 
