@@ -12,13 +12,16 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import hang_cases as cases
 import pytest
 import torch
+import torch.distributed as dist
 from rank_processes import Ranks
 
 import ascend_moe
+from ascend_moe.dispatchers import MC2Dispatcher
+from ascend_moe.dispatchers.base import Dispatched
 from ascend_moe.errors import ArgumentError
 from ascend_moe.native import hang, hang_cann, library
 from ascend_moe.native.hang import GroupState, RankState
@@ -69,6 +72,51 @@ def test_waits_that_began_meanwhile_are_left_out() -> None:
     assert found(*hang.steady([earlier], [now])) == [], "the rank has waited in another op"
 
 
+# ---- what rank processes do: ops that a test starts, one after the other
+
+TOKENS, HIDDEN = 4, 64
+_dispatchers: list[MC2Dispatcher] = []  # of two groups of all ranks
+_sent: list[Dispatched] = []
+
+
+def configure(variables: dict[str, str]) -> None:
+    os.environ |= variables
+    world = dist.get_world_size()
+    _dispatchers.append(MC2Dispatcher.from_group(dist.group.WORLD, world))
+    _dispatchers.append(MC2Dispatcher.from_group(dist.new_group(), world))
+
+
+def _weights() -> torch.Tensor:
+    return torch.full((TOKENS, dist.get_world_size()), 1 / dist.get_world_size())
+
+
+def dispatch(group: int = 0) -> None:
+    x = torch.full((TOKENS, HIDDEN), float(dist.get_rank()))
+    ids = torch.arange(dist.get_world_size(), dtype=torch.int32).repeat(TOKENS, 1)
+    _sent[:] = [_dispatchers[group].dispatch(x, ids, expert_scales=_weights())]
+
+
+def combine() -> bool:
+    """Return whether the sums are this rank's own rows again."""
+    out = _dispatchers[0].combine(_sent[0].expand_x, _sent[0], _weights())
+    return bool((out == dist.get_rank()).all())
+
+
+def sleep_then(seconds: float, op: Any, *args: Any) -> Any:
+    time.sleep(seconds)
+    return op(*args)
+
+
+def work_then(seconds: float, op: Any, *args: Any) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    return op(*args)
+
+
+# ---- windows of this machine
+
+
 def snapshot(ranks: Ranks) -> list[GroupState]:
     mine = {ranks.pid(rank) for rank in range(ranks.world)}
     return [each for each in hang.live() if mine & {one.pid for one in each.ranks}]
@@ -84,10 +132,10 @@ def until_behind(ranks: Ranks, rank: int) -> list[hang.Behind]:
 
 def test_a_stopped_process_is_named_and_then_continues(tmp_path: Path) -> None:
     with Ranks(2) as ranks:
-        ranks.call(cases.configure, {"HCCL_BUFFSIZE": "2", "ASCEND_MOE_TIMEOUT_S": "20", "ASCEND_MOE_WATCHDOG_S": "0.1",
+        ranks.call(configure, {"HCCL_BUFFSIZE": "2", "ASCEND_MOE_TIMEOUT_S": "20", "ASCEND_MOE_WATCHDOG_S": "0.1",
                                      "ASCEND_MOE_CALLS": str(tmp_path)})  # fmt: skip
         ranks.stop(1)
-        ranks.start(0, cases.dispatch)
+        ranks.start(0, dispatch)
         (seen,) = until_behind(ranks, 1)
         assert seen.waiters == (0,) and seen.pid == ranks.pid(1) and "is stopped (state T)" in seen.why
         ranks.resume(1)
@@ -95,14 +143,14 @@ def test_a_stopped_process_is_named_and_then_continues(tmp_path: Path) -> None:
         while "behind:" not in text and time.monotonic() < end:
             text = "".join(file.read_text() for file in tmp_path.iterdir())
         assert "group 0: rank 1 has called no op of it; rank 0 waits for it in dispatch, epoch 1" in text
-        ranks.start(1, cases.dispatch)
+        ranks.start(1, dispatch)
         assert not ranks.wait(0).error and not ranks.wait(1).error
-        assert all(each.value for each in ranks.call(cases.combine))
+        assert all(each.value for each in ranks.call(combine))
 
 
 def test_a_group_that_opens_waits_for_the_rank_that_has_not_called() -> None:
     with Ranks(2) as ranks:
-        ranks.start(0, cases.configure, {"HCCL_BUFFSIZE": "2"})
+        ranks.start(0, configure, {"HCCL_BUFFSIZE": "2"})
         (seen,) = until_behind(ranks, 1)
         assert "rank 1 has called no op of it; rank 0 waits for it in open" in seen.why
 
@@ -223,7 +271,7 @@ def test_copies_of_cann_v2_areas_name_the_rank_whose_flags_are_missing(tmp_path:
 def stage(ranks: Ranks, cause: str, culprit: int, op: str) -> list[int]:
     """Stage a hang; return the ranks that a later op of the culprit releases."""
     others = [rank for rank in range(WORLD) if rank != culprit]
-    step = getattr(cases, op)
+    step = {"dispatch": dispatch, "combine": combine}[op]
     if cause in ("stopped", "killed"):
         ranks.stop(culprit)
     for rank in others:
@@ -233,23 +281,23 @@ def stage(ranks: Ranks, cause: str, culprit: int, op: str) -> list[int]:
         ranks.kill(culprit)
         return []
     if cause in ("sleeps", "slow"):
-        ranks.start(culprit, cases.sleep_then if cause == "sleeps" else cases.work_then, 5.0, step)
+        ranks.start(culprit, sleep_then if cause == "sleeps" else work_then, 5.0, step)
     if cause == "other":
-        ranks.start(culprit, cases.dispatch, 1)
+        ranks.start(culprit, dispatch, 1)
         return []
     return others
 
 
 def release(ranks: Ranks, cause: str, culprit: int, op: str, others: list[int]) -> bool:
     """Let the culprit continue; return whether every rank has the right result."""
-    step = getattr(cases, op)
+    step = {"dispatch": dispatch, "combine": combine}[op]
     if cause == "stopped":
         ranks.resume(culprit)
     if cause in ("stopped", "never"):
         ranks.start(culprit, step)
     results = [ranks.wait(rank, 20) for rank in [*others, culprit]]
     if op == "dispatch":
-        results = [*results, *ranks.call(cases.combine)]
+        results = [*results, *ranks.call(combine)]
     return all(not one.error and one.value in (None, True) for one in results)
 
 
@@ -264,8 +312,8 @@ def test_fifty_staged_hangs_name_the_right_rank_within_two_seconds() -> None:
         if algorithm == "hierarchy":
             variables["ASCEND_MOE_RANKS_PER_SERVER"] = "2"
         with Ranks(WORLD) as ranks:
-            assert not [each.text for each in ranks.call(cases.configure, variables) if each.error]
-            for step in (cases.dispatch, cases.combine)[: 2 if op == "dispatch" else 1]:
+            assert not [each.text for each in ranks.call(configure, variables) if each.error]
+            for step in (dispatch, combine)[: 2 if op == "dispatch" else 1]:
                 assert not [each.text for each in ranks.call(step) if each.error]
             others = stage(ranks, cause, culprit, op)
             time.sleep(0.3)

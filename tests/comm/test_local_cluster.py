@@ -141,11 +141,15 @@ def test_earliest_error_and_lost_peers_lead_to_the_cause(errors: list[Any], text
             op(rank, name, 2)
         raise errors[rank]
 
-    with LocalCluster(2) as cluster, pytest.raises(BaseException, match=text) as caught:
-        cluster.run(body)
-    assert caught.value in errors
-    if errors[1] is None:
-        assert isinstance(caught.value.others[1], PeerLost)  # type: ignore[attr-defined]
+    with LocalCluster(2) as cluster:
+        with pytest.raises(BaseException, match=text) as caught:
+            cluster.run(body)
+        assert caught.value in errors
+        if errors[1] is None:
+            (lost,) = caught.value.others.values()  # type: ignore[attr-defined]
+            assert type(lost) is PeerLost and lost.rank == 0 and "its function raised KeyError" in str(lost)
+        assert cluster._windows is None, "failed windows are closed"
+        assert cluster.run(op, 2) == [[10, 11]] * 2
 
 
 def test_peer_that_closed_is_lost_and_new_windows_wait_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 
 import pytest
-from explored_worlds import Worlds
+from explored_programs import Worlds
 
 from ascend_moe.explore import World
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from explored_worlds import MODES, Worlds, assert_nothing_found
-from large_shares import LARGE_SHARES
+from explored_programs import LARGE_SHARES, MODES, Worlds, assert_nothing_found
 
 from ascend_moe import explore
 from ascend_moe.errors import ArgumentError

@@ -11,8 +11,7 @@ import commands
 import pytest
 import soak_rows
 import torch
-from explored_worlds import Worlds, assert_nothing_found
-from faulty_programs import LONG, WRONG_INPUTS, faulty, long_faulty
+from explored_programs import LONG, WRONG_INPUTS, Worlds, assert_nothing_found, faulty, long_faulty
 from seen_schedules import CONFIG_MISMATCH, INVALID_EXPERT_ID, OK, PEER_LOST, ROUTING_MISMATCH, bits, seen
 from soak_rows import Tally
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import op_runs
 import pytest
-from explored_worlds import assert_nothing_found
+from explored_programs import assert_nothing_found
 
 from ascend_moe import explore
 from ascend_moe.explore import Options, Program

@@ -7,8 +7,7 @@ import json
 import pytest
 import torch
 from commands import said
-from explored_worlds import assert_nothing_found
-from one_card_programs import OPS, SMALL, program, programs
+from explored_programs import OPS, SMALL, assert_nothing_found, program, programs
 
 from ascend_moe import explore
 from ascend_moe.errors import ArgumentError, ConfigMismatch

@@ -14,6 +14,7 @@ from failure_windows import set_epoch
 from soak_rows import Tally
 
 from ascend_moe import LocalCluster, comm
+from ascend_moe.errors import CommTimeout
 from ascend_moe.validate.run import DevicePlace
 
 WORLD, WINDOW_MIB = 2, 1
@@ -61,3 +62,27 @@ def test_ops_in_any_order_equal_the_reference(numbers: range, tally: Tally, monk
 
     with clusters[0], clusters[1]:
         tally.each(numbers, play)
+
+
+@pytest.mark.tsan
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+@pytest.mark.parametrize("missed", [2, 3])
+def test_words_from_before_the_wrap_are_not_corrupt(
+    missed: int, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that does not call in the first epochs after the wrap is missing: its last message is old, not corrupt."""
+    for name, value in (("COMM_ALG", algorithm), ("TIMEOUT_S", "0.5"), ("AIV_CORES", "2")):
+        monkeypatch.setenv(f"ASCEND_MOE_{name}", value)
+
+    def body(rank: int, group_ep: str) -> cases.Caught | None:
+        place = DevicePlace(group_ep, WORLD, rank)
+        for _ in range(missed):  # the last two before the wrap, and those before the missed one
+            cases.dispatch(place, 1)
+        return cases.caught(cases.dispatch, place, 1) if rank == 0 else None
+
+    with LocalCluster(WORLD, window_mib=WINDOW_MIB) as cluster:
+        for rank in range(WORLD):
+            set_epoch(cluster, rank, LAST_EPOCH - 2)
+        first = cluster.run(body)[0]
+        assert first is not None and type(first.error) is CommTimeout and first.error.rank == 1, repr(first)
+        assert f"last seen in dispatch, epoch {missed - 1 if missed > 2 else LAST_EPOCH}" in str(first.error)

@@ -11,39 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import table
 from builds import Build, MutantBuilds
-from faulty_programs import LONG as LONG_SHARES
-from faulty_programs import WRONG_INPUTS, faulty, long_faulty
-from large_shares import LARGE_SHARES
-from one_card_programs import SMALL
-from table import (
-    BORDERS,
-    DIRECT,
-    DRAWN,
-    FAILURES,
-    FAULTS,
-    FLAGS,
-    FORGED,
-    IN_PARTS,
-    LARGE,
-    LEVELS,
-    LEVELS_EXPLORED,
-    LEVELS_KILLED,
-    LONG_LISTS,
-    MANY_RANKS,
-    ONE_CARD,
-    REGISTERED,
-    ROLES,
-    SERVERS,
-    SHARED_ROWS,
-    SUITE,
-    SUMS,
-    TIMES,
-    TWO_LAUNCHES,
-    WINDOW,
-    ZERO_COPY,
-    Mutant,
-)
+from explored_programs import LARGE_SHARES, SMALL, WRONG_INPUTS, faulty, long_faulty
+from explored_programs import LONG as LONG_SHARES
+from table import Mutant
 
 from ascend_moe import explore
 
@@ -51,7 +23,7 @@ SEEDS = (11, 22_000, 33_000, 44_000, 55_000)
 LIMIT = 200  # schedules, on the median over the seeds
 MOST_SCHEDULES = 2000  # schedules after which a seed has not found it
 DTYPE = "bf16"  # of the cases that are searched
-SEARCHES = (WINDOW, SERVERS, FLAGS, DIRECT, REGISTERED, ROLES, TWO_LAUNCHES)
+SEARCHES = (table.WINDOW, table.SERVERS, table.FLAGS, table.DIRECT, table.REGISTERED, table.ROLES, table.TWO_LAUNCHES)
 
 # Ranks of which not all messages are in UB together.
 IN_PARTS_CASE = "w65,c2,l15,k1,b1,u1,v2,none,D,direct"
@@ -81,7 +53,7 @@ FORGED_CASES = [
 SUMS_CASES = [explore.parse("w2,c3,l3,k3,b4,u1,v2,equal,ids:distinct,DC,window"), FORGED_CASES[3]]
 OUTSIDE = {"out of bounds", "wrong part of a window"}
 
-FORGERY = {FORGED: (FORGED_CASES, OUTSIDE), SUMS: (SUMS_CASES, {"wrong result"})}
+FORGERY = {table.FORGED: (FORGED_CASES, OUTSIDE), table.SUMS: (SUMS_CASES, {"wrong result"})}
 
 TESTS = Path(__file__).resolve().parents[1]
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:xdist", "-p", "no:randomly")
@@ -96,7 +68,6 @@ SUITE_TESTS = [
     "kernels/test_failures_collective.py::test_every_rank_reports_the_global_bs_of_the_largest_batch",
     "torch/test_bad_arguments.py",
     "kernels/test_special_experts.py",
-    "kernels/test_failures_threads.py::test_words_from_before_the_wrap_are_not_corrupt",
     "kernels/test_quantized_rows.py",
     "kernels/test_row_alignment.py",
     "kernels/test_failures_corrupt.py::test_another_alignment_of_rows_is_a_mismatch",
@@ -104,8 +75,8 @@ SUITE_TESTS = [
 ]
 # The tests of ZERO_COPY, those on both sides of what the kernels check, and those of what comes of a failure.
 PARTS = {
-    ZERO_COPY: ["kernels/direct/test_combine.py"],
-    BORDERS: [
+    table.ZERO_COPY: ["kernels/direct/test_combine.py"],
+    table.BORDERS: [
         "kernels/test_borders.py",
         "kernels/test_returned_rows.py",
         "kernels/test_failures_corrupt.py::test_counts_of_a_whole_message_up_to_the_capacity",
@@ -113,16 +84,15 @@ PARTS = {
         "kernels/test_failures_corrupt.py::test_a_list_of_anything_names_no_place_outside",
         "kernels/test_contexts.py::test_a_record_keeps_the_first_failure_until_a_fatal_one",
     ],
-    MANY_RANKS: ["kernels/test_many_ranks.py"],
-    TIMES: ["kernels/test_wait_times.py"],
-    LEVELS: [f"kernels/hierarchy/test_{name}.py" for name in ("results", "relay_failures", "bytes")],
-    LEVELS_KILLED: ["-m", "not npu", "kernels/hierarchy/test_server_processes.py"],
-    LEVELS_EXPLORED: ["kernels/hierarchy/test_schedules.py"],
-    FAILURES: [
+    table.MANY_RANKS: ["kernels/test_many_ranks.py"],
+    table.TIMES: ["kernels/test_wait_times.py"],
+    table.LEVELS: [f"kernels/hierarchy/test_{name}.py" for name in ("results", "relay_failures", "bytes")],
+    table.LEVELS_KILLED: ["-m", "not npu", "kernels/hierarchy/test_server_processes.py"],
+    table.LEVELS_EXPLORED: ["kernels/hierarchy/test_schedules.py"],
+    table.FAILURES: [
         "kernels/test_failures_reported.py",
         "kernels/test_failures_corrupt.py",
         "kernels/test_failures_collective.py",
-        "kernels/test_failures_threads.py",
     ],
 }
 
@@ -156,17 +126,17 @@ def first_failure_of_suite(build: Build) -> str | None:
 def cases(seed: int, detector: str) -> Iterator[explore.Program]:
     """Small cases of every mode, a new one a schedule: those in which mutants of this detector show."""
     while True:
-        direct = detector in (DIRECT, REGISTERED, ROLES)
+        direct = detector in (table.DIRECT, table.REGISTERED, table.ROLES)
         drawn = replace(explore.draw(seed), dtype=DTYPE, algorithm="direct" if direct else "window")
-        if detector == ROLES:
+        if detector == table.ROLES:
             drawn = replace(drawn, cores=drawn.cores + 1, list_cores=1 + seed % drawn.cores)
-        if detector == TWO_LAUNCHES:
+        if detector == table.TWO_LAUNCHES:
             drawn = replace(drawn, contract=2, sequence="dcdc")
-        rows = "registered" if detector == REGISTERED else "own"
+        rows = "registered" if detector == table.REGISTERED else "own"
         returned = drawn.comm_quant_mode if rows == "own" else 0
-        if detector == FLAGS:  # rows of several blocks
+        if detector == table.FLAGS:  # rows of several blocks
             drawn = replace(drawn, flags=True, world=max(2, drawn.world), units=drawn.units + 30)
-        servers = 1 + seed % 2 if detector in (SERVERS, FLAGS) else 0
+        servers = 1 + seed % 2 if detector in (table.SERVERS, table.FLAGS) else 0
         yield replace(drawn, servers=servers, rows=rows, comm_quant_mode=returned)
         seed += 1
 
@@ -178,21 +148,22 @@ def search(build: Build, seed: int, detector: str, schedules: int = MOST_SCHEDUL
 
 def special(build: Build, detector: str) -> explore.Result:
     """The same for the detectors that have cases of their own."""
-    if detector == DRAWN:  # of every kind, as `ascend-moe explore` does
+    if detector == table.DRAWN:  # of every kind, as `ascend-moe explore` does
         return explore.campaign(schedules=MOST_SCHEDULES, library=build.checked())
-    if detector == LARGE:
+    if detector == table.LARGE:
         return _campaign(build, map(explore.parse, LARGE_SHARES), 2 * len(LARGE_SHARES), 1, a_case=2)
-    if detector == ONE_CARD:
+    if detector == table.ONE_CARD:
         return _campaign(build, [case for _ in range(LIMIT) for case in SMALL], LIMIT, 1, a_case=1)
-    if detector == IN_PARTS:
+    if detector == table.IN_PARTS:
         return _campaign(build, [explore.parse(IN_PARTS_CASE)], 1, 1, a_case=1)
-    if detector == LONG_LISTS:
+    if detector == table.LONG_LISTS:
         return _campaign(build, [replace(LONG, seed=seed) for seed in range(40)], 40, 1, a_case=1)
-    if detector == FAULTS:  # what `make test` plays of ranks that die, call no more, or have wrong inputs
+    if detector == table.FAULTS:  # what `make test` plays of ranks that die, call no more, or have wrong inputs
         programs = [each for fault in ("kill", "ended", "absent", "corrupted") for each in faulty(range(60), [fault])]
         programs += faulty(range(140), WRONG_INPUTS)
         programs += long_faulty(range(4 * len(LONG_SHARES)))
         return _campaign(build, programs, len(programs), 0, a_case=1)
+    assert detector == table.SHARED_ROWS, detector
     return _campaign(build, SHARED, 60, 1, a_case=10)
 
 
@@ -218,26 +189,26 @@ def forged(build: Build, programs: Sequence[explore.Program], finds: set[str]) -
 
 def check(mutant: Mutant, detector: str, builds: MutantBuilds) -> str:
     """How the detector finds the mutant; AssertionError when it does not."""
-    build = builds.library("fast" if detector in (SUITE, *PARTS) else "checked", mutant)
-    if detector in (SUITE, *PARTS):
+    build = builds.library("fast" if detector in (table.SUITE, *PARTS) else "checked", mutant)
+    if detector in (table.SUITE, *PARTS):
         checked = {}
-        if detector == LEVELS_EXPLORED:
+        if detector == table.LEVELS_EXPLORED:
             checked = {"ASCEND_MOE_CHECKED_LIBRARY": str(builds.library("checked", mutant).path)}
         tests = PARTS.get(detector, [])
-        failure = first_failure_of_suite(build) if detector == SUITE else first_failure(build, tests, 300, **checked)
+        found_by_suite = detector == table.SUITE
+        failure = first_failure_of_suite(build) if found_by_suite else first_failure(build, tests, 300, **checked)
         assert failure is not None, f"no test of the {detector} sees {mutant.name}"
         return failure
     if detector in FORGERY:
         kinds = forged(build, *FORGERY[detector])
         assert kinds, f"forged counts do not show {mutant.name}"
         return ", ".join(sorted(kinds))
-    assert detector in (*SEARCHES, DRAWN, LARGE, LONG_LISTS, SHARED_ROWS, FAULTS, IN_PARTS, ONE_CARD)
     if detector in SEARCHES:
         results = [search(build, seed, detector) for seed in SEEDS]
     else:
         results = [special(build, detector)]
     needed = [result.schedules for result in results]
     kinds = {result.finding.kind for result in results if result.finding is not None}
-    assert all(result.finding for result in results) and (detector == DRAWN or kinds <= {*mutant.finds}), results
-    assert detector in (DRAWN, FAULTS) or statistics.median(needed) <= LIMIT, results
+    assert all(result.finding for result in results) and (detector == table.DRAWN or kinds <= {*mutant.finds}), results
+    assert detector in (table.DRAWN, table.FAULTS) or statistics.median(needed) <= LIMIT, results
     return f"median {statistics.median(needed):g}, worst {max(needed)} schedules: {', '.join(sorted(kinds))}"

@@ -32,7 +32,6 @@ FAST_SUITE = [
     "kernels/test_failures.py",
     "kernels/test_failures_collective.py",
     "kernels/test_failures_corrupt.py",
-    "kernels/test_failures_threads.py",
     "kernels/test_borders.py",
     "kernels/test_contexts.py",
     "kernels/test_op_shapes.py",

@@ -18,7 +18,7 @@ import op_runs
 import pytest
 import torch
 from begin_ranks import TwoLaunches
-from explored_worlds import MODES, assert_nothing_found
+from explored_programs import MODES, assert_nothing_found
 from op_runs import Clusters
 from rank_processes import Ranks, assert_named, fork_server, nothing_left, values
 

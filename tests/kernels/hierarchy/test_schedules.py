@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from explored_worlds import Worlds
+from explored_programs import Worlds
 from seen_schedules import OK, PEER_LOST, bits, seen
 
 from ascend_moe import explore

@@ -33,10 +33,7 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
         SetAtomicNone();
         Adds(words, row, 1.0f, 16);
     }
-    if (TILING_KEY_IS(8)) words = small.Get<float>(24);
-    if (TILING_KEY_IS(9)) words.SetValue(16, 1.0f);
     if (TILING_KEY_IS(20)) words = words[17];
-    if (TILING_KEY_IS(21)) DataCopy(words, Gm<float>(x), 9);
     if (TILING_KEY_IS(22)) {
         GlobalTensor<float> declared;
         declared.SetGlobalBuffer((__gm__ float*)x, 40);
@@ -46,12 +43,6 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
     if (TILING_KEY_IS(24)) Muls(row, row, 2.0f, static_cast<uint64_t>(0), 1, {1, 1, 8, 8});
     if (TILING_KEY_IS(25)) Adds(row[8], row, 1.0f, 40);
     LocalTensor<float> flags = longer.Get<float>();
-    if (TILING_KEY_IS(30)) DataCopyPad(words, Gm<float>(x), DataCopyExtParams{1, 6, 0, 0, 0}, {false, 0, 0, 0.0f});
-    if (TILING_KEY_IS(31)) {
-        Duplicate(flags, 0.0f, 256);
-        PipeBarrier<PIPE_V>();
-        Cast(flags, flags.ReinterpretCast<half>()[16], RoundMode::CAST_NONE, 128);
-    }
     if (TILING_KEY_VAR >> 32 ==
         1) {  // a call over 256 elements: which, by how many blocks its operands are apart, count
         const uint32_t call = TILING_KEY_VAR >> 24 & 3, apart = 8 * (TILING_KEY_VAR >> 12 & 31);
@@ -69,11 +60,6 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
         Duplicate(flags, 1.0f, 256);
         PipeBarrier<PIPE_V>();
         CompareScalar(flags[8].ReinterpretCast<uint8_t>(), flags, 7.0f, CMPMODE::LT, 64);
-    }
-    if (TILING_KEY_IS(29)) {
-        Duplicate(flags, 1.0f, 256);
-        PipeBarrier<PIPE_V>();
-        CompareScalar(words.ReinterpretCast<uint8_t>(), flags, 7.0f, CMPMODE::LT, 65);
     }
     if (TILING_KEY_IS(25)) {
         SyncFunc<HardEvent::V_MTE3>();
