@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import pytest
+from typing_extensions import Self
 
 from ascend_moe.native.liveness import describe_process
 
@@ -97,7 +98,7 @@ class Ranks:
     def resume(self, rank: int) -> None:
         os.kill(self.pid(rank), signal.SIGCONT)
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -1,4 +1,4 @@
-"""Opens the worlds of explored cases."""
+"""Variables of tests of the kernels, and the worlds of explored cases."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from explored_programs import Worlds
 
 from ascend_moe.explore import World
+from ascend_moe.native.plans import ALGORITHMS
 
 
 @pytest.fixture
@@ -17,3 +18,25 @@ def worlds() -> Iterator[Worlds]:
     """One world a size, kept between cases."""
     with contextlib.ExitStack() as opened:
         yield functools.cache(lambda size: opened.enter_context(World(size)))
+
+
+@pytest.fixture
+def algorithm() -> str:
+    """The algorithm of a test that is parametrized with it."""
+    return ""
+
+
+@pytest.fixture
+def cores() -> int:
+    """AIV cores a rank of a test that is parametrized with them."""
+    return 0
+
+
+@pytest.fixture(autouse=True)
+def settings(request: pytest.FixtureRequest, algorithm: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables of the module's ``SETTINGS``, and of the test's algorithm and cores."""
+    values = dict(getattr(request.module, "SETTINGS", {}))
+    values |= {"ASCEND_MOE_COMM_ALG": algorithm} if algorithm in ALGORITHMS else {}
+    values |= {"ASCEND_MOE_AIV_CORES": str(cores)} if cores else {}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)

@@ -25,12 +25,7 @@ each_way = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", given.get("algorithm", "direct"))
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(given.get("cores", 1)))
-    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "5")
+SETTINGS = {"ASCEND_MOE_COMM_ALG": "direct", "ASCEND_MOE_AIV_CORES": "1", "ASCEND_MOE_TIMEOUT_S": "5"}
 
 
 def ways(test: Callable[..., None]) -> Callable[..., None]:
@@ -93,9 +88,7 @@ def assert_refused(results: list[Any], argument: str, guilty: int) -> None:
 
 
 @ways
-def test_counts_one_step_beyond_their_borders(
-    clusters: Clusters, algorithm: str, contract: int, cores: int, world: int
-) -> None:
+def test_counts_one_step_beyond_their_borders(clusters: Clusters, contract: int, world: int) -> None:
     """As many rows as expand_x has, as a source may send, and counts that stay, are accepted."""
     case = Case(world=world, local=2, topk=2, batch=3, contract=contract, ids="distinct", seed=3)
 
@@ -129,7 +122,7 @@ def test_counts_one_step_beyond_their_borders(
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
 @pytest.mark.parametrize("cores", [1, 8])
 @pytest.mark.parametrize("index", [4, 5, -1, -(2**31), 2**31 - 1])
-def test_a_position_beyond_the_rows_of_its_expert(clusters: Clusters, algorithm: str, cores: int, index: int) -> None:
+def test_a_position_beyond_the_rows_of_its_expert(clusters: Clusters, index: int) -> None:
     """Positions 0 to 3 are those of four rows, and dispatch gives the last one."""
     case = full(2, 1)
 
@@ -149,9 +142,7 @@ def test_a_position_beyond_the_rows_of_its_expert(clusters: Clusters, algorithm:
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
 @pytest.mark.parametrize("contract", [1, 2])
 @pytest.mark.parametrize("cores", [1, 3])
-def test_a_pair_of_any_expert_that_combine_leaves_out(
-    clusters: Clusters, algorithm: str, contract: int, cores: int
-) -> None:
+def test_a_pair_of_any_expert_that_combine_leaves_out(clusters: Clusters, contract: int) -> None:
     """Counts are compared 32 and 64 at a time: of the experts on both sides, the first and the last."""
     borders = [0, 31, 32, 63, 64, 127]
     case = Case(world=2, local=64, topk=6, batch=3, contract=contract, ids="distinct", seed=5)
@@ -177,9 +168,7 @@ def test_a_pair_of_any_expert_that_combine_leaves_out(
 
 
 @ways
-def test_a_token_with_more_pairs_than_its_owner_has_experts(
-    clusters: Clusters, algorithm: str, contract: int, cores: int, world: int
-) -> None:
+def test_a_token_with_more_pairs_than_its_owner_has_experts(clusters: Clusters, contract: int, world: int) -> None:
     """A token of rank 1 has another pair for rank 0, which has no room: in dispatch, and in combine alone."""
     case, given = full(world, contract), full(world, contract)
     given.inputs[1].expert_ids[2] = torch.tensor([0, 1, 0], dtype=torch.int32)
@@ -204,7 +193,7 @@ def test_a_token_with_more_pairs_than_its_owner_has_experts(
 @pytest.mark.parametrize("cores", [1, 8])  # of 8, some make the lists of direct, each of some experts
 @pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 2)])
 def test_of_two_owners_without_room_the_first_is_named(
-    clusters: Clusters, algorithm: str, contract: int, cores: int, first: int, second: int
+    clusters: Clusters, contract: int, cores: int, first: int, second: int
 ) -> None:
     case = Case(world=4, local=1, topk=4, batch=4, contract=contract, cores=cores, ids="none", batches="equal")
     case.inputs[3].expert_ids[:] = torch.tensor([second, first] * 2, dtype=torch.int32)
@@ -217,7 +206,7 @@ def test_of_two_owners_without_room_the_first_is_named(
 @pytest.mark.parametrize("cores", [1, 8])
 @pytest.mark.parametrize(("word", "value"), [(0, 2), (1, 4), (2, 3), (0, -1)])
 def test_a_source_index_of_the_first_rank_token_or_k_that_there_is_not(
-    clusters: Clusters, algorithm: str, cores: int, word: int, value: int
+    clusters: Clusters, word: int, value: int
 ) -> None:
     case = full(2, 2)
 
@@ -231,9 +220,7 @@ def test_a_source_index_of_the_first_rank_token_or_k_that_there_is_not(
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
 @pytest.mark.parametrize("cores", [1, 8])
-def test_a_wrong_source_index_of_a_rank_whose_rows_are_counted_exactly(
-    clusters: Clusters, algorithm: str, cores: int
-) -> None:
+def test_a_wrong_source_index_of_a_rank_whose_rows_are_counted_exactly(clusters: Clusters) -> None:
     """A token with more pairs than its owner has experts makes all cores count; the owner still has room."""
     case = replace(full(2, 2))
     case.inputs[1].expert_ids[:] = torch.tensor([0, 1, 2], dtype=torch.int32)

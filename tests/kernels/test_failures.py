@@ -27,9 +27,6 @@ SOON_S = FAR_S / 2  # for what waits for no deadline, or beyond a short one, on 
 class OpRanks(Ranks):
     """Ranks whose ops take a setting."""
 
-    def __enter__(self) -> OpRanks:
-        return self
-
     def use(self, algorithm: str) -> None:
         """``servers``: window, every rank in a server of its own."""
         share = "1" if algorithm == "servers" else "0"

@@ -32,12 +32,9 @@ EPOCH = 100  # of the corrupted op; no bit of its own away from the one two ops 
 Corrupt = Callable[[list[int], int], list[int]]  # (the run that is about to come, its epoch) -> what lies there
 
 
-@pytest.fixture(autouse=True, params=["window", "direct"])
-def settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", request.param)
-    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "5")
-    monkeypatch.setenv("HCCL_BUFFSIZE", "1")
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", "2")
+SETTINGS = {"ASCEND_MOE_TIMEOUT_S": "5", "HCCL_BUFFSIZE": "1"}
+SETTINGS |= {"ASCEND_MOE_AIV_CORES": "2", "ASCEND_MOE_COMM_ALG": "direct"}
+both = pytest.mark.parametrize("algorithm", ["window", "direct"])
 
 
 # ---- what is written
@@ -236,6 +233,7 @@ def outcome(result: Caught, source: int | None) -> str:
 
 
 @pytest.mark.row("corrupt status")
+@both
 @pytest.mark.parametrize(("world", "every"), [(2, 3), pytest.param(3, 1, marks=pytest.mark.nightly)])
 def test_corrupted_status_is_reported_or_overwritten(world: int, every: int, tally: Tally) -> None:
     """The reader looks before the real run comes. What is corrupt is so when the time is over."""
@@ -260,10 +258,8 @@ def test_corrupted_status_is_reported_or_overwritten(world: int, every: int, tal
 
 @pytest.mark.parametrize("cores", [1, 3])
 @pytest.mark.parametrize("contract", [1, 2])
-@pytest.mark.parametrize("settings", ["direct"], indirect=True)
-def test_wrong_counts_of_direct_combine_are_named(contract: int, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_counts_of_direct_combine_are_named(contract: int) -> None:
     """Core 0 checks the hashes while the other cores already read rows by what the runs say."""
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
     for count in range(2 * LOCAL):  # rows of each local expert, then where they begin
         block, at = divmod(count, COUNTS_PER_BLOCK)
         word = (HEADER_BLOCKS + block) * WORDS + 2 + at
@@ -274,7 +270,6 @@ def test_wrong_counts_of_direct_combine_are_named(contract: int, cores: int, mon
 
 @pytest.mark.parametrize("contract", [0, 1, 2])
 @pytest.mark.parametrize(("reader", "source"), [(0, 2), (1, 0), (2, 1)])
-@pytest.mark.parametrize("settings", ["direct"], indirect=True)
 def test_the_hash_of_every_message_is_checked(contract: int, reader: int, source: int) -> None:
     """The first, the last, and one between are corrupted."""
     found = trial(3, 5, flipped(HEADER_BLOCKS * WORDS + 2, 0), contract, reader=reader, source=source)
@@ -282,7 +277,6 @@ def test_the_hash_of_every_message_is_checked(contract: int, reader: int, source
 
 
 @pytest.mark.parametrize("contract", [1, 2])
-@pytest.mark.parametrize("settings", ["direct"], indirect=True)
 def test_the_place_of_registered_rows_is_checked(contract: int) -> None:
     """Where they lie, and which memory that was, must be what their owner has said."""
     assert trial(2, 5, lambda run, epoch: run, contract, registered=True)[READER] in ("accepted", "right")
@@ -293,6 +287,7 @@ def test_the_place_of_registered_rows_is_checked(contract: int) -> None:
 
 
 @pytest.mark.parametrize("contract", [0, 1, 2])
+@both
 def test_another_alignment_of_rows_is_a_mismatch(contract: int) -> None:
     found = trial(2, 5, flipped(WORDS + 2, 26), contract)
     assert found[READER] == "mismatch", found
@@ -314,6 +309,7 @@ def counted(rows: int) -> Corrupt:
 
 
 @pytest.mark.parametrize("contract", [0, 1, 2])
+@both
 def test_counts_of_another_source_are_not_taken(contract: int) -> None:
     """Blocks that another rank has sent with the same configuration."""
     found = trial(3, 5, lambda run, epoch: run, contract, deadline=SOON, other_source=2)
@@ -322,22 +318,21 @@ def test_counts_of_another_source_are_not_taken(contract: int) -> None:
 
 
 @pytest.mark.parametrize("cores", [1, 3])
-def test_counts_of_a_whole_message_up_to_the_capacity(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@both
+def test_counts_of_a_whole_message_up_to_the_capacity() -> None:
     """Nothing else is wrong with it: as many rows as a rank may send are taken for what it sends."""
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
     assert trial(2, 5, counted(MAX_BS * TOPK))[READER] == "accepted"
     assert trial(2, 5, counted(MAX_BS * TOPK + 1), deadline=SOON)[READER] == "corrupt"  # a single core looks till then
 
 
-@pytest.mark.parametrize("settings", ["direct"], indirect=True)
 @pytest.mark.parametrize("cores", [2, 8])  # of 8 each reads a row once for all experts
 @pytest.mark.parametrize("poison", [0x7F, 0xFF])
-def test_a_list_of_anything_names_no_place_outside(cores: int, poison: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
+def test_a_list_of_anything_names_no_place_outside(poison: int) -> None:
     assert trial(2, 5, counted(MAX_BS * TOPK), poison=poison)[READER] == "accepted"
 
 
 @pytest.mark.parametrize("word, value", [(2, 0), (2, 1), (2, 6), (2, 15), (2, 21), (2, 2**31), (3, 2), (4, 99)])
+@both
 def test_abort_block_that_nobody_can_have_written(word: int, value: int) -> None:
     """An abort says that no more comes: the op must not go on with what is there, whatever else it says."""
 
@@ -366,6 +361,7 @@ def test_abort_block_that_nobody_can_have_written(word: int, value: int) -> None
 
 
 @pytest.mark.parametrize("missing", [0, 7])
+@both
 def test_half_an_abort_block_is_no_abort(missing: int) -> None:
     """Until both marks are there, its other half may still come: the op waits, and is right where its rows come."""
 

@@ -22,9 +22,6 @@ FAR_S = 4 * settings.DEFAULT_TIMEOUT_S  # 96 processes take turns on a machine w
 class ManyRanks(Ranks):
     """Ranks that are waited for as long as a busy machine needs."""
 
-    def __enter__(self) -> ManyRanks:
-        return self
-
     def wait(self, rank: int, seconds: float = FAR_S) -> CallResult:
         return super().wait(rank, max(seconds, FAR_S))
 

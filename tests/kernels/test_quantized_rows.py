@@ -70,13 +70,10 @@ def test_no_scale_divides_by_zero_and_none_but_zero_changes(dtype: torch.dtype, 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
 @pytest.mark.parametrize("contract", [1, 2])
 @pytest.mark.parametrize("name", CASES)
-def test_sums_and_bytes(
-    name: str, contract: int, algorithm: str, clusters: op_runs.Clusters, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sums_and_bytes(name: str, contract: int, algorithm: str, clusters: op_runs.Clusters) -> None:
     case = CASES[name]
     if contract != case.contract and case.shared:
         pytest.skip("V1 takes no shared expert's rows")
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     case = replace(case, contract=contract)
     runs = op_runs.run(clusters[WORLD], case)
     assert op_runs.check(case, runs)
@@ -89,9 +86,8 @@ def test_sums_and_bytes(
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
-def test_codes_and_scales_on_the_wire(algorithm: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codes_and_scales_on_the_wire(algorithm: str, dtype: str) -> None:
     """Where an op has left them: in direct in the owner's half in the order of expand_x, in window in the slots."""
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     case = replace(BASE, contract=2, dtype=dtype, units=6, odd=True, ids="distinct")
     written, _ = ref.comm_quant_row_bytes(case.hidden)
 

@@ -14,11 +14,8 @@ from ascend_moe.validate.run import DevicePlace
 WORLD, SEED = 3, 3  # inputs that give every rank some rows
 
 
-@pytest.fixture(autouse=True)
-def settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "5")
-    monkeypatch.setenv("HCCL_BUFFSIZE", "1")
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "window")
+SETTINGS = {"ASCEND_MOE_TIMEOUT_S": "5", "HCCL_BUFFSIZE": "1", "ASCEND_MOE_COMM_ALG": "window"}
+pytestmark = pytest.mark.parametrize("cores", [1, 3, 13])
 
 
 def rows_of(sent: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -35,9 +32,7 @@ def in_every_half(place: DevicePlace) -> None:
     cases.round_trip(place, SEED, 2)
 
 
-@pytest.mark.parametrize("cores", [1, 3, 13])
-def test_rows_in_any_order(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
+def test_rows_in_any_order() -> None:
 
     def body(rank: int, group_ep: str) -> None:
         place = DevicePlace(group_ep, WORLD, rank)
@@ -53,13 +48,11 @@ def test_rows_in_any_order(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
         cluster.run(body)
 
 
-@pytest.mark.parametrize("cores", [1, 3, 13])
-def test_of_several_missing_rows_the_first_is_named(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_missing_rows_the_first_is_named() -> None:
     """All rows of rank 1 name the last pair of their source: what it misses it says in order of token and k.
 
     The others get their sums, and so does everybody afterwards.
     """
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
 
     def body(rank: int, group_ep: str) -> tuple[Caught, dict[int, list[tuple[int, int]]]]:
         place, missing = DevicePlace(group_ep, WORLD, rank), dict[int, list[tuple[int, int]]]()
@@ -92,10 +85,8 @@ def test_of_several_missing_rows_the_first_is_named(cores: int, monkeypatch: pyt
         assert f"the row of token {token}, k {k} of rank {rank}, " in str(found.error)
 
 
-@pytest.mark.parametrize("cores", [1, 3, 13])
-def test_other_pairs_with_the_same_counts(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_pairs_with_the_same_counts() -> None:
     """Combine is given the ids of two tokens exchanged, one of which dispatch did not route."""
-    monkeypatch.setenv("ASCEND_MOE_AIV_CORES", str(cores))
     experts, hidden = 2 * WORLD, 64
 
     def body(rank: int, group_ep: str) -> Caught:

@@ -57,10 +57,7 @@ def units(request: Request) -> list[int]:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("contract", [1, 2])
 @pytest.mark.parametrize("name", CASES)
-def test_results_and_bytes(
-    name: str, contract: int, algorithm: str, clusters: dict[int, LocalCluster], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
+def test_results_and_bytes(name: str, contract: int, algorithm: str, clusters: dict[int, LocalCluster]) -> None:
     case = replace(CASES[name], contract=contract)
     mib = SMALL_MIB if name.startswith("full") else 8
     assert units(request_of(case, algorithm, mib)) == [32 if name.startswith("full") else 512] * 2
@@ -73,7 +70,6 @@ def test_rows_lie_at_multiples_with_nothing_between(
     context: str, algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dispatch stores the bytes of rows alone: direct a row a token, window a row a pair with its source_index."""
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     monkeypatch.setenv("ASCEND_MOE_CONTEXT", context)
     case = replace(ROOM, contract=2, batches="equal", ids="distinct")
     written = case.units * 32 + (32 if algorithm == "window" else 0)

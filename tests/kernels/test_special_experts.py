@@ -17,7 +17,7 @@ from ascend_moe.call import SpecialExperts
 from ascend_moe.reference import cases
 from ascend_moe.reference.cases import Case
 
-ALGORITHMS = ["window", "direct"]
+pytestmark = pytest.mark.parametrize("algorithm", ["window", "direct"])
 BASE = Case(contract=2, local=2, topk=4, batch=9, cores=5, shared=2, batches="zero rank", ids="mixed")
 
 
@@ -34,44 +34,28 @@ def run(clusters: Clusters, case: Case) -> list[Any]:
     return runs
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_rows_in_parts(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_in_parts(clusters: Clusters) -> None:
     """Cores that share H find the same factors; rows of 300 elements end within a chunk of a dot product."""
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     for width in (304, 2560, 7168):
         for cores in (1, 3, 24, 48):
             run(clusters, case_with(1, 1, 3, alphas=2, width=width, cores=cores, batch=3, seed=cores))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_more_tokens_than_a_chunk_has(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_tokens_than_a_chunk_has(clusters: Clusters) -> None:
     """ChunkTokens in op_kernel/protocol/tiling.h: 170 tokens of one pair each, 7 of 32 pairs."""
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     for topk, batch in ((1, 360), (32, 20)):
         for special in ((1, 1, 3), (1, 1, 0)):
             run(clusters, case_with(*special, topk=topk, batch=batch, cores=1, batches="unequal"))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_drawn(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
-    some = [value for value in cases.CHOICES["special"] if sum(value)]
-    for seed in range(60):
-        run(clusters, cases.draw(seed, special=some, contract=(2,)))
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_more_picks_than_experts(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_picks_than_experts(clusters: Clusters) -> None:
     """K is 12, E is 4; and 32, which is the most, of 2 and 1024 of each other kind."""
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     run(clusters, case_with(4, 4, 0, topk=12, ids="distinct"))
     run(clusters, case_with(1024, 1024, 1024, local=1, topk=32, ids="distinct", alphas=1))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_nothing_travels(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_travels(clusters: Clusters) -> None:
     """All ids are of special experts, or -1: counts are zero, and sums are what this rank adds itself."""
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     x = torch.linspace(-2, 2, 3 * 32).reshape(3, 32)
     ids = torch.tensor([[3, 3], [-1, 2], [2, -1]], dtype=torch.int32)  # copy twice, zero, zero
     weights = torch.tensor([[0.5, 0.25], [1.0, 2.0], [3.0, 4.0]])
@@ -85,10 +69,8 @@ def test_nothing_travels(clusters: Clusters, algorithm: str, monkeypatch: pytest
         assert torch.equal(one.result, x * torch.tensor([[0.75], [0], [0]]) + sum(own.values()))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_inputs_may_share_memory(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_may_share_memory(clusters: Clusters) -> None:
     """They begin at one address with unequal lengths, or overlap."""
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     table = torch.linspace(-2, 2, 6 * 32).reshape(6, 32)
     ids = torch.tensor([[0, 2, 4], [1, 3, 5], [3, 0, 5]], dtype=torch.int32)  # 2: zero, 3: copy, 4 and 5: const
     threes, twos = [table[:3], table[1:4], table[2:5]], [table[:2], table[1:3]]
@@ -99,10 +81,8 @@ def test_inputs_may_share_memory(clusters: Clusters, algorithm: str, monkeypatch
         run(clusters, Case.of([given, given], 2, contract=2, **SpecialExperts(1, 1, 2).given))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_an_id_behind_the_last(clusters: Clusters, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_behind_the_last(clusters: Clusters) -> None:
     """The message says which ids there are: with a core that makes lists, and without."""
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     for cores in (2, 16):
         case = cases.legal(case_with(2, 1, 2, ids="bad", cores=cores, batches="equal", seed=1))
         runs = op_runs.run(clusters[case.world], case)

@@ -12,7 +12,7 @@ from ascend_moe.native.timestamps import END, LAUNCH, Timestamp, of_words, spent
 from ascend_moe.plan import Request
 from ascend_moe.plan.soc import cost_table
 from ascend_moe.predict.world import TimedWorld
-from ascend_moe.settings import TIMESTAMPS
+from ascend_moe.settings import CORE_BARRIER, TIMESTAMPS
 from ascendc_twin.timeline import PHASE, Event
 
 ORDER = {
@@ -71,8 +71,11 @@ def assert_same(timestamps: list[Timestamp], events: list[Event], order: list[st
 
 
 @pytest.mark.parametrize("text", ["v1,DC,window", "v2,DC,window", "v2,DC,direct"])
-def test_no_schedule_finds_a_race_in_timestamps(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TIMESTAMPS.name, "1")
+@pytest.mark.parametrize(("name", "value"), [(TIMESTAMPS.name, "1"), (CORE_BARRIER.name, "syncall")])
+def test_no_schedule_finds_a_race_in_timestamps_and_in_barriers_by_syncall(
+    text: str, name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
     found = explore.campaign([explore.parse(f"w2,c3,l2,k2,b3,{text}")], 30, 1, a_case=30)
     assert found.finding is None, found.finding
 

@@ -155,9 +155,8 @@ def test_longest_rows(clusters: Clusters, hidden: int, dtype: str, contract: int
 
 
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
-def test_windows_above_4_gib(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_above_4_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sparse memory, of which an op touches little; regions and halves begin beyond 32 bits."""
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     monkeypatch.setenv("ASCEND_MOE_REGISTERED_MIB", "0")
     with LocalCluster(3, window_mib=13 * 1024) as cluster:
         for seed, contract in enumerate((1, 2, 1, 2)):
@@ -298,13 +297,11 @@ def crammed(case: Case, owner: int) -> Case:
 
 
 @pytest.mark.asan
+@pytest.mark.parametrize("algorithm", ["window"])
 @pytest.mark.parametrize("name", FULL)
 @soak_rows.row("window size", quick=2, full=80)
-def test_window_that_is_just_large_enough(
-    guarded: GuardedLibrary, name: str, numbers: range, tally: Tally, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_window_that_is_just_large_enough(guarded: GuardedLibrary, name: str, numbers: range, tally: Tally) -> None:
     """Nothing is touched outside of it, on either side. Wider rows or one more are refused with the need."""
-    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "window")
     base = replace(FULL[name], ids="distinct")
     with LocalCluster(base.world, window_mib=1) as cluster:
         for number in numbers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import commands
 import pytest
@@ -37,10 +38,6 @@ def times(found: Prediction) -> tuple[float, float]:
     return found.dispatch_us, found.combine_us
 
 
-def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(a, b)
-
-
 def compare_with_reference(request: Request, algorithm: str, costs: dict[str, float]) -> list[Event]:
     """Runs both ops with payload; the events of dispatch."""
     with TimedWorld(request, algorithm, 3, payload=True) as world:
@@ -51,23 +48,18 @@ def compare_with_reference(request: Request, algorithm: str, costs: dict[str, fl
         ]
         mode = request.quant_mode
         want = ref.dispatch(inputs, moe_expert_num=request.experts, quant_mode=mode, global_bs=0)
+        share = request.ranks_per_server if algorithm == "hierarchy" else 0
+        form: dict[str, Any] = {"contract": request.contract, "quantized": mode != 0}
+        form["ranks_per_server"] = 0 if share else request.ranks_per_server  # hierarchy has source indices
         for one, found in zip(want, world.outputs["dispatch"], strict=True):
-            rows = len(one.expand_x)
-            assert equal(found[0][:rows], one.expand_x)
-            if one.dynamic_scales is not None:
-                assert equal(found[1][:rows], one.dynamic_scales)
-            index = one.expand_idx
-            if request.contract == "v2" and (algorithm == "hierarchy" or not request.ranks_per_server):
-                index = one.assist_info.flatten()
-            assert equal(found[2][: len(index)], index)
-            assert equal(found[4], one.ep_recv_counts)
+            compared = ref.validate("dispatch", found, one, **form)
+            assert compared.ok, compared.text
         world.run("combine", costs)
         given = world.inputs["combine"]
         rows = [given[rank]["expand_x"][: len(one.expand_x)] for rank, one in enumerate(want)]
-        share = request.ranks_per_server if algorithm == "hierarchy" else 0
         sums = ref.combine(inputs, rows, want, moe_expert_num=request.experts, global_bs=0, ranks_per_server=share)
-        for one, found in zip(sums, world.outputs["combine"], strict=True):
-            assert equal(found[0], one)
+        for total, found in zip(sums, world.outputs["combine"], strict=True):
+            assert ref.same_bits(found[0], total)
     return sent.events
 
 

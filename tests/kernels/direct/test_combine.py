@@ -19,6 +19,7 @@ import ascend_moe
 from ascend_moe.comm import lookup
 from ascend_moe.ops import calls
 
+SETTINGS = {"ASCEND_MOE_COMM_ALG": "direct"}
 DOC = Path(__file__).resolve().parents[3] / "docs" / "layers.md"
 
 

@@ -14,6 +14,8 @@ from ascend_moe.plan import Request
 from ascend_moe.predict import predict
 from ascend_moe.reference.cases import Case
 
+SETTINGS = {"ASCEND_MOE_COMM_ALG": "direct"}
+
 
 def list_cores(case: Case) -> int:
     """How many cores of a rank make lists."""
