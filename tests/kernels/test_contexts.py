@@ -34,23 +34,25 @@ WINDOW_MIB = 4
 WIDE = Case(world=34, local=1, topk=2, batch=2, cores=1, batches="unequal", seed=9)
 
 
-def servers(monkeypatch: pytest.MonkeyPatch, share: int, kind: str = "a2", stores: bool = False) -> None:
-    """So many ranks on each server, 0: all on one; `stores`: reached by stores."""
+def servers(monkeypatch: pytest.MonkeyPatch, share: int, kind: str, stores: bool = False, flags: bool = False) -> None:
+    """So many ranks on each server, 0: all on one; reached by stores; rows between servers in flagged blocks."""
     monkeypatch.setenv("ASCEND_MOE_CONTEXT", kind)
     monkeypatch.setenv("ASCEND_MOE_INTRA_NODE_STORES", str(int(stores)))
     monkeypatch.setenv("ASCEND_MOE_RANKS_PER_SERVER", str(share))
+    monkeypatch.setenv("ASCEND_MOE_RDMA_FLAGS", str(int(flags)))
 
 
-# Context, ranks a server, whether the ranks of a server store to each other.
-KNOWN = [("table", 0, False), ("a3", 0, False), ("a2", 0, False), ("a2", 1, True), ("a2", 2, False), ("a2", 3, True)]
+# Context, ranks a server, whether the ranks of a server store to each other, and whether blocks have flags.
+KNOWN = [("table", 0, False, False), ("a3", 0, False, False), ("a2", 0, False, False), ("a2", 1, True, False)]
+KNOWN += [("a2", 2, False, False), ("a2", 3, True, False), ("a2", 2, False, True)]
 
 
-@pytest.mark.parametrize(("kind", "share", "stores"), KNOWN)
+@pytest.mark.parametrize(("kind", "share", "stores", "flags"), KNOWN)
 @pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 60), marks=pytest.mark.nightly)])
 def test_drawn_cases_equal_the_reference_in_every_context(
-    monkeypatch: pytest.MonkeyPatch, kind: str, share: int, stores: bool, seeds: range
+    monkeypatch: pytest.MonkeyPatch, kind: str, share: int, stores: bool, flags: bool, seeds: range
 ) -> None:
-    servers(monkeypatch, share, kind, stores)
+    servers(monkeypatch, share, kind, stores, flags)
     op_runs.check_drawn(seeds, 5, WINDOW_MIB)
 
 

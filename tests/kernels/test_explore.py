@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -170,3 +171,17 @@ def test_rows_that_do_not_fit_into_registered_areas() -> None:
         world.window_bytes = 1 << 20
         world.load(REGISTERED)
         assert not world.run(0).failed
+
+
+def between_servers() -> Iterator[Program]:
+    """Drawn cases between servers, all with rows of more than one block."""
+    for seed in range(10_000):
+        case = replace(explore.draw(seed), algorithm="window", rows="own", list_cores=0, units=5 + seed % 40)
+        yield replace(case, servers=1 + seed % 2, stores=seed // 2 % 2 == 1)
+
+
+def test_without_flags_blocks_in_any_order_are_found() -> None:
+    """The control of ASCEND_MOE_RDMA_FLAGS: rows are missing behind a message that has come."""
+    result = explore.campaign(between_servers(), 300, seed=0, a_case=5, options=Options(reordered=True))
+    assert result.finding is not None and result.finding.kind == "wrong result", result
+    assert_nothing_found(explore.campaign(between_servers(), 60, seed=0, a_case=5))

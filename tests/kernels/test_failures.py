@@ -6,16 +6,18 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import comm_cases
 import failure_cases as cases
 import pytest
 import soak_rows
-from rank_processes import Ranks, assert_named, fork_server, nothing_left, values
+from rank_processes import CallResult, Ranks, assert_named, fork_server, nothing_left, values
 from soak_rows import Tally
 
-from ascend_moe import LocalCluster, comm
+from ascend_moe import LocalCluster, comm, settings
+from ascend_moe.reference.cases import Case, legal
 from ascend_moe.validate.run import DevicePlace
 
 __all__ = ["fork_server", "nothing_left"]  # fixtures
@@ -149,6 +151,36 @@ def test_ranks_that_end_after_their_last_op_harm_nobody(ending: Any, mortal: OpR
         mortal.processes[rank].join(10)
         assert mortal.processes[rank].exitcode == 0
     assert_named(mortal.call(cases.run_dispatch, 5, ranks=[2])[0], "PeerLost", 0)
+
+
+MANY, GONE, PATIENCE_S = 96, 41, 4 * settings.DEFAULT_TIMEOUT_S  # they take turns on a machine with two cores
+
+
+class PatientRanks(OpRanks):
+    """Ranks that are waited for as long as a busy machine needs."""
+
+    def wait(self, rank: int, seconds: float = PATIENCE_S) -> CallResult:
+        return super().wait(rank, max(seconds, PATIENCE_S))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("algorithm", ["window", "direct"])
+def test_of_many_processes_an_overflow_then_a_killed_one_are_named_by_all(algorithm: str) -> None:
+    case = legal(Case(world=MANY, local=1, topk=2, ids="overflow", cores=2, units=1, seed=8))
+    fault = replace(case).fault()  # of another object: tensors that it keeps would travel with it
+    assert fault is not None and fault.kind == "RoutingOverflow"
+    with PatientRanks(MANY, timeout_s=PATIENCE_S) as ranks:
+        ranks.use(algorithm)
+        values(ranks.call(comm_cases.set_env, "ASCEND_MOE_AIV_CORES", "2"))
+        opened(ranks)
+        for outcome in ranks.call(cases.run_faulty, case):
+            assert_named(outcome, "RoutingOverflow", fault.rank)
+        assert values(ranks.call(cases.run_dispatch, 1)) == ["right"] * MANY  # the group has stayed usable
+        ranks.kill(GONE)
+        for outcome in ranks.call(cases.run_combine, ranks=others(GONE, MANY)):
+            assert_named(outcome, "PeerLost", GONE, "has ended")
+            assert outcome.seconds < PATIENCE_S / 4  # it is not waited for until the deadline
 
 
 # ---- stopped, or never calling
