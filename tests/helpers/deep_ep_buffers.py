@@ -29,6 +29,7 @@ class Case:
     topk: int = 3
     kind: str = "random"
     hidden: int = H
+    device: str = "cpu"  # of x, ids and weights
 
     @property
     def experts(self) -> int:
@@ -47,13 +48,13 @@ class Case:
         if self.kind == "one expert":
             shifted = torch.full_like(ids, -1)
             shifted[:, 1] = 1
-        return ids if self.kind == "an expert without tokens" else shifted
+        return (ids if self.kind == "an expert without tokens" else shifted).to(self.device)
 
     def x(self, rank: int) -> torch.Tensor:
-        return randn(self.tokens(rank), self.hidden, seed=rank).bfloat16()
+        return randn(self.tokens(rank), self.hidden, seed=rank).bfloat16().to(self.device)
 
     def weights(self, rank: int) -> torch.Tensor:
-        return randn(self.tokens(rank), self.topk, seed=100 + rank).abs()
+        return randn(self.tokens(rank), self.topk, seed=100 + rank).abs().to(self.device)
 
     def owner(self, expert: int) -> int:
         return expert // self.local if expert >= 0 else -1

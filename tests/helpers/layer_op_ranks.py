@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,13 @@ class Rank:
             made = [quantize_weight_int4(weight, weight.shape[1] // int4) for weight in weights]
             (self.w1, self.s1, self.b1), (self.w2, self.s2, self.b2) = made
 
+    def to(self, device: str) -> Rank:
+        """The same with its tensors there."""
+        moved = copy.copy(self)
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        vars(moved).update({name: value.to(device) for name, value in tensors.items()})
+        return moved
+
     def biases(self, form: str) -> list[Any]:
         if self.b1 is None or self.b2 is None:
             return [None, None]
@@ -61,7 +69,7 @@ class Rank:
         return [[weight] if form == "stacked" else list(weight) for weight in (self.w1, self.w2)]
 
     def one_call(self, group: str, form: str = "stacked", limit: int = 0, **given: Any) -> tuple[torch.Tensor, ...]:
-        out, nums = torch.full_like(self.x, NAN), torch.full((L,), -1, dtype=I32)
+        out, nums = torch.full_like(self.x, NAN), torch.full((L,), -1, dtype=I32, device=self.x.device)
         made = dispatch_ffn_combine(
             self.x, *self.weights(form), self.ids, *self.scales(form), *self.biases(form), self.probs, group, limit,
             out, nums, self.mask, **given,

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 import torch_npu
 from bad_arguments import BS, OP, E, H, K
+from layer_op_ranks import Rank
+from npu_rank import GLOO, NPU, RANK, WORLD, end, new_group
 from npu_runs import LAST_LINE, raises, run_checks
 
 import ascend_moe
@@ -33,22 +35,9 @@ from ascend_moe.errors import (
     WindowTensorError,
     WindowTooSmall,
 )
-from ascend_moe.experts import quantize_weight
 from ascend_moe.native import binding
 from ascend_moe.ops import npu_communicator
 
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-NPU = torch.device("npu", RANK)
-
-
-def new_group(**options: Any) -> str:
-    """A fresh communicator of its own windows."""
-    return ascend_moe.comm_name(dist.new_group(list(range(WORLD)), **options))
-
-
-torch.npu.set_device(RANK)
-dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
-GLOO = dist.new_group(backend="gloo")
 HCCL, OTHER, CPU = new_group(), new_group(), ascend_moe.comm_name(GLOO)
 
 
@@ -554,51 +543,32 @@ def check_the_fused_norm_and_the_barrier_are_ours_and_equal_the_cpus_bits() -> N
     ascend_moe.check()
 
 
+def halved(scale: torch.Tensor) -> torch.Tensor:
+    """Scales that bf16 holds: an NPU's second product takes them so."""
+    return scale.bfloat16().float()
+
+
 def check_the_one_call_for_a_layer_gives_the_cpus_bits() -> None:
     """bf16 and W8A8, lists and stacked weights, a limit, shared experts; too many rows raise on both devices."""
-    local, inner, tokens = E // WORLD, 32, 5
-    generator = torch.Generator().manual_seed(RANK)
-
-    def randn(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).bfloat16()
-
-    x, probs = randn(tokens, H), torch.rand(tokens, K, generator=generator)
-    ids = torch.arange(RANK, RANK + tokens * K).remainder(E).int().view(tokens, K)
-    mask = torch.arange(tokens) != 2
-    weights = [randn(local, H, 2 * inner) / 8, randn(local, inner, H) / 8]
-    (codes1, scale1), (codes2, scale2) = (quantize_weight(weight) for weight in weights)
-    packed = [list(scale1.view(torch.int32).long()), list(scale2.bfloat16().float().view(torch.int32).long())]
-    plain: list[Any] = [weights[:1], weights[1:], None, None]
-    for w1, w2, s1, s2 in (plain, [[codes1], [codes2], *packed], [list(codes1), list(codes2), *packed]):
-        found: dict[str, list[torch.Tensor]] = {}
+    shared = Rank(7, WORLD)  # its experts, unquantized, are the shared ones
+    for int8, form in ((False, "stacked"), (True, "int64"), (True, "list")):
+        found: list[list[Any]] = []
         for group, device in ((CPU, "cpu"), (HCCL, "npu")):
-
-            def there(value: Any, device: str = device) -> Any:
-                return [each.to(device) for each in value] if isinstance(value, list) else value.to(device)
-
-            lists = [None if value is None else there(value) for value in (w1, w2, s1, s2)]
-            out, nums = torch.empty_like(there(x)), torch.empty(local, dtype=torch.int32, device=device)
-            tensors = (*lists[:2], there(ids), *lists[2:], None, None, there(probs), group)
-            layer_ops.dispatch_ffn_combine(there(x), *tensors, 0, out, nums, there(mask), swiglu_limit=0.5)
-            quant = 0 if s1 is None else 2
-            buffer = layer_ops.get_symm_buffer_for_mega_moe(
-                group, E, tokens, K, H, inner, max_recv_token_num=tokens * K * WORLD,
-                dispatch_quant_mode=quant,
-            )  # fmt: skip
-            own = {f"shared_l{number + 1}_weights": there(plain[number]) for number in range(2)}
-            batch = slice(RANK, None)  # ranks have different ones
-            y, counts = layer_ops.mega_moe(
-                there(x[batch]), there(ids[batch]), there(probs[batch]), *lists[:2], buffer, l1_weights_sf=lists[2],
-                l2_weights_sf=lists[3], x_active_mask=there(mask[batch].to(torch.int8)), activation_clamp=0.5, **own,
-            )  # fmt: skip
-            found[device] = [on_cpu(value) for value in (out, nums, y, counts)]
+            equal, unequal = (Rank(RANK, WORLD, tokens, int8=int8) for tokens in (5, 5 - 2 * RANK))
+            for each in (equal, unequal):
+                each.mask, each.s2 = torch.arange(len(each.x)) != 2, each.s2 if each.s2 is None else halved(each.s2)
+            own, buffer = shared.to(device), unequal.buffer(group, max_recv_token_num=99)
+            weights = {"shared_l1_weights": [own.w1], "shared_l2_weights": [own.w2]}
+            made = equal.to(device).one_call(group, form, swiglu_limit=0.5)
+            made += unequal.to(device).mega(buffer, form, activation_clamp=0.5, **weights)
+            found.append([on_cpu(value) for value in made])
             with raises("max_output_size is 1, but", RoutingOverflow):
-                layer_ops.dispatch_ffn_combine(there(x), *tensors, 1, out, nums)
-        assert all(torch.equal(a, b) for a, b in zip(found["cpu"], found["npu"], strict=True)), found
-        assert bool((found["npu"][0][mask] != 0).any()) and not torch.equal(found["npu"][0][RANK:], found["npu"][2])
+                equal.to(device).one_call(group, form, limit=1)
+        assert all(map(torch.equal, *found)), found
+        assert bool((found[1][0][torch.arange(5) != 2] != 0).any()) and bool((found[1][2] != 0).any())
     for group in (CPU, HCCL):
         with raises("num_topk is", ConfigMismatch):
-            layer_ops.get_symm_buffer_for_mega_moe(group, E, tokens, 1 + RANK, H, inner)
+            layer_ops.get_symm_buffer_for_mega_moe(group, E, 5, 1 + RANK, H, 32)
 
 
 def check_patch_torch_npu_swaps_its_functions_and_puts_them_back() -> None:
@@ -646,4 +616,4 @@ if __name__ == "__main__":
     run_checks(sys.argv[1:])
     meet()
     ascend_moe.close(CPU)
-    dist.destroy_process_group()
+    end()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch_npu
+from npu_rank import GLOO, NPU, RANK, WORLD, everyone
 from npu_runs import raises, run_checks
 
 import ascend_moe
@@ -26,15 +27,10 @@ from ascend_moe.validate.run import DevicePlace
 from ascend_moe.validate.run import combine as op_combine
 from ascend_moe.validate.run import dispatch as op_dispatch
 
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 SHARE = int(os.environ["ASCEND_MOE_RANKS_PER_SERVER"])
-NPU = torch.device("npu", RANK)
 HCCL_CHOICE = {"HCCL_INTRA_PCIE_ENABLE": "1", "HCCL_INTRA_ROCE_ENABLE": "0"}
 
-torch.npu.set_device(RANK)
-dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
-GLOO = dist.new_group(backend="gloo")
-PLACE, OTHER = (DevicePlace(ascend_moe.comm_name(dist.new_group()), WORLD, RANK, NPU) for _ in range(2))
+PLACE, OTHER = everyone(), everyone()
 CASE = legal(Case("two servers", WORLD, local=2, topk=4, batch=5, units=4, share=SHARE, batches="unequal", seed=1))
 CODED = replace(
     CASE, quant_mode=2, comm_quant_mode=2, ids="mixed", mask="pair", shared=2, **SpecialExperts(1, 1, 1).given, seed=2
@@ -105,7 +101,7 @@ def check_a_group_keeps_its_links() -> None:
 
 def check_ranks_that_need_other_links_are_named() -> None:
     """Nobody waits in HCCL for ranks that make other links."""
-    place = DevicePlace(ascend_moe.comm_name(dist.new_group()), WORLD, RANK, NPU)
+    place = everyone()
     differs = 1 if RANK == 0 else 0
     with raises(f"the first op of group .* needs .* on rank {RANK}, .* on rank {differs}: pass", ConfigMismatch):
         op_dispatch(place, CASE, comm_alg="window" if RANK == 0 else "hierarchy")
@@ -113,7 +109,7 @@ def check_ranks_that_need_other_links_are_named() -> None:
 
 def check_stores_where_hccl_maps_nothing_are_found() -> None:
     """A launch by RDMA alone whose kernel stores within its server ends with the window's name; no rank goes on."""
-    place = DevicePlace(ascend_moe.comm_name(dist.new_group()), WORLD, RANK, NPU)
+    place = everyone()
     op_dispatch(place, ONE_LEVEL, comm_alg="window")
     ascend_moe.check()
     npu_communicator._stores.clear()  # nothing refuses it

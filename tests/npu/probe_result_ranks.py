@@ -8,29 +8,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch_npu  # noqa: F401
+from npu_rank import GLOO, NPU, RANK, WORLD, end, everyone, sound
 from npu_runs import run_checks
 
 import ascend_moe
 from ascend_moe import comm, settings
 from ascend_moe.native import probe_results
 from ascend_moe.reference.cases import Case
-from ascend_moe.validate.run import DevicePlace, run_case
-
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-NPU = torch.device("npu", RANK)
-PROVEN = settings.PROVEN.name
+from ascend_moe.validate.run import DevicePlace
 
 probe_results.cache_directory = lambda: Path(os.environ["STORE"]).parent  # type: ignore[attr-defined]
-torch.npu.set_device(RANK)
-dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
-GLOO = dist.new_group(backend="gloo")
 KIND = probe_results.machine(torch.npu.get_device_name(), probe_results.ONE_SERVER)
-
-
-def place() -> DevicePlace:
-    """This rank in a fresh group."""
-    return DevicePlace(ascend_moe.comm_name(dist.new_group()), WORLD, RANK, NPU)
 
 
 def ran(here: DevicePlace, **more: Any) -> str:
@@ -43,10 +31,8 @@ def ran(here: DevicePlace, **more: Any) -> str:
 
 
 def check_the_default_is_window_until_there_are_results() -> None:
-    here = place()
-    for contract in (1, 2):
-        for result in run_case(here, Case("unproven", WORLD, contract=contract, ids="distinct", seed=contract)):
-            assert result.ok, result.text
+    here = everyone()
+    sound(here, *(Case("unproven", WORLD, contract=contract, ids="distinct", seed=contract) for contract in (1, 2)))
     assert comm.algorithm_of(here.group_ep) == "window"
     assert [ran(here), ran(here, comm_alg="auto"), ran(here, comm_alg="fullmesh_v1")] == ["window"] * 3
     assert ran(here, comm_alg="direct") == "direct"  # whoever asks for it by name gets it
@@ -64,14 +50,12 @@ def check_results_make_it_direct() -> None:
         if RANK == 0:
             probe_results.write(KIND, WORLD, {**probes, **change})
         dist.barrier(GLOO)
-        here = place()
+        here = everyone()
         assert [ran(here), ran(here, comm_alg="auto"), ran(here, comm_alg="window")] == [algorithm] * 2 + ["window"]
-        for result in run_case(here, Case("proven", WORLD, contract=2, ids="distinct", seed=3)):
-            assert result.ok, result.text
+        sound(here, Case("proven", WORLD, contract=2, ids="distinct", seed=3))
     dist.barrier(GLOO)
 
 
 if __name__ == "__main__":
     run_checks()
-    dist.barrier(GLOO)
-    dist.destroy_process_group()
+    end()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch_npu  # noqa: F401
+from npu_rank import GLOO, NPU, RANK, WORLD, end, everyone, new_place, sound
 from npu_runs import raises, run_checks
 
 import ascend_moe
@@ -17,34 +16,12 @@ from ascend_moe.errors import ArgumentError, ConfigMismatch
 from ascend_moe.reference.cases import Case
 from ascend_moe.validate.probes import KERNEL_PROBES
 from ascend_moe.validate.probes_kernel import Npu
-from ascend_moe.validate.run import DevicePlace, run_case
+from ascend_moe.validate.run import DevicePlace
 
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-HOSTS = os.environ["HOSTS"]  # a letter a rank
-NPU = torch.device("npu", RANK)
 HALF = WORLD // 2
 SETTING = "ASCEND_MOE_RANKS_PER_SERVER"
 OLD_RDMA = "ASCEND_MOE_VNPU_CANN" in os.environ and "HCCL_INTRA_PCIE_ENABLE" not in os.environ  # nothing is mapped
-
-socket.gethostname = lambda: HOSTS[RANK]
-torch.npu.set_device(RANK)
-dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
-GLOO = dist.new_group(backend="gloo")
 ON_A2 = "910B" in torch.npu.get_device_name()
-
-
-def group_of(ranks: list[int]) -> DevicePlace | None:
-    """This rank's place in a fresh group; all ranks call."""
-    group = dist.new_group(ranks)
-    if not isinstance(group, dist.ProcessGroup):
-        return None
-    return DevicePlace(ascend_moe.comm_name(group), group.size(), group.rank(), NPU)
-
-
-def everyone() -> DevicePlace:
-    place = group_of(list(range(WORLD)))
-    assert place is not None
-    return place
 
 
 def share_of(place: DevicePlace) -> int:
@@ -60,17 +37,15 @@ def dispatch(place: DevicePlace, **more: Any) -> Any:
     return out
 
 
-def sound(place: DevicePlace) -> None:
+def right(place: DevicePlace) -> None:
     """Round trips of both contracts are the reference's."""
-    for contract in (1, 2):
-        case = Case("servers", place.world, contract=contract, batches="unequal", ids="distinct", seed=contract)
-        for result in run_case(place, case):
-            assert result.ok, result.text
+    names = {"batches": "unequal", "ids": "distinct"}
+    sound(place, *(Case("servers", place.world, contract=contract, seed=contract, **names) for contract in (1, 2)))
 
 
 def check_the_halves_are_servers_of_an_a2() -> None:
     place = everyone()
-    sound(place)  # the first op opens the group
+    right(place)  # the first op opens the group
     assert share_of(place) == (HALF if ON_A2 else 0)
     assert comm.algorithm_of(place.group_ep) == ("window" if ON_A2 else "direct")
     if ON_A2:
@@ -78,15 +53,15 @@ def check_the_halves_are_servers_of_an_a2() -> None:
             dispatch(place, comm_alg="direct")
     else:
         dispatch(place, comm_alg="direct")
-    sound(place)
+    right(place)
     dist.barrier(GLOO)
 
 
 def check_groups_of_some_ranks_are_counted_by_their_own() -> None:
     for ranks, share in (([0, HALF], 1), (list(range(HALF)), HALF), (list(range(HALF - 1, HALF + 1)), 1)):
-        place = group_of(ranks)
+        place = new_place(ranks)
         if place is not None:
-            sound(place)
+            right(place)
             assert share_of(place) == (share if ON_A2 else 0)
         dist.barrier(GLOO)
 
@@ -97,7 +72,7 @@ def check_the_setting_goes_before_host_names_and_is_the_same_on_all() -> None:
     for share in (1, WORLD):
         os.environ[SETTING] = str(share)
         place = everyone()
-        sound(place)
+        right(place)
         assert share_of(place) == share
         end = Npu(place)._end("batch")  # by RDMA, as the ops before
         assert (end.buffer_mib, end.data_bytes >> 20) == (200, 199)  # the twin's layout is no matter here
@@ -121,5 +96,4 @@ def check_probes_are_refused_where_hccl_cannot_map_a_server() -> None:
 
 if __name__ == "__main__":
     run_checks()
-    dist.barrier(GLOO)
-    dist.destroy_process_group()
+    end()

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import socket
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-import torch_npu  # noqa: F401
 from hccl_ranks import windows_of
+from npu_rank import GLOO, NPU, RANK, WORLD, end, everyone, sound
 from npu_runs import run_checks
 
-import ascend_moe
+from ascend_moe import comm
 from ascend_moe.reference.cases import Case
-from ascend_moe.validate.run import DevicePlace, run_case
+from ascend_moe.validate.run import DevicePlace
 
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-NPU = torch.device("npu", RANK)
 MIB = 1 << 20
 ABORTS, MAGIC, PEER_LOST = 1024, 0x41424F52, 16  # kAbortOffset, kAbortMagic, kPeerLost of protocol/window.h
 HEADER = 4096  # of a virtual window; on an A2 the ops' area follows, whose last MiB is the state
 
-socket.gethostname = lambda: os.environ["HOSTS"][RANK]
-torch.npu.set_device(RANK)
-dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
-GLOO = dist.new_group(backend="gloo")
-
 
 def corrupted() -> DevicePlace:
     """This rank in a group whose windows are full of what collectives have carried."""
-    group = dist.new_group()
-    assert isinstance(group, dist.ProcessGroup)
+    here = everyone()
+    group = comm.group_of("group", here.group_ep)
     carried = torch.full((4 * MIB,), 0x5AA5C33C, dtype=torch.int32, device=NPU)  # more than a window has
     dist.broadcast(carried, 0, group=group)
     dist.all_reduce(carried, group=group)
@@ -43,19 +35,17 @@ def corrupted() -> DevicePlace:
     block = (ctypes.c_uint32 * 8).from_address(place + ABORTS + 32 * (WORLD - 1))
     block[0], block[1], block[2], block[3], block[7] = MAGIC, 1, PEER_LOST, 0, MAGIC
     dist.barrier(GLOO)
-    return DevicePlace(ascend_moe.comm_name(group), WORLD, RANK, NPU)
+    return here
 
 
 def check_ops_work_on_a_group_whose_state_was_overwritten() -> None:
     for contract in (1, 2):
         here = corrupted()
-        for seed in range(2):  # the second op finds what the first has left
-            for result in run_case(here, Case("corrupted", WORLD, contract=contract, ids="distinct", seed=seed)):
-                assert result.ok, result.text
+        case = Case("corrupted", WORLD, contract=contract, ids="distinct")
+        sound(here, case, replace(case, seed=1))  # the second op finds what the first has left
         dist.barrier(GLOO)
 
 
 if __name__ == "__main__":
     run_checks()
-    dist.barrier(GLOO)
-    dist.destroy_process_group()
+    end()

@@ -1,20 +1,18 @@
 """One rank of a group on (virtual) NPUs of which some are killed: ``survivor_ranks.py VICTIM LAYERS [HOW]``.
 
 HOW: late or uneven.
-HOSTS, a letter a rank: the hosts that they take themselves to be on.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 
 import torch
 import torch.distributed as dist
-import torch_npu  # noqa: F401
+from npu_rank import NPU, RANK, WORLD, sound
 from npu_runs import LAST_LINE, raises
 
 import ascend_moe
@@ -27,21 +25,12 @@ from ascend_moe.placement import balance
 from ascend_moe.reference.cases import Case
 from ascend_moe.validate.run import DevicePlace, run_case
 
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 VICTIM, LAYERS, HOW = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-NPU = torch.device("npu", RANK)
-
-if "HOSTS" in os.environ:
-    socket.gethostname = lambda: os.environ["HOSTS"][RANK]
-torch.npu.set_device(RANK)
-dist.init_process_group("hccl", init_method=f"file://{os.environ['STORE']}", rank=RANK, world_size=WORLD)
 
 
 def layers(place: DevicePlace, count: int) -> None:
-    for seed in range(count):
-        case = Case(world=place.world, topk=2, batches="unequal", contract=1 + seed % 2, weights=True, seed=seed)
-        for result in run_case(place, case):
-            assert result.ok, result.text
+    sizes = {"world": place.world, "topk": 2, "batches": "unequal", "weights": True}
+    sound(place, *(Case(**sizes, contract=1 + seed % 2, seed=seed) for seed in range(count)))
 
 
 def on_npu(place: Place) -> DevicePlace:

@@ -23,16 +23,12 @@ def test_moe_operators_give_what_the_cpu_gives(mode: dict[str, str]) -> None:
     run("moe_operator_checks.py", env=mode).must_pass()
 
 
-def test_operators_of_vllm_ascend() -> None:
+def test_operators_of_vllm_ascend_captured_routing_and_int4_experts() -> None:
     run("vllm_ascend_checks.py").must_pass()
 
 
 def test_a_deep_ep_buffer_works_on_hccl() -> None:
     run("deep_ep_ranks.py", world=2).must_pass()
-
-
-def test_routing_is_captured_and_replayed_and_int4_experts_run() -> None:
-    run("router_checks.py").must_pass()
 
 
 def test_schemas_and_outputs_are_the_wheels(tmp_path: Path) -> None:

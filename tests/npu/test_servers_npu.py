@@ -1,8 +1,9 @@
-"""Several servers on the virtual NPU: ranks that take themselves to be on other hosts; the bring-up on them."""
+"""Several servers on the virtual NPU: ranks that take themselves to be on other hosts, and go on without one."""
 
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,22 @@ def test_bringup_asks_for_host_names_first(share: str, right: bool, tmp_path: Pa
         assert {other["status"] for other in others} == {"SKIPPED"}
         assert not any("AscendMoeProbe" in line for line in launched)  # nor has a rank cleared its state area
         assert len(others) == 19
+
+
+@pytest.mark.parametrize(
+    ("soc", "victim", "how", "hosts"),
+    [
+        (A3, 1, (), "aaaa"),
+        pytest.param(A2, 3, (), "aaaa", marks=pytest.mark.nightly),
+        pytest.param(A3, 0, ("late",), "aaaa", marks=pytest.mark.nightly),
+        (A2, 3, ("uneven",), "aabb"),
+    ],
+)
+def test_three_of_four_ranks_go_on(soc: str, victim: int, how: tuple[str, ...], hosts: str) -> None:
+    """Also where one more comes late; between servers, where as many are left on each, the others leave one out."""
+    env = {"ASCEND_MOE_TIMEOUT_S": "4", "HCCL_BUFFSIZE": "8", "HOSTS": hosts}
+    ended = run("survivor_ranks.py", str(victim), "20", *how, world=4, soc=soc, devices=4, env=env)
+    for rank, code in enumerate(ended.codes):
+        text = f"rank {rank}: {code}\n{ended.stdout[rank]}\n{ended.stderr[rank][-4000:]}"
+        assert code == (-signal.SIGKILL if rank == victim else 0), text
+        assert rank == victim or ended.stdout[rank].endswith(f"{LAST_LINE}\n"), text
