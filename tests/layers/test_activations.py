@@ -123,7 +123,7 @@ def test_values_are_the_formula_rounded_once(name: str, numbers: dict[str, float
 @EVERY
 def test_gradients(name: str, numbers: dict[str, float]) -> None:
     act = Activation(name, numbers)
-    assert torch.autograd.gradcheck(act, (rows(torch.float64).requires_grad_(),))
+    assert torch.autograd.gradcheck(act, (rows(torch.float64).requires_grad_(),), fast_mode=True)
     gate_up, down = (weight.requires_grad_() for weight in weights(act, torch.float64))
     x, counts = rows(torch.float64).requires_grad_(), torch.tensor(COUNTS)
     mlp = lambda *given: grouped_mlp(*given, counts, activation=act)  # noqa: E731
@@ -324,17 +324,21 @@ def test_mega_moe_calls_situglu_with_its_betas(int8: bool) -> None:
     assert (y - wanted).norm() < (0.03 if int8 else 0.01) * wanted.norm()
 
 
-def test_torch_npus_operators_take_their_formulas_from_it() -> None:
-    x = rows(spread=3.0).view(3, 3, H)
-    for interleaved in (False, True):
-        numbers = {"limit": 2.0, "alpha": 1.3, "bias": 0.5}
-        act = Activation("clipped_swiglu", numbers, interleaved)
-        assert torch.equal(npu_clipped_swiglu(x, interleaved=interleaved, **numbers), act(x))
-        codes, scale = npu_dequant_swiglu_quant(
-            x, activate_left=True, quant_mode=1, swiglu_mode=1 if interleaved else 2, clamp_limit=2.0, glu_alpha=1.3,
-            glu_bias=0.5,
-        )  # fmt: skip
-        assert torch.equal(codes, (act(x) / scale[..., None]).round().to(torch.int8))
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torch_npus_operators_take_their_formulas_from_it(dtype: torch.dtype, interleaved: bool) -> None:
+    """Along every dimension; of the rows before it those of the groups alone."""
+    numbers = {"limit": 2.0, "alpha": 1.3, "bias": 0.5}
+    act, x = Activation("clipped_swiglu", numbers, interleaved), rows(dtype, 4 * H, H, spread=3.0).view(H, 4, H)
+    codes, scale = npu_dequant_swiglu_quant(
+        x.float(), activate_left=True, quant_mode=1, swiglu_mode=1 if interleaved else 2, clamp_limit=2.0,
+        glu_alpha=1.3, glu_bias=0.5,
+    )  # fmt: skip
+    assert torch.equal(codes, (act(x.float()) / scale[..., None]).round().to(torch.int8))
     for dim in range(-1, 3):
-        turned = rows(spread=3.0, width=4 * H, count=H).view(H, 4, H)
-        assert torch.equal(npu_swiglu(turned.movedim(-1, dim), dim), Activation()(turned).movedim(-1, dim))
+        given, wanted = x.movedim(-1, dim), act(x).movedim(-1, dim)
+        assert torch.equal(npu_clipped_swiglu(given, dim=dim, interleaved=interleaved, **numbers), wanted)
+        some = npu_clipped_swiglu(given, dim=dim, interleaved=interleaved, **numbers, group_index=torch.tensor([1, 0]))
+        kept, whole = (each.reshape(given.shape[:dim].numel(), -1) for each in (some, wanted))
+        assert torch.equal(kept[0], whole[0]) and not kept[1:].any()
+        assert torch.equal(npu_swiglu(given, dim), Activation()(x).movedim(-1, dim))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,9 +15,10 @@ from gloo_ranks import threads
 from op_runs import RankRun, check_sums
 
 import ascend_moe.reference as ref
-from ascend_moe import plan
+from ascend_moe import npu, plan
 from ascend_moe.call import SpecialExperts
 from ascend_moe.comm import LocalCluster
+from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatched, MC2Dispatcher
 from ascend_moe.dispatchers.base import PendingCall
 from ascend_moe.dispatchers.rows import quantize_dispatch_rows
@@ -23,6 +26,7 @@ from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, Ro
 from ascend_moe.reference.cases import Case, draw
 
 KINDS = [AllToAllDispatcher, AllGatherDispatcher]
+WINDOWS = ["v1", "v1 started", "v2", "v2 started"]
 SEEDS = range(60)
 
 
@@ -128,56 +132,38 @@ def test_counts_with_weights_have_one_number_a_local_expert_and_rank(contract: s
     assert {len(each) for each in counts} == {16} and sum(int(each[-1]) for each in counts) == 32
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_dispatcher_equals_the_reference(kind: Any, world: int) -> None:
-    ranks, kinds = threads(world), set()
-    for seed in SEEDS:
-        case = make_case(seed * 10 + world, world)
+def made(way: Any, rank: int, group: Any, case: Case) -> Any:
+    """A dispatcher of ``KINDS``, or of windows by its contract, whose calls may begin and finish."""
+    if way in KINDS:
+        return way(group, case.experts, **numbers(case))
+    contract, _, started = way.partition(" ")
+    dispatcher = MC2Dispatcher(group, case.world, rank, case.experts, contract, **numbers(case))
+    assert dispatcher.sends_first == (contract == "v2")
+    return InTwoSteps(dispatcher) if started else dispatcher
+
+
+@pytest.mark.parametrize(
+    ("way", "world", "over"),
+    [*product(KINDS, (1, 2, 3), ("gloo",)), *product((*KINDS, *WINDOWS), (2,), ("windows",))],
+)
+def test_every_dispatcher_equals_the_reference(way: Any, world: int, over: str, clusters: Any) -> None:
+    """Over a process group, and over the windows of threads that have none; errors on every rank."""
+    cases, kinds = [make_case(seed * 10 + world, world) for seed in SEEDS], set()
+    for case in cases:
         kinds |= {case.mask, case.ids, case.quant, case.dtype, case.batches, f"shared {case.shared}"}
         kinds |= {name for name, number in numbers(case).items() if number and case.fault() is None}
         kinds |= {f"alphas {case.alphas}"} if case.const_expert_num else set()
-
-        def body(rank: int, group: Any, case: Case = case) -> Any:
-            return call(kind(group, case.experts, **numbers(case)), case, rank)
-
-        check_outcomes(case, ranks.outcomes(body))
     wanted = {"token", "pair", "minus", "hot", "smooth", "shared 2", "fp16", "unequal", "zero rank"}
     wanted |= {"bad", "overflow", "alphas 1", "alphas 2", *SpecialExperts._fields}
     assert wanted <= kinds or world == 1, f"the cases leave out {wanted - kinds}"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_collectives_over_a_local_cluster_are_equal_to_reference(kind: Any) -> None:
-    """Its threads have no process group: the windows carry the rows."""
-    cases = [make_case(seed * 10 + 2, 2) for seed in range(20)]
-    with LocalCluster(2) as cluster:
-        by_rank = cluster.run(
-            lambda rank, name: [outcome(kind(name, case.experts, **numbers(case)), case, rank) for case in cases]
-        )
+    if way in WINDOWS:  # they take rows of whole 32 bytes, and K up to E
+        cases = [case for case in cases if case.hidden % 16 == 0 and case.topk <= case.experts]
+        if way.startswith("v1"):  # its combine takes no shared expert, and knows no special ones
+            cases = [replace(case, shared=0) for case in cases if not sum(case.special)]
+    ranks = threads(world) if over == "gloo" else clusters[world]
+    by_rank = ranks.run(lambda rank, group: [outcome(made(way, rank, group, case), case, rank) for case in cases])
     for case, *outcomes in zip(cases, *by_rank, strict=True):
-        check_outcomes(case, outcomes)
-
-
-@pytest.mark.parametrize("started", [False, True])
-@pytest.mark.parametrize("contract", ["v1", "v2"])
-def test_window_equal_to_reference(contract: str, started: bool) -> None:
-    """The same cases through the window ops: one interface, the same bits, also where they begin and finish."""
-    cases = [make_case(seed * 10 + 2, 2) for seed in SEEDS]
-    # Windows take rows of whole 32 bytes, and K up to E.
-    cases = [case for case in cases if case.hidden % 16 == 0 and case.topk <= case.experts]
-    if contract == "v1":  # its combine takes no shared expert, and knows no special ones
-        cases = [replace(case, shared=0) for case in cases if not sum(case.special)]
-
-    def one_call(rank: int, group_ep: str, case: Case) -> Any:
-        dispatcher = MC2Dispatcher(group_ep, 2, rank, case.experts, contract, **numbers(case))
-        assert dispatcher.sends_first == (contract == "v2")
-        return outcome(InTwoSteps(dispatcher) if started else dispatcher, case, rank)
-
-    with LocalCluster(2) as cluster:
-        by_rank = cluster.run(lambda rank, group_ep: [one_call(rank, group_ep, case) for case in cases])
-    for case, *outcomes in zip(cases, *by_rank, strict=True):
-        check_outcomes(case, outcomes, contract)
+        check_outcomes(case, outcomes, way[:2] if way in WINDOWS else "v1")
 
 
 def refused(argument: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -461,3 +447,22 @@ def test_the_call_that_has_only_sent_is_received_once_by_whoever_comes_first() -
             again()
     way.wait()
     assert received == ["first", "second", "lost", "lost"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_option_is_lost_when_a_dispatcher_moves(seed: int) -> None:
+    """A dispatcher that has moved has every attribute of one that is made for the new place."""
+    draw = random.Random(seed)
+    given: dict[str, Any] = {"contract": draw.choice(["v1", "v2"]), "ops": draw.choice([None, npu])}
+    given["comm_quant_mode"] = draw.choice([0, 2])
+    if given["contract"] == "v2":
+        given["comm_alg"] = draw.choice(["", "auto", "direct", "window", "hierarchy"])
+        names = [f"{kind}_expert_num" for kind in ("zero", "copy", "const")]
+        given |= {name: draw.randrange(3) for name in draw.sample(names, draw.randrange(4))}
+        may_lend = given["comm_alg"] in ("", "auto", "direct") and not given["comm_quant_mode"]
+        given["zero_copy"] = may_lend and draw.random() < 0.5
+    local, before, after = draw.randrange(1, 5), draw.randrange(2, 9), draw.randrange(1, 9)
+    source = MC2Dispatcher("one", before, draw.randrange(before), local * before, **given)
+    kept, rank = dict(vars(source)), draw.randrange(after)
+    expected = MC2Dispatcher("another", after, rank, local * after, **given)
+    assert vars(source.moved(Place("another", after, rank))) == vars(expected) and vars(source) == kept

@@ -89,15 +89,6 @@ def test_rows_pass_through_their_own_expert(dtype: torch.dtype, tolerance: float
     assert not y[USED:].any()
 
 
-def test_a_rank_without_rows_returns_zeros_and_gradients() -> None:
-    gate_up, down = (w.requires_grad_() for w in expert_weights(torch.float32))
-    x = rows_of(torch.float32).requires_grad_()
-    y = grouped_mlp(x, gate_up, down, NOBODY)
-    assert torch.equal(y, torch.zeros(ROWS, H))
-    assert all(not gradient.any() for gradient in torch.autograd.grad(y.sum(), (x, gate_up, down)))
-    assert grouped_mlp(x[:0], gate_up, down, NOBODY).shape == (0, H)
-
-
 @pytest.mark.parametrize("list_type", [0, 1])
 def test_w8a8_is_the_loop_and_near_the_floats(list_type: int) -> None:
     inputs = w8a8_inputs()

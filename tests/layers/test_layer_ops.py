@@ -192,65 +192,36 @@ def test_gradients_are_those_of_the_three_calls(clusters: Any) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_overflow_on_one_rank_is_raised_on_all(clusters: Any, world: int) -> None:
-    """Expert 1, of rank 0, gets every row: one more than the limit raises, the limit itself does not."""
-    tokens = [(3 + 2 * rank) % 8 for rank in range(world)]
-    arriving = sum(tokens) if world == 1 else sum(tokens) - tokens[0]
-
-    def prepared(rank: int, extra: int = 0) -> Rank:
-        mine = Rank(rank, world, tokens[rank] + extra)
-        mine.ids = torch.full_like(mine.ids, -1)
-        mine.ids[:, 0] = 1 if rank or world == 1 else L * world - 1
-        return mine
-
-    for name in ("max_output_size", "max_recv_token_num"):
-
-        def body(rank: int, group: str, name: str = name) -> None:
-            mine = prepared(rank)
-            for limit in (arriving - 1, arriving):
-
-                def call(limit: int = limit) -> tuple[torch.Tensor, ...]:
-                    if name == "max_output_size":
-                        return mine.one_call(group, limit=limit)
-                    return mine.mega(mine.buffer(group, max_recv_token_num=limit))
-
-                if limit < arriving:
-                    with pytest.raises(
-                        RoutingOverflow, match=f"{name} is {limit}, but {arriving} rows go to rank 0"
-                    ) as raised:
-                        call()
-                    error = raised.value
-                    assert (error.owner, error.rows, error.capacity) == (0, arriving, limit)
-                else:
-                    same(call(), mine.three_calls(group))
-
-        assert outcomes(clusters[world], body) == [None] * world
-
-
-@pytest.mark.parametrize("pairs", [False, True], ids=["tokens", "pairs"])
-def test_masked_pairs_do_not_count(pairs: bool, clusters: Any) -> None:
+@pytest.mark.parametrize("mask", ["none", "tokens", "pairs"])
+def test_one_row_above_the_limit_is_raised_on_all_ranks(mask: str, world: int, clusters: Any) -> None:
     """The limit is that of the rows that are sent; an int8 mask is active where it is not 0."""
 
-    def body(rank: int, group: str) -> None:
-        mine = Rank(rank, 2)
-        mine.ids[:, 0] = 1  # more for rank 0 than for rank 1
-        active = randn(*(mine.ids.shape if pairs else (9,)), seed=9 + rank) > 0
-        mine.mask = active
-        expected = mine.three_calls(group)
-        most = 0
-        for other in range(2):
-            ids = routed(9, 2 * L, K)
-            ids[:, 0] = 1
-            shape = (9, K) if pairs else (9, 1)
-            most += int(((randn(*shape, seed=9 + other) > 0) & (ids < L)).sum())
-        mine.mask = torch.where(active, torch.tensor([2, -1, 1])[torch.arange(active.numel()) % 3].view_as(active), 0)
-        mine.mask = mine.mask.to(torch.int8)
-        same(mine.one_call(group, limit=most), expected)
-        same(mine.mega(mine.buffer(group, max_recv_token_num=most)), expected)
-        with pytest.raises(RoutingOverflow, match=f"max_output_size is {most - 1}, but {most} rows go to rank 0"):
-            mine.one_call(group, limit=most - 1)
+    def given(rank: int) -> tuple[Rank, int]:
+        """A rank's tokens, and how many of its rows go to rank 0, to which most go."""
+        mine = Rank(rank, world, 9 - 2 * rank)
+        mine.ids[:, 0] = 1
+        active = randn(len(mine.x), K if mask == "pairs" else 1, seed=9 + rank) > 0
+        mine.mask = {"none": None, "tokens": active[:, 0], "pairs": active}[mask]
+        return mine, int(((active | (mask == "none")) & (mine.ids < L)).sum())
 
-    assert outcomes(clusters[2], body) == [None] * 2
+    most = sum(rows for _, rows in map(given, range(world)))
+
+    def body(rank: int, group: str) -> None:
+        mine, _ = given(rank)
+        expected = mine.three_calls(group)
+        if mine.mask is not None:
+            numbers = torch.tensor([2, -1, 1])[torch.arange(mine.mask.numel()) % 3].view_as(mine.mask)
+            mine.mask = torch.where(mine.mask, numbers, 0).to(torch.int8)
+        for name, call in {
+            "max_output_size": lambda limit: mine.one_call(group, limit=limit),
+            "max_recv_token_num": lambda limit: mine.mega(mine.buffer(group, max_recv_token_num=limit)),
+        }.items():
+            same(call(most), expected)
+            with pytest.raises(RoutingOverflow, match=f"{name} is {most - 1}, but {most} rows go to rank 0") as raised:
+                call(most - 1)
+            assert (raised.value.owner, raised.value.rows, raised.value.capacity) == (0, most, most - 1)
+
+    assert outcomes(clusters[world], body) == [None] * world
 
 
 @pytest.mark.parametrize("topk", [1, 3, 7])

@@ -1,4 +1,4 @@
-"""Expert placement: ranges, copies of hot experts, the choice of a copy, load counters."""
+"""Expert placement: ranges, copies of hot experts, the choice of a copy, load counters, tables of survivors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig, MoELayer
 from ascend_moe.npu import npu_moe_update_expert
-from ascend_moe.placement import Balance, ExpertPlacement, LoadCounter, balance, eplb_table, logical_load, remap
+from ascend_moe.placement import (
+    Balance,
+    ExpertPlacement,
+    LoadCounter,
+    balance,
+    contiguous_balance,
+    eplb_table,
+    logical_load,
+    remap,
+    shrunk,
+)
 
 
 def skewed(layers: int, experts: int, seed: int = 0) -> torch.Tensor:
@@ -286,3 +296,40 @@ def test_contiguous_placement_names_both_numbers() -> None:
         ExpertPlacement.contiguous(10, 4)
     with pytest.raises(ValueError, match="rank is 8"):
         placement.range_of(8)
+
+
+# ---- ranks that are lost
+
+LOAD = torch.tensor([[9.0, 1.0, 5.0, 2.0, 7.0, 3.0]])
+
+
+@pytest.mark.parametrize("alive", [[0], [1, 2, 3], [0, 2], [0, 1, 2, 3]])
+@pytest.mark.parametrize("replicas", [8, 12, 24])
+def test_tables_name_the_survivors_slots(replicas: int, alive: list[int]) -> None:
+    before, each = balance(LOAD, replicas, 4), replicas // 4
+    after = shrunk(before, 4, alive)
+    kept = [before.physical_to_logical[0, rank * each + slot].item() for rank in alive for slot in range(each)]
+    assert after.physical_to_logical[0].tolist() == kept
+    for expert in range(6):
+        slots = [slot for slot, held in enumerate(kept) if held == expert]
+        row = after.logical_to_physical[0, expert].tolist()
+        assert row == slots + [-1] * (len(row) - len(slots)) and after.replica_counts[0, expert] == len(slots)
+        found = remap(torch.tensor([[expert]]), after.logical_to_physical[0], torch.tensor([5]))
+        assert found.item() == (slots[5 % len(slots)] if slots else -1)
+
+
+def test_tables_refuse() -> None:
+    for ranks, alive, argument in ((5, [0], "ranks"), (4, [1, 0], "alive"), (4, [], "alive"), (4, [4], "alive")):
+        with pytest.raises(ArgumentError) as caught:
+            shrunk(contiguous_balance(8), ranks, alive)
+        assert caught.value.argument == argument
+
+
+def test_a_placement_of_other_experts_or_for_others_is_refused() -> None:
+    config, dispatcher = MoEConfig(64, 32, 6, 3), MC2Dispatcher("of nobody", 1, 0, 6)
+    for wrong, rule in (
+        (contiguous_balance(4), "placement"),
+        (balance(LOAD, 12, 4), "has 6 experts, the placement 12"),
+    ):
+        with pytest.raises(ArgumentError, match=rule):
+            MoELayer(config, dispatcher, placement=wrong)

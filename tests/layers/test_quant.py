@@ -1,4 +1,4 @@
-"""SwiGLU, the quantizing operators and those that join them equal numpy and the chain of operators."""
+"""The quantizing operators and those that join them equal numpy and the chain of operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from expert_values import DYNAMIC, EACH_FLOAT, grouped, int8s
 from torch_npu_calls import values as drawn
 
 from ascend_moe.experts import (
-    npu_clipped_swiglu,
     npu_dequant_swiglu_quant,
     npu_dynamic_quant,
     quantize_weight,
@@ -37,26 +36,6 @@ def assert_codes(values: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor)
     for row, found, of_row in zip(values.float(), codes, scale, strict=True):
         expected, expected_scale = numpy_quantize(row.numpy())
         assert np.array_equal(found.numpy(), expected) and of_row.item() == expected_scale
-
-
-@EACH_FLOAT
-@pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize("dim", [-1, 0])
-def test_clipped_swiglu_rounds_once(dtype: torch.dtype, interleaved: bool, dim: int) -> None:
-    x = drawn(6, 8, 10, seed=1, dtype=dtype) * 9
-    wide = np.moveaxis(x.double().numpy(), dim, -1)
-    gate, up = (wide[..., ::2], wide[..., 1::2]) if interleaved else np.split(wide, 2, axis=-1)
-    assert (gate > 7).any() and (abs(up) > 7).any()
-    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
-    expected = torch.from_numpy(np.moveaxis(gate / (1 + np.exp(-1.702 * gate)) * (up + 1), -1, dim).copy())
-    y = npu_clipped_swiglu(x, dim=dim, interleaved=interleaved)
-    assert y.dtype == dtype and y.shape == expected.shape
-    half_ulp = {torch.float32: 3e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
-    assert torch.allclose(y.double(), expected, rtol=half_ulp * 1.01, atol=1e-6)
-    rows = 48 if dim == -1 else 1
-    part = npu_clipped_swiglu(x, dim=dim, interleaved=interleaved, group_index=torch.tensor([1, 0]))
-    kept = part.reshape(rows, -1)
-    assert torch.equal(kept[0], y.reshape(rows, -1)[0]) and not kept[1:].any()
 
 
 @EACH_FLOAT

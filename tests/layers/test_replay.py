@@ -92,28 +92,19 @@ def test_wrong_ids_and_numbers_are_refused() -> None:
     with pytest.raises(ArgumentError, match="has no ids left for a backward"):
         topk_routing_with_score_function(logits, 2, router_replay=replay)
     capture = RouteCapture(4, 2)
-    with pytest.raises(ArgumentError, match=r"ids are \(5, 2\); the capture takes up to 4 tokens of 2"):
-        capture(torch.zeros(5, 2, dtype=torch.int32))
+    for tokens, topk in ((5, 2), (4, 1)):
+        with pytest.raises(
+            ArgumentError, match=rf"ids are \({tokens}, {topk}\); the capture takes up to 4 tokens of 2"
+        ):
+            capture(torch.zeros(tokens, topk, dtype=torch.int32))
+    with pytest.raises(ArgumentError, match=r"topk_indices is torch\.float32"):
+        replay.set_target_indices(torch.zeros(3, 2))
     with pytest.raises(ArgumentError, match="steps is 2; the ring stores 1"):
         capture.last(2)
     with pytest.raises(ArgumentError, match=r"dtype is torch\.int64; need torch\.int16 or"):
         RouteCapture(4, 2, dtype=torch.int64)
     with pytest.raises(ArgumentError, match="steps is 0"):
         RouteCapture(4, 2, steps=0)
-
-
-def test_a_capture_keeps_the_last_steps_of_any_size() -> None:
-    capture = RouteCapture(4, 2, steps=3, dtype=torch.int32)
-    assert capture.last() == [] and "3 steps of 4 x 2" in repr(capture)
-    steps = [torch.full((size, 2), size, dtype=torch.int64) for size in (1, 4, 0, 2, 3)]
-    for step in steps:
-        capture(step)
-    assert all(torch.equal(kept, step.int()) for kept, step in zip(capture.last(), steps[2:], strict=True))
-    newest = capture.last(1)[0]
-    assert torch.equal(newest, steps[-1].int()) and capture.last(0) == []
-    assert int(capture.seen) == 5 and capture.tokens.tolist() == [2, 3, 0] and not capture.state_dict()
-    capture.clear()
-    assert capture.last() == [] and torch.equal(newest, steps[-1].int())
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
@@ -129,6 +120,8 @@ def test_captures_and_static_buffers_keep_every_id_or_refuse_it(dtype: torch.dty
     routers, shared = [RouterReplay() for _ in range(3)], torch.full((T, 3, K), -7, dtype=dtype)
     RouterReplay.set_global_static_buffers(shared)
     RouterReplay.set_global_router_replay_action(RECORD)
+    assert capture.last() == [] and "3 steps of 6 x 2" in repr(capture) and not capture.state_dict()
+    steps: list[Tensor] = []
     for step in range(200):
         size, kind = (int(torch.randint(0, end, (), generator=generator)) for end in (T + 1, 3))
         kind = (torch.int16, torch.int32, torch.int64)[kind]
@@ -143,9 +136,11 @@ def test_captures_and_static_buffers_keep_every_id_or_refuse_it(dtype: torch.dty
         capture(all_ids[0])
         for kept, ids in zip(RouterReplay.get_recorded_data(), all_ids, strict=True):
             assert kept is not None and kept.dtype == dtype and torch.equal(kept.long(), ids.long())
-        assert torch.equal(capture.last(1)[0].long(), all_ids[0].long())
+        steps = [*steps[-2:], all_ids[0].to(dtype)]
+        assert all(map(torch.equal, capture.last(), steps)) and torch.equal(capture.last(1)[0], steps[-1])
         assert bool((capture.ring[step % 3, size:] == -1).all()) and capture.ring.dtype == dtype
     kept, seen = capture.ring.clone(), int(capture.seen)
+    assert seen == 200 and capture.last(0) == [] and len(capture.last()) == 3
     for wrong in (most + 1, 2**40):
         for ask, name in ((capture, "ids"), (routers[1].record_indices, "topk_indices")):
             with pytest.raises(
@@ -155,6 +150,9 @@ def test_captures_and_static_buffers_keep_every_id_or_refuse_it(dtype: torch.dty
     with pytest.raises(ArgumentError, match=rf"topk_indices is \(2, 1\).*must be \(2, {K}\)"):
         routers[1].record_indices(torch.zeros(2, 1, dtype=torch.int64))
     assert torch.equal(capture.ring, kept) and int(capture.seen) == seen and torch.equal(shared, before)
+    newest = capture.last(1)[0]
+    capture.clear()
+    assert capture.last() == [] and torch.equal(newest, steps[-1])
     RouterReplay.clear_global_router_replay_instances()
 
 

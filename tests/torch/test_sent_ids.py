@@ -48,21 +48,19 @@ def rows_of(rank: int) -> Tensor:
     return torch.arange(TOKENS * HIDDEN, dtype=torch.float32).view(TOKENS, HIDDEN) + 1000 * rank
 
 
-def v2(rank: int, group: str, ids: Tensor, mask: Any, other: Tensor, other_mask: Any) -> Tensor:
-    at = (group, WORLD, rank, EXPERTS)
-    sent = ops.npu_moe_distribute_dispatch_v2(rows_of(rank), ids, *at, x_active_mask=mask)
-    return ops.npu_moe_distribute_combine_v2(
-        sent.expand_x, other, sent.assist_info_for_combine, sent.ep_recv_counts, torch.ones(TOKENS, TOPK), *at,
-        x_active_mask=other_mask,
-    )  # fmt: skip
+def by(dispatch: Any, combine: Any) -> Trip:
+    def trip(rank: int, group: str, ids: Tensor, mask: Any, other: Tensor, other_mask: Any) -> Tensor:
+        at = (group, WORLD, rank, EXPERTS)
+        sent = dispatch(rows_of(rank), ids, *at, x_active_mask=mask)
+        weights = torch.ones(TOKENS, TOPK)
+        made: Tensor = combine(sent[0], other, sent[2], sent[4], weights, *at, x_active_mask=other_mask)
+        return made
+
+    return trip
 
 
-def v1(rank: int, group: str, ids: Tensor, mask: Any, other: Tensor, other_mask: Any) -> Tensor:
-    at = (group, WORLD, rank, EXPERTS)
-    sent = torch.ops.ascend_moe.npu_moe_distribute_dispatch(rows_of(rank), ids, *at, x_active_mask=mask)
-    return torch.ops.ascend_moe.npu_moe_distribute_combine(  # type: ignore[no-any-return]
-        sent[0], other, sent[2], sent[4], torch.ones(TOKENS, TOPK), *at, x_active_mask=other_mask
-    )
+v1 = by(torch.ops.ascend_moe.npu_moe_distribute_dispatch, torch.ops.ascend_moe.npu_moe_distribute_combine)
+v2 = by(ops.npu_moe_distribute_dispatch_v2, ops.npu_moe_distribute_combine_v2)
 
 
 def in_two(rank: int, group: str, ids: Tensor, mask: Any, other: Tensor, other_mask: Any) -> Tensor:
@@ -71,6 +69,9 @@ def in_two(rank: int, group: str, ids: Tensor, mask: Any, other: Tensor, other_m
     given = {"assist_info_for_combine": sent[2], "ep_send_counts": sent[4], "expert_scales": torch.ones(TOKENS, TOPK)}
     opened = begin_combine(expand_x=sent[0], expert_ids=other, x_active_mask=other_mask, **given, **at)
     return opened.finish()
+
+
+TRIPS = [v1, v2, in_two]
 
 
 def outcomes(cluster: LocalCluster, trip: Trip, *given: Any) -> list[Any]:
@@ -83,18 +84,18 @@ def outcomes(cluster: LocalCluster, trip: Trip, *given: Any) -> list[Any]:
     return cluster.run(run)
 
 
-@pytest.mark.parametrize("trip", [v1, v2, in_two])
+@pytest.mark.parametrize("trip", TRIPS, ids=["v1", "v2", "in two"])
 def test_ids_that_changed_places_are_refused(
     trip: Trip, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if trip is v2:
-        ids, other = both(trip.__name__)
+        ids, other = both(str(TRIPS.index(trip)))
         missed = outcomes(cluster, trip, ids, None, other, None)
         right = outcomes(cluster, trip, ids, None, ids, None)
         assert not any(torch.equal(*each) for each in zip(missed, right, strict=True)), "combine alone does not see it"
     monkeypatch.setenv("ASCEND_MOE_CHECK_ROUTING", "1")
     for number in range(6):
-        ids, other = both((trip.__name__, number))
+        ids, other = both((str(TRIPS.index(trip)), number))
         for rank, error in enumerate(outcomes(cluster, trip, ids, None, other, None)):
             assert isinstance(error, ArgumentError) and error.argument == "expert_ids"
             token, k = (ids[rank] != other[rank]).nonzero()[0].tolist()
@@ -105,10 +106,10 @@ def test_ids_that_changed_places_are_refused(
         assert all(torch.equal(y, 2 * rows_of(rank)) for rank, y in enumerate(got))
 
 
-@pytest.mark.parametrize("trip", [v1, v2, in_two])
+@pytest.mark.parametrize("trip", TRIPS, ids=["v1", "v2", "in two"])
 def test_only_pairs_that_are_routed_count(trip: Trip, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_CHECK_ROUTING", "1")
-    ids, _ = drawn(trip.__name__)
+    ids, _ = drawn(str(TRIPS.index(trip)))
     mask = torch.tensor([True] * (TOKENS - 1) + [False])
     other = ids.clone()
     other[-1] = 99  # of a token that is not active

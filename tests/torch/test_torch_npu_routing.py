@@ -179,9 +179,6 @@ def test_expert_tokens_are_running_sums(rows: list[int]) -> None:
     assert found.tolist() == [sum(1 for row in rows if row <= expert) for expert in range(4)]
 
 
-# ---- npu_moe_gating_top_k_softmax_v2
-
-
 # ---- permute
 
 
@@ -231,13 +228,6 @@ def test_unpermute_sums_in_float32_in_the_order_of_k(dtype: torch.dtype, weighte
     assert found.dtype == dtype and torch.equal(found, torch.from_numpy(expected).to(dtype))
     # vllm-ascend passes it always; it counts in padded mode only.
     assert torch.equal(npu_moe_token_unpermute(rows, places, probs, restore_shape=[tokens, HIDDEN]), found)
-
-
-def test_unpermute_takes_nothing_from_a_row_of_weight_zero() -> None:
-    rows = torch.tensor([[float("nan")] * 2, [1.0, 2.0], [float("inf")] * 2])
-    weights = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
-    assert npu_moe_token_unpermute(rows, torch.tensor([0, 1, 1, 2]).int(), weights).tolist() == [[2, 4], [3, 6]]
-    assert bool(npu_moe_token_unpermute(rows, torch.tensor([0]).int(), torch.ones(1, 1)).isnan().all())
 
 
 # ---- finalize
