@@ -371,7 +371,8 @@ def with_signature_of(
             return function(self, **{name: given[name] for name in wanted})
 
         run.__doc__ = function.__doc__ or model.__doc__
-        run.__signature__ = signature  # type: ignore[attr-defined]
+        returned = inspect.signature(function).return_annotation
+        run.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
         return run
 
     return decorate

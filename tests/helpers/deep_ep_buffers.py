@@ -63,6 +63,11 @@ class Case:
         """Ranks of a token's experts, ascending."""
         return sorted({self.owner(expert) for expert in self.ids(rank)[token].tolist()} - {-1})
 
+    def sent_rows(self, rank: int) -> torch.Tensor:
+        """A rank's tokens, each times the number of ranks it is sent to: their sum if experts return their rows."""
+        hits = torch.tensor([len(self.hit(rank, token)) for token in range(self.tokens(rank))])
+        return self.x(rank).float() * hits[:, None]
+
     def copies(self, rank: int) -> list[tuple[int, int]]:
         """(source rank, token) of each row that a rank receives in normal mode."""
         sources = [(source, token) for source in range(self.world) for token in range(self.tokens(source))]

@@ -110,12 +110,11 @@ class Runtime:
         need_one_of("quant_mode", quant, (*QUANT_MODES, FP8_ROWS))
         self.place.need_one_server("AscendBuffer", "needs more state of a dispatch than its handles contain")
         dispatch = wide_ids_named(ids, self.place.rank)(self.place.dispatcher(experts).dispatch)
-        times = {} if waits is None else waits.given(list(range(self.place.world)))
-        mode, most = QUANT_MODES.get(quant, 0), max(tokens, 1)
+        waits = waits or WaitStats("", None, x, self.place)
+        times, mode = waits.given(list(range(self.place.world))), QUANT_MODES.get(quant, 0)
         rows = pack(*cast_fp8_rows(x)) if quant == FP8_ROWS else x.contiguous()
-        ids = narrow("topk_idx", ids)
-        dispatch = dispatch if waits is None else waits.after(dispatch)
-        sent = dispatch(rows, ids, expert_scales=weights, quant_mode=mode, max_tokens=most, **times)
+        options: dict[str, Any] = {"quant_mode": mode, "max_tokens": max(tokens, 1), **times}
+        sent = waits.after(dispatch)(rows, narrow("topk_idx", ids), expert_scales=weights, **options)
         if quant != FP8_ROWS:
             return sent
         rows, scales = unpack(sent.expand_x, (x.shape[1], torch.float8_e4m3fn), (1, torch.float32))

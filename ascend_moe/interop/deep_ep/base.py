@@ -250,6 +250,8 @@ class BufferBase:
 
     num_sms: int = 20
     explicitly_destroy = False
+    dispatch: Any  # of each Buffer
+    combine: Any
 
     def __init__(
         self, group: Group, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False
@@ -297,12 +299,6 @@ class BufferBase:
     get_local_buffer_tensor = _no_local_buffer = refused(
         "get_local_buffer_tensor", "ascend_moe.window_empty returns tensors in a window"
     )
-
-    def dispatch(self, *args: Any, **kwargs: Any) -> Any:
-        """Send rows; implemented by each Buffer."""
-        raise NotImplementedError
-
-    combine = dispatch
 
     def internode_dispatch(self, *args: Any, **kwargs: Any) -> Any:
         """Run ``dispatch``. DeepEP's has no num_worst_tokens: its tenth argument is config."""

@@ -1,24 +1,26 @@
-"""Low-latency mode: rows by local expert, ``(L, max * W, H)``, with separate send and receive."""
+"""Low-latency mode: rows by local expert, ``(L, max * W, H)``, with separate send and receive, and masks of ranks."""
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+import ascend_moe
 from ascend_moe._tensors import narrow, wide_ids_named
+from ascend_moe.comm import membership
 from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
-from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, typed_methods
+from ascend_moe.dispatchers.base import InFlight
+from ascend_moe.errors import ArgumentError, CommError, PeerLost, need, need_dims, need_dtype, need_shape, typed_methods
 from ascend_moe.experts.quant import FP8
 from ascend_moe.interop.deep_ep import events
-from ascend_moe.interop.deep_ep.base import BufferBase, Handle, call_of, need_whole
+from ascend_moe.interop.deep_ep.base import BufferBase, BufferPlace, Handle, call_of, need_whole
 from ascend_moe.interop.deep_ep.events import EventOverlap, WaitStats
-from ascend_moe.interop.deep_ep.mask import RankMask, mapped
 from ascend_moe.interop.deep_ep.rows import Format, places_of
 from ascend_moe.ops.sent_ids import SentIds
 
@@ -28,34 +30,133 @@ R = TypeVar("R")
 MOST_ALIVE = 2  # results, as in DeepEP
 
 
-@dataclass(eq=False)
+class RankMask:
+    """Masked ranks of a Buffer's group, and the subgroup of the others.
+
+    Attributes:
+        place: this rank's place in the current subgroup.
+        alive: ranks of the subgroup, by their numbers in the Buffer's group.
+    """
+
+    def __init__(self, first: BufferPlace) -> None:
+        self._first = self.place = first
+        self.world = first.world
+        self.alive = list(range(first.world))
+        self._to_mask: set[int] = set()
+        self._ended: set[int] = set()  # of those that are left out
+        self._failed = False  # the others have continued without this rank
+
+    def update(self, rank: int, mask: bool) -> None:
+        """Mask a rank from the next call on; call it on all others."""
+        world = self.world
+        need(isinstance(rank, int) and 0 <= rank < world, "rank_to_mask", "is {!r}; it must be 0..{}", rank, world - 1)
+        need(rank != self._first.rank or not mask, "rank_to_mask", "is {}, this rank: pass another", rank)
+        back = "is {}, which is masked: low_latency_clean_mask_buffer, on all ranks, unmasks it if its "
+        back += "process is alive; otherwise restart the job"
+        need(mask or rank in self.alive, "rank_to_mask", back, rank)
+        (self._to_mask.add if mask else self._to_mask.discard)(rank)
+
+    def clean(self) -> None:
+        """Unmask all ranks: the next call opens windows of the whole group. Call it on all ranks."""
+        ended = sorted(self._ended)
+        rule = "needs live ranks, but ranks {} have ended: restart the job"
+        need(not ended, "low_latency_clean_mask_buffer", rule, ended)
+        self._to_mask.clear()
+        on_npus = membership.npu_group(self._first.group_ep) is not None
+        anew = on_npus and len(self.alive) < self.world
+        rule = "is on a group of NPUs that has lost ranks: create its process group and the Buffer again, on all ranks"
+        need(not anew, "low_latency_clean_mask_buffer", rule)
+        if self._failed or len(self.alive) < self.world or _seen(membership.closed, self._first):
+            ascend_moe.close(self.place.group_ep)
+            self.place, self.alive, self._failed = self._first, list(range(self.world)), False
+
+    def query(self, mask_status: Tensor) -> None:
+        """Write 1 for ranks that are masked, or will be; else 0."""
+        need_shape("mask_status", mask_status, (self.world,))
+        need_dtype("mask_status", mask_status, torch.int32)
+        masked = [int(rank not in self.alive or rank in self._to_mask) for rank in range(self.world)]
+        mask_status.copy_(torch.tensor(masked, dtype=torch.int32, device="cpu"))
+
+    def apply(self) -> None:
+        """Create the subgroup without the ranks to mask, if there are any. Collective among its ranks."""
+        if any(rank in self._to_mask for rank in self.alive):
+            self._shrink([place for place, rank in enumerate(self.alive) if rank not in self._to_mask])
+
+    def watched(self, call: Callable[P, R]) -> Callable[P, R]:
+        """Return the call; if it loses a rank, the others continue without it from the next call on.
+
+        Raises:
+            PeerLost: on every remaining rank, if a rank was lost in this call, whose results are incomplete.
+        """
+
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                result = call(*args, **kwargs)
+                ascend_moe.check(self.place.group_ep)  # waits, on NPUs only
+                return result
+            except CommError as error:
+                before = self.alive
+                self._failed = True
+                self._shrink(ascend_moe.agree(self.place.group_ep))
+                lost = [rank for rank in before if rank not in self.alive]
+                text = f"ranks {', '.join(map(str, lost)) or 'none'} are masked from now on: repeat the step"
+                raise PeerLost(f"{text}; {error}", rank=lost[0] if lost else None, ranks=lost) from error
+
+        return run
+
+    def _shrink(self, left: list[int]) -> None:
+        """Create the subgroup of ``left``, ranks of the current one."""
+        ended = set(_seen(membership.ended, self.place))
+        while True:
+            try:
+                place = ascend_moe.shrink(self.place.group_ep, left)
+                break
+            except PeerLost:  # another one was lost meanwhile
+                left = ascend_moe.agree(self.place.group_ep)
+                ended |= set(_seen(membership.ended, self.place))
+        self._ended |= {self.alive[rank] for rank in ended if rank not in left}
+        self.place, self._failed = BufferPlace(place.group_ep, place.world, place.rank), False
+        self.alive = [self.alive[rank] for rank in left]
+        self._to_mask.clear()
+
+    def table(self, local_experts: int) -> Tensor | None:
+        """Return ``(E,)`` int32: the current number of each expert, -1 for masked ranks; None: unchanged."""
+        if len(self.alive) == self.world:
+            return None
+        made: dict[str, Any] = {"dtype": torch.int32, "device": "cpu"}
+        table = torch.full((self.world, local_experts), -1, **made)
+        table[self.alive] = torch.arange(len(self.alive) * local_experts, **made).view(-1, local_experts)
+        return table.view(-1)
+
+
+def _seen(ranks: Callable[[str], list[int]], place: BufferPlace) -> list[int]:
+    """Return these ranks of a group; none if its windows are not open yet, or not any more."""
+    with contextlib.suppress(ArgumentError):
+        return ranks(place.group_ep)
+    return []
+
+
+def mapped(ids: Tensor, table: Tensor | None) -> Tensor:
+    """Return ids mapped by a table; negative ids are not changed, invalid ones stay invalid."""
+    if table is None:
+        return ids
+    known = (ids >= 0) & (ids < table.numel())
+    moved = table.to(ids.device)[ids.clamp(0, table.numel() - 1).long()].to(ids.dtype)
+    return torch.where(known, moved, torch.where(ids < 0, ids, torch.iinfo(torch.int32).max).to(ids.dtype))
+
+
 class Received:
-    """Results of one dispatch, whose values ``receive`` writes."""
+    """Results of one dispatch, whose values ``receive`` writes.
 
-    dispatcher: MC2Dispatcher
-    tokens: int  # most tokens of a rank
-    hidden: int
-    format: Format
-    ids: SentIds
-    stats: Tensor | None
-    count: Tensor  # (L,) int32
-    source: Tensor  # (L * M + 1,) int32, the token of each row: M = tokens * W; the last is unused
-    range: Tensor  # (L, W) int64: rows of each source rank, and from bit 32 on their first row
-    world: int  # W of the Buffer's group; the op's ranks may be fewer
-    ranks: list[int]
-    table: Tensor | None  # (E,): the op's numbers of the experts, if they are
-    values: list[Tensor]  # until received: (L * M + 1, H), with fp8 scales ((L + 1), columns, M)
-    finish: Callable[[], Dispatched] | None  # None: received
-    shown: weakref.ref[Tensor] | None = None  # the caller's tensor
-    combined: bool = False
-    failed: bool = False
-    places: Tensor | None = None  # position of each of the op's rows in L * M
-    sent: Dispatched | None = None
-    next_rows: Tensor | None = None  # of zero_copy
+    Args:
+        dispatcher: of the op, whose ranks may be fewer than those of the Buffer's group.
+        tokens: most tokens of a rank. x, ids: this rank's rows, and their ids as sent.
+        stats: counts to which the received rows are added, or None.
+        finish: waits for the op's result.
+    """
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         dispatcher: MC2Dispatcher,
         tokens: int,
         x: Tensor,
@@ -64,24 +165,26 @@ class Received:
         stats: Tensor | None,
         mask: RankMask,
         finish: Callable[[], Dispatched],
-    ) -> Received:
-        """Return results without values: zeros on the CPU, which cost nothing until they are read or written."""
+    ) -> None:
+        # Zeros on the CPU, which cost nothing until they are read or written.
         make = torch.zeros if x.device.type == "cpu" else torch.empty
-        world, local, hidden = mask.world, dispatcher.local_experts, x.shape[1]
-        width = tokens * world
-        values = [make(local * width + 1, hidden, dtype=FP8 if format.fp8 else x.dtype, device=x.device)]
+        local, width, hidden = self.shape = dispatcher.local_experts, tokens * mask.world, x.shape[1]
+        self.dispatcher, self.tokens, self.format, self.stats = dispatcher, tokens, format, stats
+        self.ids, self.ranks, self.table = SentIds(ids), mask.alive, mask.table(local)
+        self.count = make(local, dtype=torch.int32, device=x.device)
+        # The last row is unused.
+        self.values = [make(local * width + 1, hidden, dtype=FP8 if format.fp8 else x.dtype, device=x.device)]
         if format.fp8:  # a column of scales is contiguous, as in DeepEP
-            values.append(make(local + 1, format.columns(hidden), width, dtype=format.scales, device=x.device))
-        count = make(local, dtype=torch.int32, device=x.device)
-        source = make(local * width + 1, dtype=torch.int32, device=x.device)
-        range = torch.zeros(local, world, dtype=torch.int64, device=x.device)
-        own = (dispatcher, tokens, hidden, format, SentIds(ids), stats)
-        return cls(*own, count, source, range, world, mask.alive, mask.table(local), values, finish)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """``(L, M, H)``, with M rows per local expert."""
-        return self.dispatcher.local_experts, self.tokens * self.world, self.hidden
+            self.values.append(make(local + 1, format.columns(hidden), width, dtype=format.scales, device=x.device))
+        self.source = make(local * width + 1, dtype=torch.int32, device=x.device)  # the token of each row
+        # Rows of each source rank, and from bit 32 on their first row.
+        self.range = torch.zeros(local, mask.world, dtype=torch.int64, device=x.device)
+        self.finish: Callable[[], Dispatched] | None = finish  # None: received
+        self.shown: weakref.ref[Tensor] | None = None  # the caller's tensor
+        self.combined = self.failed = False
+        self.places: Tensor | None = None  # position of each of the op's rows in the results
+        self.sent: Dispatched | None = None
+        self.next_rows: Tensor | None = None  # of zero_copy
 
     def alive(self) -> bool:
         """Return whether it is neither received, combined nor dropped."""
@@ -112,7 +215,7 @@ class Received:
         self.places = places_of(counts.view(local, -1)[:, -1].contiguous(), rows, width, block, rule)
         self.source.index_copy_(0, self.places, sent.expand_idx[1 : 3 * rows : 3])
         if self.format.fp8:
-            codes, scales = self.format.unpack(sent.expand_x[:rows], self.hidden)
+            codes, scales = self.format.unpack(sent.expand_x[:rows], self.shape[2])
             self.values[0].view(torch.uint8).index_copy_(0, self.places, codes)
             self.values[1].transpose(1, 2)[self.places // width, self.places % width] = scales
         else:
@@ -172,8 +275,18 @@ class _LowLatencyMode(BufferBase):
             self._no_local_buffer()
         return torch.empty(0, dtype=dtype, device="cpu")
 
-    def _watched(self, call: Callable[P, R]) -> Callable[P, R]:
-        return self._mask.watched(call) if self.enable_shrink else call
+    def _started(
+        self, ops: tuple[Callable[..., R], Callable[..., InFlight[R]]], waits: WaitStats, split: bool, *given: Any,
+        ranks: list[int], **options: Any,
+    ) -> Callable[[], R]:  # fmt: skip
+        """Run the first of ``ops``, or with ``split`` only send by the second; return what waits for the result."""
+        watched: Any = self._mask.watched if self.enable_shrink else lambda call: call
+        options |= waits.given(ranks)
+        if split:
+            started: InFlight[R] = watched(ops[1])(*given, **options)
+            return watched(waits.after(started.finish))  # type: ignore[no-any-return]
+        result: R = watched(waits.after(ops[0]))(*given, **options)
+        return lambda: result
 
     @torch.no_grad()
     def low_latency_dispatch(
@@ -228,15 +341,11 @@ class _LowLatencyMode(BufferBase):
         rows, ids = format.pack(x), mapped(narrow("topk_idx", topk_idx), self._mask.table(local))
         place = self._mask.place
         named, dispatcher = wide_ids_named(topk_idx, place.rank), place.dispatcher(local * place.world)
-        options: dict[str, Any] = {"max_tokens": tokens, **waits.given(self._mask.alive)}
-        if return_recv_hook:
-            started = self._watched(named(dispatcher.begin_dispatch))(rows, ids, **options)
-            finish = self._watched(waits.after(named(started.finish)))
-        else:
-            arrived = self._watched(waits.after(named(dispatcher.dispatch)))(rows, ids, **options)
-            finish = lambda: arrived  # noqa: E731
+        given: dict[str, Any] = {"ranks": self._mask.alive, "max_tokens": tokens}
+        ops = dispatcher.dispatch, dispatcher.begin_dispatch
+        finish = named(named(self._started)(ops, waits, return_recv_hook, rows, ids, **given))
         stats = cumulative_local_expert_recv_stats
-        result = Received.of(dispatcher, tokens, x, format, ids, stats, self._mask, finish)
+        result = Received(dispatcher, tokens, x, format, ids, stats, self._mask, finish)
         self._results = (*self._results, result)
         shown: Any = result.values[0][:-1].view(result.shape)
         result.shown = weakref.ref(shown)
@@ -304,26 +413,25 @@ class _LowLatencyMode(BufferBase):
         need_shape("x", x, result.shape, dtypes=(torch.bfloat16,))
         need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
         need_shape("topk_weights", topk_weights, tuple(topk_idx.shape), dtypes=(torch.float32,))
-        wanted = (topk_idx.shape[0], result.hidden)
+        wanted = (topk_idx.shape[0], result.shape[2])
         waits = WaitStats("combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, x, self._place)
         if out is not None:
             need_shape("out", out, wanted, dtypes=(torch.bfloat16,))
         assert result.places is not None and result.sent is not None
-        rows = x.reshape(-1, result.hidden)
+        rows = x.reshape(-1, result.shape[2])
         rows = rows.index_select(0, result.places.clamp(max=rows.shape[0] - 1))
         ids = result.ids.checked("topk_idx", mapped(narrow("topk_idx", topk_idx), result.table))
         dispatcher, sent = result.dispatcher, result.sent
         sent = dispatcher.resume(ids, sent.expand_idx, sent.ep_recv_counts, max_tokens=result.tokens)
         self._pending.wait()
-        hook, times = events.nothing, waits.given(result.ranks)
+        ops, given = (dispatcher.combine, dispatcher.begin_combine), (rows, sent, topk_weights)
+        finish = self._started(ops, waits, return_recv_hook, *given, ranks=result.ranks)
+        hook = events.nothing
         if return_recv_hook:
-            started = self._watched(dispatcher.begin_combine)(rows, sent, topk_weights, **times)
-            finish = self._watched(waits.after(started.finish))
             total = rows.new_zeros(wanted) if out is None else out
             hook = self._pending.sent(lambda: _copy(total, finish()))
         else:
-            total = self._watched(waits.after(dispatcher.combine))(rows, sent, topk_weights, **times)
-            total = total if out is None else out.copy_(total)
+            total = finish() if out is None else out.copy_(finish())
         result.combined, result.next_rows = True, None
         return total, events.finished(async_finish, *finished), hook
 

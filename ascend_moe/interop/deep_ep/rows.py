@@ -28,14 +28,9 @@ def pack(*columns: Tensor) -> Tensor:
 
 
 def places_of(ends: Tensor, rows: int, width: int, block: str, rule: str) -> Tensor:
-    """Return for each received row its place in blocks of ``width`` rows, as `padded_places` does.
+    """Return `padded_places`; ``block`` and ``rule`` describe a block and the source of its width in the error.
 
-    Args:
-        ends, rows: as of `segment_of_rows`.
-        block, rule: what a block is and what its width comes from, for the error.
-
-    Raises:
-        RoutingOverflow: a block has more rows than ``width``; on an NPU they overlap the next block instead.
+    Raises RoutingOverflow if a block has more rows than ``width``; on an NPU they overlap the next block instead.
     """
     longest = int(ends.diff(prepend=ends.new_zeros(1)).max()) if ends.device.type == "cpu" and rows else 0
     if longest > width:

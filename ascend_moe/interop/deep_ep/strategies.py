@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,8 +33,7 @@ from ascend_moe.ops.sent_ids import SentIds
 
 P = ParamSpec("P")
 R = TypeVar("R")
-S = TypeVar("S", bound="EPCommStrategy")
-C = TypeVar("C", bound="EPCommStrategy")
+C = TypeVar("C", bound="type[EPCommStrategy]")
 
 # As in sgl-kernel-npu; its MX formats need the 950 series and are refused here.
 VALID_QUANT_MODES = frozenset(("bf16", "int8", "mx_fp8_e4m3", "mx_fp8_e5m2", FP8_ROWS, "mx_fp4_e2m1"))
@@ -244,30 +243,28 @@ class LowLatencyEPCommStrategy(EPCommStrategy):
         """
 
 
-class Registry(Generic[S]):
+class Registry:
     """Classes by the names of a Buffer's argument."""
 
     def __init__(self, argument: str) -> None:
-        self.argument = argument
-        self.classes: dict[str, type[S]] = {}
+        self.argument, self.classes = argument, dict[str, Any]()
 
-    def register(self, name: str) -> Callable[[type[C]], type[C]]:
+    def register(self, name: str) -> Callable[[C], C]:
         """Return a decorator that registers a class as ``name``, replacing an earlier one."""
 
-        def add(cls: type[C]) -> type[C]:
-            self.classes[name] = cls  # type: ignore[assignment]
+        def add(cls: C) -> C:
+            self.classes[name] = cls
             return cls
 
         return add
 
-    def find(self, name: str) -> type[S]:
+    def find(self, name: str) -> Any:
         """Return the class of this name. Raises ArgumentError if there is none."""
         need_one_of(self.argument, name, self.classes)
         return self.classes[name]
 
 
-NORMAL = Registry[NormalEPCommStrategy]("normal_strategy")
-LOW_LATENCY = Registry[LowLatencyEPCommStrategy]("low_latency_strategy")
+NORMAL, LOW_LATENCY = Registry("normal_strategy"), Registry("low_latency_strategy")
 register_normal_strategy, get_normal_strategy = NORMAL.register, NORMAL.find
 register_low_latency_strategy, get_low_latency_strategy = LOW_LATENCY.register, LOW_LATENCY.find
 

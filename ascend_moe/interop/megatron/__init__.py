@@ -5,12 +5,11 @@
 """
 
 from ascend_moe.interop.megatron.dispatchers import Handle, Splits, TokenDispatcher
-from ascend_moe.interop.megatron.experts import GroupedMLP
-from ascend_moe.interop.megatron.layer import MoELayer
-from ascend_moe.interop.megatron.manager import MC2Manager
+from ascend_moe.interop.megatron.layer import GroupedMLP, MoELayer
 from ascend_moe.interop.megatron.router import RouterConfig, TopKRouter
 from ascend_moe.interop.megatron.shared_experts import SharedExpertCall, SharedExpertMLP
 from ascend_moe.interop.megatron.token_dispatchers import (
+    MC2Manager,
     MoEAllGatherTokenDispatcher,
     MoEAlltoAllTokenDispatcher,
     MoEFlexTokenDispatcher,

@@ -4,9 +4,9 @@ The steps of its forward are functions of `steps`, the product of `grouped_gemm`
 rank's part of the sum, or the sum itself, by an all-reduce or by dispatch and combine.
 """
 
-from ascend_moe.interop.sglang.grouped_gemm import GroupedGemmRunner
 from ascend_moe.interop.sglang.layer import EPMoE
 from ascend_moe.interop.sglang.steps import (
+    GroupedGemmRunner,
     dynamic_scale,
     post_reorder,
     pre_reorder,

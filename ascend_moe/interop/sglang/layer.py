@@ -16,7 +16,7 @@ from ascend_moe.experts import Activation
 from ascend_moe.experts.quant import FP8, scaled
 from ascend_moe.experts.weights import plain
 from ascend_moe.interop.sglang import steps
-from ascend_moe.interop.sglang.grouped_gemm import GroupedGemmRunner
+from ascend_moe.interop.sglang.steps import GroupedGemmRunner
 from ascend_moe.interop.sglang.weights import (
     ExpertWeights,
     Fp8EPMoEMethod,

@@ -20,9 +20,9 @@ from ascend_moe.interop.vllm.bases import (
     FusedMoEPrepareAndFinalizeModular,
     TopKWeightAndReduce,
 )
-from ascend_moe.interop.vllm.kernel import FusedMoEModularKernel
-from ascend_moe.interop.vllm.quantization import FusedMoEQuantConfig, int8_w8a8_moe_quant_config
-from ascend_moe.interop.vllm.selection import (
+from ascend_moe.interop.vllm.experts import FusedMoEQuantConfig, int8_w8a8_moe_quant_config
+from ascend_moe.interop.vllm.kernel import (
+    FusedMoEModularKernel,
     MoEKernelConfig,
     init_prepare_finalize,
     make_experts,

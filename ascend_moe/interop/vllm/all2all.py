@@ -155,18 +155,14 @@ class All2AllManager(FaultTolerance):
         kind, most, experts = chosen["kind"], chosen["max_num_tokens"], chosen["num_experts"]
         need_one_of("kind", kind, DISPATCHERS)
         need(isinstance(experts, int), "num_experts", "is {!r}; it must be an int", experts)
-        dispatcher = DISPATCHERS[kind]
-        bound = most if dispatcher == "mc2" else None
-        if (dispatcher, experts, bound) not in self._handles:
-            self._handles[dispatcher, experts, bound] = self._make(dispatcher, experts, bound)
-        return self._handles[dispatcher, experts, bound]
-
-    def _make(self, dispatcher: str, experts: int, bound: int | None) -> All2AllHandle:
-        options = {} if bound is None else {"ops": self.ops}
-        if bound is not None:
-            need(1 <= bound <= MAX_BATCH, "max_num_tokens", "is {}; need 1..{}", bound, MAX_BATCH)
-        place = Place(self.group_name, self.world, self.rank)
-        return All2AllHandle(make_dispatcher(dispatcher, place, experts, **options), bound)
+        windows = DISPATCHERS[kind] == "mc2"
+        key = DISPATCHERS[kind], experts, most if windows else None
+        if key not in self._handles:
+            fits = not windows or 1 <= most <= MAX_BATCH
+            need(fits, "max_num_tokens", "is {}; need 1..{}", most, MAX_BATCH)
+            place, options = Place(self.group_name, self.world, self.rank), {"ops": self.ops} if windows else {}
+            self._handles[key] = All2AllHandle(make_dispatcher(key[0], place, experts, **options), key[2])
+        return self._handles[key]
 
     def destroy(self) -> None:
         """Drop all handles. The group stays open: ``ascend_moe.close`` closes it."""

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ascend_moe.errors import with_signature_of
+
 
 class FusedMoEActivationFormat(Enum):
     """Layout of the rows between the two parts.
@@ -132,20 +134,9 @@ class FusedMoEPrepareAndFinalize(ABC):
         """Return whether prepare_no_receive exists, by which earlier releases send without waiting."""
         return False
 
-    def prepare_no_receive(
-        self,
-        a1: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        num_experts: int,
-        expert_map: Tensor | None,
-        apply_router_weight_on_input: bool,
-        quant_config: Any,
-        defer_input_quant: bool = False,
-    ) -> ReceiverType:
-        """Send the rows of this rank's tokens; return a receiver, which waits for its experts' rows.
-
-        The arguments are those of `ascend_moe.interop.vllm.prepare_finalize.PrepareAndFinalize.prepare_async`.
+    @with_signature_of(prepare)
+    def prepare_no_receive(self) -> ReceiverType:
+        """Send the rows as `prepare` does; return a receiver, which waits for its experts' rows.
 
         Raises NotImplementedError if has_prepare_no_receive is False.
         """

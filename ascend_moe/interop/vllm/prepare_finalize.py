@@ -14,9 +14,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ascend_moe._tensors import narrow, wide_ids_named
 from ascend_moe.dispatchers import Dispatched
 from ascend_moe.dispatchers.base import PendingCall
-from ascend_moe.errors import RoutingOverflow, need, need_shape, with_typed_errors
+from ascend_moe.errors import RoutingOverflow, need, need_shape, with_signature_of, with_typed_errors
+from ascend_moe.interop.vllm import bases
 from ascend_moe.interop.vllm.all2all import All2AllHandle
-from ascend_moe.interop.vllm.quantization import is_w8a8
+from ascend_moe.interop.vllm.experts import is_w8a8
 from ascend_moe.interop.vllm.weight_and_reduce import is_delegate
 from ascend_moe.native.torch_npu import on_npu
 from ascend_moe.permute import padded_places, segment_of_rows
@@ -38,14 +39,9 @@ class BatchedRows:
 
     @classmethod
     def of(cls, counts: Tensor, rows: int, most: int, rank: int) -> BatchedRows:
-        """Assign a place to every row.
+        """Assign a place to each of A rows, of which the local experts have ``counts`` (L,), at most ``most`` each.
 
-        Args:
-            counts: (L,) int64, rows of each local expert. rows: A, those after the last count have no place.
-            most: places of an expert. rank: this one.
-
-        Raises:
-            RoutingOverflow: an expert has more rows than places.
+        Raises RoutingOverflow, which names ``rank``, if an expert has more rows than places.
         """
         longest = int(counts.max())
         if longest > most:
@@ -131,18 +127,12 @@ class PrepareAndFinalize:
 
     # ---- dispatch
 
+    @with_signature_of(bases.FusedMoEPrepareAndFinalize.prepare)
     @with_typed_errors
     def prepare_async(
-        self,
-        a1: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        num_experts: int,
-        expert_map: Tensor | None,
-        apply_router_weight_on_input: bool,
-        quant_config: Any,
-        defer_input_quant: bool = False,
-    ) -> Callable[[], Any]:
+        self, a1: Tensor, topk_weights: Tensor, topk_ids: Tensor, num_experts: int, expert_map: Tensor | None,
+        apply_router_weight_on_input: bool, quant_config: Any, defer_input_quant: bool,
+    ) -> Callable[[], Any]:  # fmt: skip
         """Send this rank's rows to their experts; return a receiver, which waits for its experts' rows. Collective.
 
         If supports_async is False, the receiver does all. The tensors must not change until it is called.
@@ -222,16 +212,12 @@ class PrepareAndFinalize:
 
     # ---- combine
 
+    @with_signature_of(bases.FusedMoEPrepareAndFinalize.finalize)
     @with_typed_errors
     def finalize_async(
-        self,
-        output: Tensor,
-        fused_expert_output: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
-        apply_router_weight_on_input: bool,
+        self, output: Tensor, fused_expert_output: Tensor, topk_weights: Tensor, topk_ids: Tensor,
         weight_and_reduce_impl: Any,
-    ) -> Callable[[], None]:
+    ) -> Callable[[], None]:  # fmt: skip
         """Send the experts' rows back; the receiver writes the weighted sums of this rank's tokens. Collective.
 
         `finalize` calls the receiver at once.

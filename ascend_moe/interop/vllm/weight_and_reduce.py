@@ -57,15 +57,12 @@ class _Summing(_Equal):
     def _places(self, rows: Tensor, topk_ids: Tensor) -> Tensor:
         """Return ``(T, K)``: the row of each pair; -1: none."""
 
+    @with_signature_of(TopKWeightAndReduce.apply)
     @with_typed_errors
     def apply(
-        self,
-        output: Tensor | None,
-        fused_expert_output: Tensor,
-        topk_weights: Tensor,
-        topk_ids: Tensor,
+        self, output: Tensor | None, fused_expert_output: Tensor, topk_weights: Tensor, topk_ids: Tensor,
         apply_router_weight_on_input: bool,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Return the weighted sum of each token's rows, ``(T, H)``; zeros for a token without any.
 
         Args:

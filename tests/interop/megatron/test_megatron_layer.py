@@ -14,7 +14,6 @@ from megatron_layers import (
     FP32,
     KINDS,
     LAYOUTS,
-    ROUTINGS,
     Case,
     E,
     F,
@@ -27,7 +26,6 @@ from megatron_layers import (
     on_ranks,
     overlapped,
     shared_expert,
-    trained,
 )
 from routed_tokens import randn
 from torch import Tensor
@@ -278,7 +276,7 @@ def test_steps_of_the_shared_expert_in_another_order_raise() -> None:
     assert torch.equal(overlapped(module, x), plain)  # two calls at once
 
 
-# ---- shards of GroupedMLP, and gradients of their weights
+# ---- shards of GroupedMLP
 
 
 @pytest.mark.parametrize("etp", [1, 2, 4])
@@ -304,17 +302,3 @@ def test_shards_of_grouped_mlp_add_up_to_the_whole(etp: int) -> None:
     assert not total[7:].any()
     with pytest.raises(ValueError, match="ffn_hidden_size is 16; it must be a multiple of etp_size 3"):
         GroupedMLP(3, H, F, etp_size=3)
-
-
-@pytest.mark.parametrize("world, etp", [(2, 2), (4, 2), (4, 4), (4, 1)])
-@pytest.mark.parametrize("routing", ROUTINGS)
-def test_weight_gradients_are_right_under_unbalanced_routing(world: int, etp: int, routing: str, clusters: Any) -> None:
-    case = Case(world, [9, 1, 0, 4][:world], routing)
-    *_, g1, g2 = case.expected()
-    local, part = E // (world // etp), F // etp
-    for rank, found in enumerate(clusters[world].run(lambda rank, group: trained("mc2", case, etp, rank, group))):
-        ep_rank, place = divmod(rank, etp)
-        mine, columns = slice(ep_rank * local, (ep_rank + 1) * local), slice(place * part, (place + 1) * part)
-        gate, up = g1[mine].chunk(2, 2)
-        close(found[3].double(), torch.cat([gate[:, :, columns], up[:, :, columns]], 2), atol=1e-4)
-        close(found[4].double(), g2[mine, columns], atol=1e-4)

@@ -34,7 +34,7 @@ import ascend_moe
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import grouped_mlp, npu_dynamic_quant
 from ascend_moe.interop.fused_moe import fused_experts
-from ascend_moe.interop.vllm import make_experts, quantization
+from ascend_moe.interop.vllm import FusedMoEQuantConfig, int8_w8a8_moe_quant_config, make_experts
 
 
 @windows
@@ -173,13 +173,13 @@ def test_experts_refuse() -> None:
     with pytest.raises(ArgumentError, match="batched rows need counts of experts"):
         apply(batched, hidden_states=part.x.new_zeros(E, 2, H), output=part.x.new_zeros(E, 2, H))
     for config, rule in (
-        (quantization.FusedMoEQuantConfig(torch.int8, True), "needs w1_scale and w2_scale"),
-        (quantization.FusedMoEQuantConfig(w1_scale=torch.ones(1)), "has scales of weights but unquantized rows"),
-        (quantization.FusedMoEQuantConfig(w1_bias=torch.ones(1)), "has w1_bias"),
+        (FusedMoEQuantConfig(torch.int8, True), "needs w1_scale and w2_scale"),
+        (FusedMoEQuantConfig(w1_scale=torch.ones(1)), "has scales of weights but unquantized rows"),
+        (FusedMoEQuantConfig(w1_bias=torch.ones(1)), "has w1_bias"),
         (SimpleNamespace(quant_dtype="mxfp4"), "has quant_dtype mxfp4"),
-        (quantization.FusedMoEQuantConfig.make(block_shape=[128, 128]), "has block_shape"),
+        (FusedMoEQuantConfig.make(block_shape=[128, 128]), "has block_shape"),
         (
-            quantization.int8_w8a8_moe_quant_config(*[torch.ones(1)] * 2, None, None, per_act_token_quant=False),
+            int8_w8a8_moe_quant_config(*[torch.ones(1)] * 2, None, None, per_act_token_quant=False),
             "without per_act",
         ),
     ):
@@ -197,7 +197,7 @@ def test_experts_refuse() -> None:
         apply(made, activation="gelu")
     neutral = SimpleNamespace(gemm1_clamp_limit=None, gemm1_alpha=1.0, gemm1_beta=0.0)
     make_experts(None, None, None, neutral, E, moe_config=SimpleNamespace(swiglu_limit=None))
-    scales = quantization.int8_w8a8_moe_quant_config(quantized.config.w1_scale[:, :3], quantized.config.w2_scale)
+    scales = int8_w8a8_moe_quant_config(quantized.config.w1_scale[:, :3], quantized.config.w2_scale)
     with pytest.raises(ArgumentError, match=r"w1_scale is \(8, 3, 1\); it must be \(8, 64\) or \(8, 64, 1\) or"):
         apply(
             make_experts(None, None, None, scales, E), hidden_states=part.x.to(torch.int8), a1q_scale=torch.ones(5, 1),
