@@ -12,7 +12,6 @@ import torch
 from gloo_ranks import threads
 from torch import Tensor
 
-from ascend_moe import LocalCluster
 from ascend_moe.dispatchers import AllToAllDispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import (
@@ -298,7 +297,7 @@ def test_vllms_experts(vllm: str, act: Activation, numbers: dict[str, float]) ->
 
 
 @pytest.mark.parametrize("int8", [False, True])
-def test_mega_moe_calls_situglu_with_its_betas(int8: bool) -> None:
+def test_mega_moe_calls_situglu_with_its_betas(int8: bool, clusters: Any) -> None:
     act = Activation("situglu", {"beta": 4.0, "linear_beta": 25.0})
     gate_up, down = weights(act, torch.bfloat16)
     x, ids = rows(torch.bfloat16), torch.tensor(OWNERS, dtype=torch.int32)[:, None]
@@ -319,8 +318,7 @@ def test_mega_moe_calls_situglu_with_its_betas(int8: bool) -> None:
             mega_moe(x, ids, floats, sym_buffer=buffer, **given, beta=4.0)
         return mega_moe(x, ids, floats, sym_buffer=buffer, **given, **options)[0]
 
-    with LocalCluster(1) as cluster:
-        y = cluster.run(body)[0].double()
+    y = clusters[1].run(body)[0].double()
     assert (y - wanted).norm() < (0.03 if int8 else 0.01) * wanted.norm()
 
 

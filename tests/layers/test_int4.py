@@ -11,7 +11,7 @@ import torch
 from expert_values import EACH_FLOAT, int8s
 from torch import Tensor
 
-from ascend_moe import LocalCluster, MoEConfig, MoELayer
+from ascend_moe import MoEConfig, MoELayer
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import grouped_mlp, npu_grouped_matmul
@@ -251,17 +251,20 @@ def test_weights_of_int4_rows_multiply_their_results() -> None:
     torch.testing.assert_close(grouped_mlp(*rows, **call, topk_scales=weights), wanted)
 
 
-def test_a_layer_of_int4_weights_keeps_its_codes_in_a_cast_and_calls_lists_alike() -> None:
+def test_a_layer_of_int4_weights_keeps_its_codes_in_a_cast_and_calls_lists_alike(clusters: Any) -> None:
     config = MoEConfig(hidden_size=32, moe_intermediate_size=16, num_experts=4, top_k=2)
 
     def rank_main(rank: int, group: str) -> None:
         made = [MC2Dispatcher(group, 1, rank, 4) for _ in range(2)]
         layer = MoELayer(config, made[0], dtype=torch.float32).init_weights()
-        for groups, text in (((3, 1), "groups is 3; it must divide 32 rows of w_gate_up"), ((1, 0), "divide 16 rows")):
+        for bits, groups, text in (
+            (4, (3, 1), "groups is 3; it must divide 32 rows of w_gate_up"),
+            (4, (1, 0), "divide 16 rows"),
+            (8, (2, 1), "int8 weights have one scale per channel"),
+            (2, (1, 1), "bits is 2; it must be 8 or 4"),
+        ):
             with pytest.raises(ArgumentError, match=text):
-                MoELayer(config, made[1], dtype=torch.float32).init_weights().quantize_(4, groups)
-        with pytest.raises(ArgumentError, match=r"bits is 2; it must be 8 or 4"):
-            layer.quantize_(2)
+                MoELayer(config, made[1], dtype=torch.float32).init_weights().quantize_(bits, groups)
         state = layer.quantize_(4, (4, 2)).state_dict()
         assert state["w_gate_up"].dtype == torch.int32 and state["w_gate_up_scale"].shape == (4, 4, 32)
         with pytest.raises(ArgumentError, match=r"w_down is int32 without w_down_correction"):
@@ -292,5 +295,4 @@ def test_a_layer_of_int4_weights_keeps_its_codes_in_a_cast_and_calls_lists_alike
         with pytest.raises(ArgumentError, match=r"gate_up_bias is missing; int4 weights need it"):
             grouped_mlp(sent.expand_x, *weights, sent.expert_token_nums, **call | {"gate_up_bias": None})
 
-    with LocalCluster(1) as cluster:
-        cluster.run(rank_main)
+    clusters[1].run(rank_main)

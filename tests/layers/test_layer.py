@@ -67,27 +67,16 @@ def test_two_servers_of_hierarchy(by: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("model", "fused"), [*itertools.product(MORE_MODELS, (False, True)), *((model, False) for model in RENAMED)]
-)
-def test_the_layers_of_further_models_equal_transformers(model: str, fused: bool) -> None:
-    equals_transformers(model, "window v2", 2, fused, FP32)
-
-
-@pytest.mark.parametrize(
-    ("transport", "world", "fused", "dtype"),
+    ("model", "transport", "world", "fused", "dtype"),
     [
-        *itertools.product(TRANSPORTS[:1], [1, 2, 4], [False], [FP32, BF16]),
-        *((transport, 2, False, FP32) for transport in TRANSPORTS[1:]),
-        (TRANSPORTS[0], 2, True, FP32),
+        *itertools.product(MODELS, TRANSPORTS[:1], [1, 2, 4], [False], [FP32, BF16]),
+        *itertools.product(MODELS, TRANSPORTS[1:], [2], [False], [FP32]),
+        *itertools.product([*MODELS, *MORE_MODELS], TRANSPORTS[:1], [2], [True], [FP32]),
+        *itertools.product([*MORE_MODELS, *RENAMED], TRANSPORTS[:1], [2], [False], [FP32]),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("model", MODELS)
 def test_equals_transformers(model: str, transport: str, world: int, fused: bool, dtype: torch.dtype) -> None:
-    equals_transformers(model, transport, world, fused, dtype)
-
-
-def equals_transformers(model: str, transport: str, world: int, fused: bool, dtype: torch.dtype) -> None:
     checkpoint = saved(model, "fused" if fused else "published", dtype)
     x = torch.randn(24, checkpoint.hidden, generator=torch.Generator().manual_seed(3)).to(dtype)
     expected = run_block(checkpoint.block, x)
@@ -112,37 +101,6 @@ def test_dtypes_that_no_layer_has(name: str) -> None:
             MoELayer(SMALL, transport, **{name: wrong})
 
 
-@pytest.mark.parametrize("mask_kind", ["none", "1d", "2d"])
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_masks_and_unequal_batches(transport: str, mask_kind: str) -> None:
-    """Ranks with 5, 0 and 3 tokens of up to 6, some inactive, against one rank that has all experts."""
-    world, config = 3, MoEConfig(32, 24, 6, 3, shared_intermediate_size=16)
-    gen = torch.Generator().manual_seed(1)
-    xs = [torch.randn(bs, 32, generator=gen) for bs in (5, 0, 3)]
-    masks = {
-        "none": [None] * world,
-        "1d": [torch.rand(len(x), generator=gen) < 0.6 for x in xs],
-        "2d": [torch.rand(len(x), config.top_k, generator=gen) < 0.5 for x in xs],
-    }[mask_kind]
-
-    def body(dispatcher: Dispatcher, rank: int) -> torch.Tensor:
-        layer = MoELayer(config, dispatcher, dtype=torch.float32, global_bs=1).init_weights(5)
-        return layer(xs[rank], masks[rank], global_bs=world * 6)
-
-    alone = AllToAllDispatcher(threads(1).groups[0], config.num_experts)
-    whole = MoELayer(config, alone, dtype=torch.float32).init_weights(5)
-    for x, mask, result in zip(xs, masks, run(transport, world, config.num_experts, body), strict=True):
-        pairs = torch.ones(len(x), config.top_k, dtype=torch.bool)
-        if mask is not None:
-            pairs &= mask if mask.dim() == 2 else mask[:, None]
-        with torch.no_grad():
-            expected, _ = of_the_formula(whole, x, torch.arange(len(x)), pairs)
-        expected[~pairs.any(1)] = 0
-        torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
-        assert not result[~pairs.any(1)].any()
-    assert mask_kind == "none" or not all(mask.all() for mask in masks)
-
-
 ROUTED_SPECIAL = {
     "softmax": {"renormalize": False, "routed_scaling_factor": 2.5},
     "softmax_bias": {"renormalize": False, "routed_scaling_factor": 6.0},
@@ -159,18 +117,24 @@ ROUTED_SPECIAL = {
 @pytest.mark.parametrize("transport", TRANSPORTS[:1] + TRANSPORTS[2:])
 @pytest.mark.parametrize("name", ROUTED_SPECIAL)
 def test_special_experts_are_chosen_and_add_their_terms(name: str, transport: str) -> None:
-    """Each router over experts of all kinds, K above E, against the formula; every gradient against one process's."""
+    """Each router over experts of all kinds, K above E, against the formula; every gradient against one process's.
+
+    Every second router has masks of routed tokens, a rank without tokens, and the batches' limit by call.
+    """
+    pairs = [*ROUTED_SPECIAL].index(name) % 2 == 1
     numbers = {"router": name, "num_experts": 4, "top_k": 7, **ROUTED_SPECIAL[name]}
     config = MoEConfig(32, 24, **numbers, zero_expert_num=2, copy_expert_num=1, const_expert_num=2)
     x = torch.randn(26, 32, generator=torch.Generator().manual_seed(1))
-    mask, tokens = torch.rand(26, generator=torch.Generator().manual_seed(2)) < 0.8, torch.arange(26)
+    mask = torch.rand(26, config.top_k if pairs else 1, generator=torch.Generator().manual_seed(2)) < 0.8
+    mask[4], tokens, split = False, torch.arange(26), 26 if pairs else 17
 
     def body(dispatcher: Dispatcher, rank: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         ranks = dispatcher.world_size
-        mine = slice(*((0, 17), (17, 26))[rank]) if ranks == 2 else slice(0, 26)
-        layer = MoELayer(config, dispatcher, dtype=FP32, global_bs=ranks * 26, trainable=True).init_weights(3)
+        mine = slice(*((0, split), (split, 26))[rank]) if ranks == 2 else slice(0, 26)
+        limit = {"global_bs": ranks * 26}
+        layer = MoELayer(config, dispatcher, dtype=FP32, trainable=True, **({} if pairs else limit)).init_weights(3)
         layer.eval()  # the sparse mixer draws no experts
-        y = layer(x[mine], mask[mine], input_ids=tokens[mine])
+        y = layer(x[mine], mask[mine], input_ids=tokens[mine], **(limit if pairs else {}))
         y.square().sum().backward()
         return y.detach(), {key: value.grad for key, value in layer.named_parameters() if value.requires_grad}
 
@@ -178,8 +142,8 @@ def test_special_experts_are_chosen_and_add_their_terms(name: str, transport: st
     ((alone, grads),) = run("all-to-all", 1, config.num_experts, body, **special)
     whole = MoELayer(config, AllToAllDispatcher(threads(1).groups[0], config.num_experts, **special), dtype=FP32)
     with torch.no_grad():
-        wanted, ids = of_the_formula(whole.init_weights(3), x, tokens)
-    torch.testing.assert_close(alone, wanted * mask[:, None], rtol=1e-5, atol=1e-5)
+        wanted, ids = of_the_formula(whole.init_weights(3), x, tokens, mask)
+    torch.testing.assert_close(alone, wanted * mask.any(1, keepdim=True), rtol=1e-5, atol=1e-5)
     kinds = {int(kind) for kind in torch.bucketize(ids.long(), torch.tensor([0, 4, 6, 7]), right=True).unique()}
     assert kinds == {1, 2, 3, 4}
     found = run(transport, 2, config.num_experts, body, **special)
@@ -192,12 +156,12 @@ def test_special_experts_are_chosen_and_add_their_terms(name: str, transport: st
 
 
 def of_the_formula(
-    layer: MoELayer, x: torch.Tensor, tokens: torch.Tensor, active: torch.Tensor | None = None
+    layer: MoELayer, x: torch.Tensor, tokens: torch.Tensor, active: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The layer's rows, every expert of every token by itself, and the chosen ids."""
     config, first = layer.config, layer.config.num_experts
     weights, ids = layer.route(x, tokens)
-    weights = weights if active is None else weights * active
+    weights = weights * active
     rows, row_ids, weights, _ = layer.enter(x, ids, weights)
     total = torch.zeros_like(rows)
     for token, k in itertools.product(range(len(rows)), range(row_ids.size(1))):
@@ -355,7 +319,7 @@ def test_the_gate_of_the_shared_expert_is_in_float32() -> None:
     assert plain is not None and torch.equal(found, (plain.float() * gate[:, None]).bfloat16())
 
 
-def test_a_trainable_layer_uses_registered_buffers_where_nothing_is_trained() -> None:
+def test_a_trainable_layer_uses_registered_buffers_where_nothing_is_trained(clusters: Any) -> None:
     """Its gradients are those of a layer that copies."""
 
     def body(rank: int, group: str, zero_copy: bool = True) -> tuple[list[int], list[torch.Tensor]]:
@@ -372,8 +336,7 @@ def test_a_trainable_layer_uses_registered_buffers_where_nothing_is_trained() ->
         layer(torch.ones(4, 32, requires_grad=True)).sum().backward()  # rows that autograd follows
         return found, grads
 
-    with LocalCluster(2) as cluster:
-        registered, copied = cluster.run(body), cluster.run(body, False)
+    registered, copied = clusters[2].run(body), clusters[2].run(body, False)
     assert [found for found, _ in registered] == [[4 * 3 * 32 * 4, 0]] * 2
     for (_, ours), (_, theirs) in zip(registered, copied, strict=True):
         assert len(ours) > 3 and all(map(torch.equal, ours, theirs))

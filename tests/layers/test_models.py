@@ -29,7 +29,7 @@ from hf_models import (
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ascend_moe import LocalCluster, MoELayer
+from ascend_moe import MoELayer
 from ascend_moe.checkpoint import build_layer, load_layer
 from ascend_moe.checkpoint.config import WRAPPERS, moe_config
 from ascend_moe.dispatchers import AllToAllDispatcher, MC2Dispatcher
@@ -269,7 +269,7 @@ def test_noise_of_training_is_transformers_own(name: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_llama4_of_several_experts_is_transformers_block(world: int, tmp_path: Path) -> None:
+def test_llama4_of_several_experts_is_transformers_block(world: int, clusters: Any, tmp_path: Path) -> None:
     """K 3: each of a token's rows is weighed by its own expert's score before the expert; masked tokens give zeros."""
     sizes = {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 8, "interleave_moe_layer_step": 1}
     torch.manual_seed(4)
@@ -290,8 +290,8 @@ def test_llama4_of_several_experts_is_transformers_block(world: int, tmp_path: P
         torch.testing.assert_close(few, whole[: 7 - 2 * rank], rtol=1e-5, atol=1e-5)
         return whole, layer(x[rank], mask)[0]
 
-    with torch.no_grad(), LocalCluster(world) as cluster:
-        for rank, (y, masked) in enumerate(cluster.run(body)):
+    with torch.no_grad():
+        for rank, (y, masked) in enumerate(clusters[world].run(body)):
             wanted = block(x[rank : rank + 1])[0].reshape(7, 32)
             torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(masked[mask], y[mask], rtol=1e-5, atol=1e-5)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from host_reads import no_host_reads
 
-from ascend_moe import LocalCluster, placement
+from ascend_moe import placement
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.layer import MoEConfig, MoELayer
@@ -239,7 +239,7 @@ def test_counters_and_remap_read_nothing_on_the_host() -> None:
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-def test_what_dispatch_counts_becomes_the_next_placement(kind: int) -> None:
+def test_what_dispatch_counts_becomes_the_next_placement(kind: int, clusters: Any) -> None:
     """Counts of real dispatches over copies, back to logical experts: the router's own histogram."""
     experts, world, replicas, layers = 4, 2, 6, 2
     found = balance(torch.tensor([[9, 1, 1, 1], [1, 1, 1, 9]]), replicas, world)
@@ -255,8 +255,7 @@ def test_what_dispatch_counts_becomes_the_next_placement(kind: int) -> None:
             dispatcher.combine(sent.expand_x, sent, torch.ones(7, 2))
         return counter.counts
 
-    with LocalCluster(world) as cluster:
-        counts = torch.cat(cluster.run(body), 1)
+    counts = torch.cat(clusters[world].run(body), 1)
     load = logical_load(counts, found.physical_to_logical, experts)
     for layer in range(layers):
         ids = chosen[:, layer]

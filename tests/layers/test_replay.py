@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ascend_moe.comm import LocalCluster
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.interop.fused_moe import select_experts
@@ -34,10 +33,9 @@ def layer_of(numbers: dict[str, Any], dispatcher: Any, **given: Any) -> MoELayer
 
 
 @pytest.mark.parametrize("numbers", CONFIGS, ids=lambda numbers: "-".join(map(str, numbers.values())))
-def test_every_router_takes_ids_and_hands_them_out(numbers: dict[str, Any]) -> None:
+def test_every_router_takes_ids_and_hands_them_out(numbers: dict[str, Any], clusters: Any) -> None:
     """Its own ids give the same bits; others the weights of these experts, with gradients; -1 has weight 0."""
-    with LocalCluster(1) as cluster:
-        cluster.run(lambda rank, group: takes_ids(numbers, MC2Dispatcher(group, 1, rank, E)))
+    clusters[1].run(lambda rank, group: takes_ids(numbers, MC2Dispatcher(group, 1, rank, E)))
 
 
 def takes_ids(numbers: dict[str, Any], dispatcher: Any) -> None:

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from ascend_moe import LocalCluster, begin_combine, begin_dispatch, ops
+from ascend_moe import begin_combine, begin_dispatch, ops
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError, RoutingMismatch
 from ascend_moe.ops import registration, sent_ids
 
 WORLD, EXPERTS, TOKENS, TOPK, HIDDEN = 2, 4, 6, 2, 32
 Trip = Callable[[int, str, Tensor, Any, Tensor, Any], Tensor]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(WORLD, window_mib=4) as made:
-        yield made
 
 
 def drawn(seed: object) -> tuple[Tensor, Tensor]:
@@ -74,40 +68,38 @@ def in_two(rank: int, group: str, ids: Tensor, mask: Any, other: Tensor, other_m
 TRIPS = [v1, v2, in_two]
 
 
-def outcomes(cluster: LocalCluster, trip: Trip, *given: Any) -> list[Any]:
+def outcomes(clusters: Any, trip: Trip, *given: Any) -> list[Any]:
     def run(rank: int, group: str) -> Any:
         try:
             return trip(rank, group, *(value[rank] if isinstance(value, list) else value for value in given))
         except ArgumentError as error:
             return error
 
-    return cluster.run(run)
+    return clusters[WORLD].run(run)
 
 
 @pytest.mark.parametrize("trip", TRIPS, ids=["v1", "v2", "in two"])
-def test_ids_that_changed_places_are_refused(
-    trip: Trip, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_that_changed_places_are_refused(trip: Trip, clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if trip is v2:
         ids, other = both(str(TRIPS.index(trip)))
-        missed = outcomes(cluster, trip, ids, None, other, None)
-        right = outcomes(cluster, trip, ids, None, ids, None)
+        missed = outcomes(clusters, trip, ids, None, other, None)
+        right = outcomes(clusters, trip, ids, None, ids, None)
         assert not any(torch.equal(*each) for each in zip(missed, right, strict=True)), "combine alone does not see it"
     monkeypatch.setenv("ASCEND_MOE_CHECK_ROUTING", "1")
     for number in range(6):
         ids, other = both((str(TRIPS.index(trip)), number))
-        for rank, error in enumerate(outcomes(cluster, trip, ids, None, other, None)):
+        for rank, error in enumerate(outcomes(clusters, trip, ids, None, other, None)):
             assert isinstance(error, ArgumentError) and error.argument == "expert_ids"
             token, k = (ids[rank] != other[rank]).nonzero()[0].tolist()
             text = f"of token {token}, k {k} is {other[rank][token, k]}, which dispatch had as {ids[rank][token, k]}"
             assert text in str(error)
         clones = [each.clone() for each in ids]
-        got = outcomes(cluster, trip, ids, None, clones, None)
+        got = outcomes(clusters, trip, ids, None, clones, None)
         assert all(torch.equal(y, 2 * rows_of(rank)) for rank, y in enumerate(got))
 
 
 @pytest.mark.parametrize("trip", TRIPS, ids=["v1", "v2", "in two"])
-def test_only_pairs_that_are_routed_count(trip: Trip, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_pairs_that_are_routed_count(trip: Trip, clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_CHECK_ROUTING", "1")
     ids, _ = drawn(str(TRIPS.index(trip)))
     mask = torch.tensor([True] * (TOKENS - 1) + [False])
@@ -115,16 +107,16 @@ def test_only_pairs_that_are_routed_count(trip: Trip, cluster: LocalCluster, mon
     other[-1] = 99  # of a token that is not active
     wide = mask[:, None].expand(TOKENS, TOPK).contiguous()
     for one, two in ((mask, mask), (mask, wide), (wide, mask)):
-        got = outcomes(cluster, trip, ids, one, other, two)
+        got = outcomes(clusters, trip, ids, one, other, two)
         assert all(torch.equal(y[:-1], 2 * rows_of(rank)[:-1]) for rank, y in enumerate(got)), got
     for one, two in ((mask, None), (None, mask), (mask, mask.flip(0))):
-        errors = outcomes(cluster, trip, ids, one, ids, two)
+        errors = outcomes(clusters, trip, ids, one, ids, two)
         assert all(isinstance(error, ArgumentError) and "-1: not routed" in str(error) for error in errors)
-    odd = outcomes(cluster, trip, ids, None, ids, mask[:2])  # the op's own rule
+    odd = outcomes(clusters, trip, ids, None, ids, mask[:2])  # the op's own rule
     assert all(isinstance(error, ArgumentError) and "x_active_mask has shape" in str(error) for error in odd)
 
 
-def test_ids_changed_in_place_under_a_dispatcher(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_changed_in_place_under_a_dispatcher(clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(rank: int, group: str) -> str:
         ids, other = drawn(rank)
         dispatcher = MC2Dispatcher(group, WORLD, rank, EXPERTS)
@@ -138,10 +130,10 @@ def test_ids_changed_in_place_under_a_dispatcher(cluster: LocalCluster, monkeypa
         return str(caught.value)
 
     monkeypatch.setenv("ASCEND_MOE_CHECK_ROUTING", "1")
-    assert all("which dispatch had as" in text for text in cluster.run(run))
+    assert all("which dispatch had as" in text for text in clusters[WORLD].run(run))
 
 
-def test_gradients_pass(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_pass(clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(rank: int, group: str) -> Tensor:
         ids, _ = drawn(rank)
         dispatcher = MC2Dispatcher(group, WORLD, rank, EXPERTS)
@@ -155,16 +147,16 @@ def test_gradients_pass(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) 
         return x.grad
 
     monkeypatch.setenv("ASCEND_MOE_CHECK_ROUTING", "1")
-    assert all(torch.equal(grad, torch.full_like(grad, 6)) for grad in cluster.run(run))
+    assert all(torch.equal(grad, torch.full_like(grad, 6)) for grad in clusters[WORLD].run(run))
 
 
-def test_nothing_stays_when_the_results_are_gone(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_stays_when_the_results_are_gone(clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_CHECK_ROUTING", "1")
     ids, other = drawn(1)
-    outcomes(cluster, v2, ids, None, ids, None)
+    outcomes(clusters, v2, ids, None, ids, None)
     gc.collect()
     for _ in range(20):
-        outcomes(cluster, v2, ids, None, ids, None)
+        outcomes(clusters, v2, ids, None, ids, None)
     assert len(registration._sent_ids.stored) <= 2 * WORLD
     # A copy of assist_info_for_combine is nobody's.
     known, index = sent_ids.SentIdStore(), torch.zeros(3)
@@ -175,29 +167,28 @@ def test_nothing_stays_when_the_results_are_gone(cluster: LocalCluster, monkeypa
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.nightly)])
-def test_a_compiled_pair_is_compared(backend: str, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_pair_is_compared(backend: str, clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_CHECK_ROUTING", "1")
-    with LocalCluster(1, window_mib=4) as alone:
 
-        def run(rank: int, group: str) -> None:
-            def step(x: Tensor, ids: Tensor, other: Tensor, weights: Tensor) -> Tensor:
-                at = (group, 1, 0, EXPERTS)
-                sent = torch.ops.ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, *at)
-                return torch.ops.ascend_moe.npu_moe_distribute_combine_v2(  # type: ignore[no-any-return]
-                    sent[0], other, sent[2], sent[4], weights, *at
-                )
+    def run(rank: int, group: str) -> None:
+        def step(x: Tensor, ids: Tensor, other: Tensor, weights: Tensor) -> Tensor:
+            at = (group, 1, 0, EXPERTS)
+            sent = torch.ops.ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, *at)
+            return torch.ops.ascend_moe.npu_moe_distribute_combine_v2(  # type: ignore[no-any-return]
+                sent[0], other, sent[2], sent[4], weights, *at
+            )
 
-            compiled = torch.compile(step, fullgraph=True, backend=backend)
-            ids, other = drawn(backend)
-            weights = torch.ones(TOKENS, TOPK)
-            assert torch.equal(compiled(rows_of(0), ids, ids.clone(), weights), 2 * rows_of(0))
-            with pytest.raises(ArgumentError, match="which dispatch had as"):
-                compiled(rows_of(0), ids, other, weights)
+        compiled = torch.compile(step, fullgraph=True, backend=backend)
+        ids, other = drawn(backend)
+        weights = torch.ones(TOKENS, TOPK)
+        assert torch.equal(compiled(rows_of(0), ids, ids.clone(), weights), 2 * rows_of(0))
+        with pytest.raises(ArgumentError, match="which dispatch had as"):
+            compiled(rows_of(0), ids, other, weights)
 
-        alone.run(run)
+    clusters[1].run(run)
 
 
-def test_on_an_npu_other_ids_become_those_of_nobody(cluster: LocalCluster) -> None:
+def test_on_an_npu_other_ids_become_those_of_nobody(clusters: Any) -> None:
     """The way without a host read, here on CPU tensors; the kernels then raise."""
 
     def run(rank: int, group: str) -> None:
@@ -208,4 +199,4 @@ def test_on_an_npu_other_ids_become_those_of_nobody(cluster: LocalCluster) -> No
         with pytest.raises(RoutingMismatch):
             v2(rank, group, ids, None, nobody, None)
 
-    cluster.run(run)
+    clusters[WORLD].run(run)

@@ -26,18 +26,17 @@ NAME = "npu_moe_distribute_combine_add_rms_norm"
 
 
 @pytest.mark.parametrize("world", [1, 4])
-def test_barrier_passes_any_tensor_through(world: int) -> None:
+def test_barrier_passes_any_tensor_through(world: int, clusters: Any) -> None:
     def each(rank: int, group: str) -> None:
         for x in (torch.arange(3), torch.ones(2, 0), torch.tensor(True), torch.randn(3, 4).t()):
             passed = OPS._npu_distribute_barrier(x, group, world)
             assert passed.dtype == x.dtype and torch.equal(passed, x) and passed.is_contiguous()
             assert passed.data_ptr() != x.data_ptr() or x.numel() == 0
 
-    with ascend_moe.LocalCluster(world) as cluster:
-        cluster.run(each)
+    clusters[world].run(each)
 
 
-def test_barrier_waits_for_the_late_rank() -> None:
+def test_barrier_waits_for_the_late_rank(clusters: Any) -> None:
     arrived, left = [0.0] * 3, [0.0] * 3
 
     def each(rank: int, group: str) -> None:
@@ -51,8 +50,7 @@ def test_barrier_waits_for_the_late_rank() -> None:
             assert min(left) >= arrived[late], (round_, arrived, left)
             _npu_distribute_barrier(torch.ones(1), group, 3)
 
-    with ascend_moe.LocalCluster(3) as cluster:
-        cluster.run(each)
+    clusters[3].run(each)
 
 
 def test_barrier_names_the_missing_rank_after_its_own_time_out() -> None:
@@ -80,7 +78,7 @@ def test_barrier_names_the_missing_rank_after_its_own_time_out() -> None:
     assert set(waited) == {0, 2} and 0.3 < max(waited.values()) < 10, waited
 
 
-def test_barrier_against_a_dispatch_is_a_named_mismatch() -> None:
+def test_barrier_against_a_dispatch_is_a_named_mismatch(clusters: Any) -> None:
     def each(rank: int, group: str) -> None:
         with pytest.raises(ConfigMismatch):
             if rank == 0:
@@ -91,8 +89,7 @@ def test_barrier_against_a_dispatch_is_a_named_mismatch() -> None:
         # Collective, not fatal: the group goes on.
         _npu_distribute_barrier(torch.ones(1), group, 2)
 
-    with ascend_moe.LocalCluster(2) as cluster:
-        cluster.run(each)
+    clusters[2].run(each)
 
 
 def test_barrier_names_wrong_arguments(group_ep: str) -> None:
@@ -137,7 +134,7 @@ def layer(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("form", ["plain", "shared", "masked", "unequal", "none here", "numbers", "products"])
-def test_add_rms_norm_is_the_formula(form: str, dtype: torch.dtype) -> None:
+def test_add_rms_norm_is_the_formula(form: str, dtype: torch.dtype, clusters: Any) -> None:
     world, eps = 2, 1e-5
 
     def each(rank: int, group: str) -> None:
@@ -167,8 +164,7 @@ def test_add_rms_norm_is_the_formula(form: str, dtype: torch.dtype) -> None:
         mean = total.double().square().mean(1)
         assert torch.allclose(rstd.reshape(batch).double(), (mean + eps).rsqrt(), rtol=1e-6)
 
-    with ascend_moe.LocalCluster(world) as cluster:
-        cluster.run(each)
+    clusters[world].run(each)
 
 
 @pytest.mark.parametrize(

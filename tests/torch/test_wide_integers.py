@@ -7,14 +7,14 @@ sizes is called with drawn ones whose low bits would be right.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from ascend_moe import LocalCluster, npu, ops, permute, placement, plan
+from ascend_moe import npu, ops, permute, placement, plan
 from ascend_moe.errors import AscendMoeError, InvalidExpertId
 from ascend_moe.interop import sglang, vllm, vllm_ascend
 from ascend_moe.interop.vllm import bases
@@ -154,12 +154,6 @@ def test_a_wide_id_is_refused_or_counts_for_nobody(entry: Callable[[Tensor], lis
 # ---- ids that go to other ranks
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(2, window_mib=4) as made:
-        yield made
-
-
 def kernel_of(kind: str) -> Callable[[int, str, Tensor], Any]:
     def run(rank: int, group: str, ids: Tensor) -> Any:
         way = vllm.make_prepare_finalize(None, None, group, rank, 2, EXPERTS, kind, max_num_tokens=8)
@@ -190,7 +184,7 @@ TAKE_INT64 = {"kernel_mc2", "kernel_batched", "kernel_alltoall", "kernel_allgath
 
 
 @pytest.mark.parametrize("entry", REMOTE, ids=lambda entry: entry.__name__)
-def test_no_rank_gets_a_row_for_a_wide_id(entry: Callable[[int, str, Tensor], Any], cluster: LocalCluster) -> None:
+def test_no_rank_gets_a_row_for_a_wide_id(entry: Callable[[int, str, Tensor], Any], clusters: Any) -> None:
     draw = random.Random(entry.__name__)
     for value in (2**32, -(2**32), 2**31, wide(draw), -(2**63)):
         guilty, at = draw.randrange(2), (draw.randrange(3), draw.randrange(TOPK))
@@ -199,7 +193,7 @@ def test_no_rank_gets_a_row_for_a_wide_id(entry: Callable[[int, str, Tensor], An
         given[guilty][at] = value
         if entry.__name__ not in TAKE_INT64:  # each rank says so alone
             given = given[:1] * 2
-        errors = cluster.run(lambda rank, group, given=given: outcome(entry, rank, group, given[rank]))
+        errors = clusters[2].run(lambda rank, group, given=given: outcome(entry, rank, group, given[rank]))
         if entry.__name__ not in TAKE_INT64:
             assert all(isinstance(error, AscendMoeError) and "int32" in str(error) for error in errors), errors
             break
@@ -211,7 +205,7 @@ def test_no_rank_gets_a_row_for_a_wide_id(entry: Callable[[int, str, Tensor], An
         assert f"{end} or {'more' if value > 0 else 'less'};" in str(errors[1 - guilty])
     for dtype in OTHERS:
         ids = torch.tensor([[0, 1]]).to(dtype)
-        errors = cluster.run(lambda rank, group, ids=ids: outcome(entry, rank, group, ids))
+        errors = clusters[2].run(lambda rank, group, ids=ids: outcome(entry, rank, group, ids))
         assert all(isinstance(error, AscendMoeError) for error in errors), (dtype, errors)
 
 

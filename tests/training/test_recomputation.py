@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ascend_moe import LocalCluster
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.interop.megatron import MoEAuxLossAutoScaler, RouterConfig, TopKRouter
 from ascend_moe.layer import MoEConfig, MoELayer
@@ -67,7 +66,9 @@ class Step:
         return [*counts, recorded, *self.capture.last(), *gradients]  # type: ignore[list-item]
 
 
-def all_as_without(count: int) -> None:
+@pytest.mark.parametrize("count", [25, pytest.param(2000, marks=pytest.mark.nightly)])
+def test_a_token_counts_once_in_any_nest_of_checkpoints(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MoEAuxLossAutoScaler, "main_loss_backward_scale", None)
     generator = random.Random(count)
     for _ in range(count):
         batches, alternate = generator.randint(1, 3), generator.random() < 0.5
@@ -77,19 +78,8 @@ def all_as_without(count: int) -> None:
             torch.testing.assert_close(one, other, msg=lambda text, given=(reentrant, alternate): f"{given}: {text}")
 
 
-def test_a_token_counts_once_in_any_nest_of_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MoEAuxLossAutoScaler, "main_loss_backward_scale", None)
-    all_as_without(25)
-
-
-@pytest.mark.nightly
-def test_a_token_counts_once_in_many_nests_of_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MoEAuxLossAutoScaler, "main_loss_backward_scale", None)
-    all_as_without(2000)
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_layer_captures_and_records_a_step_once(reentrant: bool) -> None:
+def test_a_layer_captures_and_records_a_step_once(reentrant: bool, clusters: Any) -> None:
     config = MoEConfig(H, 8, E, K)
 
     def body(rank: int, group: str) -> None:
@@ -105,5 +95,4 @@ def test_a_layer_captures_and_records_a_step_once(reentrant: bool) -> None:
             assert torch.equal(replay.recorded_topk_idx, wanted[1])
         assert [step.tolist() for step in capture.last()] == [ids.tolist() for ids in wanted]
 
-    with LocalCluster(1) as cluster:
-        cluster.run(body)
+    clusters[1].run(body)

@@ -99,11 +99,9 @@ def reference(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Te
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
-    if layout == "BNSD":
-        return x
-    return {"BSND": x.transpose(1, 2), "BSH": x.transpose(1, 2).flatten(2), "SBH": x.permute(2, 0, 1, 3).flatten(2)}[
-        layout
-    ].contiguous()
+    by_rows = x.transpose(1, 2)  # (B, S, N, D)
+    made = {"BNSD": x, "BSND": by_rows, "BSH": by_rows.flatten(2), "SBH": by_rows.transpose(0, 1).flatten(2)}
+    return made[layout].contiguous()
 
 
 def check_fusion_attention_in_every_layout_with_gradients() -> None:
@@ -190,13 +188,9 @@ def check_operators_on_lists() -> None:
     calls += [("lerp", (x, y, 0.25)), ("lerp", (x, y, z)), ("pow", (2.0, x))]
 
     def there(value: Any) -> Any:
-        return (
-            [there(part) for part in value]
-            if isinstance(value, list)
-            else value.npu()
-            if isinstance(value, Tensor)
-            else value
-        )
+        if isinstance(value, list):
+            return [there(part) for part in value]
+        return value.npu() if isinstance(value, Tensor) else value
 
     for name, given in calls:
         function = getattr(torch, f"_foreach_{name}")
