@@ -1,5 +1,7 @@
 """MoE expert parallelism for Ascend: dispatch and combine as AscendC kernels, on NPUs and on a CPU emulator (twin)."""
 
+# ruff: noqa: F403, F405  _public defines the names, for type checkers here and at run time in _load
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -8,32 +10,7 @@ from . import _autoload  # first: it decides how torch is imported
 from ._text import installed_version
 
 if TYPE_CHECKING:
-    from . import layer_ops as layer_ops
-    from ._public import (
-        AscendMoeError,
-        LocalCluster,
-        MoEConfig,
-        MoELayer,
-        agree,
-        algorithm_of,
-        begin_combine,
-        begin_dispatch,
-        check,
-        close,
-        comm_name,
-        compare,
-        dequantize_rows,
-        exclude_experts,
-        npu_moe_distribute_combine,
-        npu_moe_distribute_combine_v2,
-        npu_moe_distribute_dispatch,
-        npu_moe_distribute_dispatch_v2,
-        patch_torch_npu,
-        set_int8_gradient,
-        shrink,
-        trace,
-        window_empty,
-    )
+    from ._public import *
 
 __version__ = installed_version("ascend_moe") or "0+source"
 

@@ -9,8 +9,9 @@ read. A blank value counts as not set.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -71,6 +72,18 @@ class Setting(Generic[T]):
         text = self.text()
         return self.value_of(text) if text else self.default
 
+    @contextlib.contextmanager
+    def within(self, text: str) -> Iterator[None]:
+        """Set the variable to ``text`` during a block, also for child processes; "" changes nothing."""
+        before = os.environ.get(self.name)
+        os.environ.update({self.name: text} if text else {})
+        try:
+            yield
+        finally:
+            if text:
+                os.environ.pop(self.name)
+                os.environ.update({} if before is None else {self.name: before})
+
     def value_of(self, text: str, name: str = "") -> T:
         """Parse ``text``; ``name`` is an argument with the same rule.
 
@@ -103,15 +116,22 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _choice(*names: str) -> Callable[[str], str]:
-    """Return a parser that accepts only these names."""
+def _choice(
+    name: str, names: tuple[str, ...], default: str, help: str, shown: str, rule: str = "one of {}", **other: Any
+) -> Setting[str]:
+    """Return a setting whose value is one of ``names``."""
+    listed = ", ".join(names)
 
     def parse(text: str) -> str:
         if text not in names:
             raise ValueError
         return text
 
-    return parse
+    return Setting(name, parse, default, rule.format(listed), help, shown, **other)
+
+
+def _flag(name: str, help: str, shown: str = "0", default: str = "0") -> Setting[str]:
+    return _choice(name, ("0", "1"), default, help, shown, "0 or 1")
 
 
 def _names(*known: str) -> Callable[[str], tuple[str, ...]]:
@@ -208,46 +228,34 @@ RANKS_PER_SERVER = Setting(
     "this size; must be equal on all ranks",
     "0: A2: from host names; CPU: one server",
 )
-INTRA_NODE_STORES = Setting(
+INTRA_NODE_STORES = _flag(
     "ASCEND_MOE_INTRA_NODE_STORES",
-    _choice("0", "1"),
-    "0",
-    "0 or 1",
     "`1`: on several A2 servers, ranks of one server communicate by stores, not BatchWrite; must be equal on all ranks",
     "0, until probe 2 of `validate --bringup` has passed",
 )
-RDMA_FLAGS = Setting(
+RDMA_FLAGS = _flag(
     "ASCEND_MOE_RDMA_FLAGS",
-    _choice("0", "1"),
-    "0",
-    "0 or 1",
     "`1`: rows between A2 servers travel in blocks of 480 bytes plus a 32-byte flag, which the receiver checks, so "
     "that the order of writes within an item does not matter; must be equal on all ranks",
     "0; set it if probe 11 of `validate --bringup` fails",
 )
-CORE_BARRIER = Setting(
+CORE_BARRIER = _choice(
     "ASCEND_MOE_CORE_BARRIER",
-    _choice(*CORE_BARRIERS),
+    CORE_BARRIERS,
     "blocks",
-    f"one of {', '.join(CORE_BARRIERS)}",
     "core barrier of a rank: `blocks` (one status block per core) or `syncall`; takes precedence over the timing of "
     "probe 8 of `validate --bringup`; may differ between ranks; does not change results",
     "NPU: the faster one in the bring-up results; else `blocks`",
 )
-TIMESTAMPS = Setting(
+TIMESTAMPS = _flag(
     "ASCEND_MOE_TIMESTAMPS",
-    _choice("0", "1"),
-    "0",
-    "0 or 1",
     "`1`: every core of an op records the cycle at which each phase began; `validate --bringup --times` prints them; "
     "may differ between ranks; does not change results",
-    "0",
 )
-CONTEXT = Setting(
+CONTEXT = _choice(
     "ASCEND_MOE_CONTEXT",
-    _choice(*CONTEXTS),
+    CONTEXTS,
     "",
-    f"one of {', '.join(CONTEXTS)}",
     "CPU: layout of the communication context: this package's own (`table`), or HCCL's on A3 or A2",
     "`table`; `a2` with several servers",
 )
@@ -260,38 +268,28 @@ PROVEN = Setting[tuple[str, ...]](
     "`none`, `all`, or a comma-separated list; must be equal on all ranks",
     "the results in `ASCEND_MOE_CACHE`",
 )
-PATCH = Setting(
+PATCH = _flag(
     "ASCEND_MOE_PATCH",
-    _choice("0", "1"),
-    "0",
-    "0 or 1",
     "`1`: the plug-in loaders of vLLM and SGLang replace torch_npu's operators by this package's in every process",
-    "0",
 )
-CHECK_ROUTING = Setting(
+CHECK_ROUTING = _flag(
     "ASCEND_MOE_CHECK_ROUTING",
-    _choice("0", "1"),
-    "0",
-    "0 or 1",
     "`1`: every combine compares its ids with those of its dispatch; read by each dispatch",
-    "0",
 )
-ENGINE = Setting(
+ENGINE = _choice(
     "ASCEND_MOE_ENGINE",
-    _choice(*ENGINES),
+    ENGINES,
     "fast",
-    f"one of {', '.join(ENGINES)}",
     "`checked`: ops run on the checked engine; the ranks must be threads of a `LocalCluster`",
     "`fast`",
     refusal=f"is no engine: set it to one of {', '.join(ENGINES)}",
     error=LibraryError,
 )
 
-LOG = Setting(
+LOG = _choice(
     "ASCEND_MOE_LOG",
-    _choice(*LOG_LEVELS),
+    LOG_LEVELS,
     "warning",
-    f"one of {', '.join(LOG_LEVELS)}",
     "level of the logger `ascend_moe` on stderr: `info`: windows, algorithms, builds; `debug`: every op; "
     "read when windows open",
     "not set: Python's `logging` decides",
@@ -299,21 +297,19 @@ LOG = Setting(
 
 # ---- read by the C++ code of the twin
 
-ISA = Setting(
+ISA = _choice(
     "ASCEND_MOE_ISA",
-    _choice("baseline", "avx2"),
+    ("baseline", "avx2"),
     "",
-    "baseline or avx2",
     "`baseline` or `avx2`: restricts vector loops to these instructions",
     "the widest",
+    "baseline or avx2",
 )
-FORWARD = Setting(
+FORWARD = _flag(
     "ASCEND_MOE_FORWARD",
-    _choice("0", "1"),
-    "1",
-    "0 or 1",
     "`0`: copy rows into UB at once, even if they only pass through it",
     "1",
+    default="1",
 )
 SEED = Setting[int | None](
     "ASCEND_MOE_SEED",

@@ -144,8 +144,7 @@ def matrix(
         if not 1 <= world <= MAX_WORLD or experts % world:
             text = f"ranks is {world}; need 1..{MAX_WORLD} that divide the {experts} experts of {preset}"
             raise ArgumentError(text, argument="ranks")
-        if not 1 <= batch <= MAX_BATCH:
-            raise ArgumentError(f"bs is {batch}; need 1..{MAX_BATCH} tokens per rank", argument="bs")
+        need(1 <= batch <= MAX_BATCH, "bs", "is {}; need 1..{} tokens per rank", batch, MAX_BATCH)
         case = Case(preset, world, batch, width or hidden, topk, experts, skew, dtype, quant_mode=QUANTS[quant])
         require(Request(world, experts, topk, case.hidden, batch, dtype=dtype, quant_mode=case.quant_mode))
         made.append(case)

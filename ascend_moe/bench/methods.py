@@ -20,9 +20,9 @@ from ascend_moe.comm import group_of
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.dispatchers import rows as row_ops
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import ArgumentError, need
 from ascend_moe.native import library
-from ascend_moe.ops.collectives import gather, reduce_scatter
+from ascend_moe.ops.collectives import by_expert, gather, reduce_scatter
 
 LIMIT, BARE, OURS, PEER = "limit", "bare", "ours", "peer"
 
@@ -426,9 +426,7 @@ class GlooAllToAllTuned(GlooAllToAll):
         torch.index_select(words, 0, order // case.topk, out=self._send)
         self._exchange(self._receive[:count], self._send, received, sent)
         # row i of expand_x is received row source[i]; table[s, l]: rows from source s for local expert l
-        arrival = table.reshape(-1)
-        starts = (arrival.cumsum(0) - arrival).view_as(table)
-        source = row_ops.segments(table.t().reshape(-1), starts.t().reshape(-1))
+        source = by_expert(table)
         rows = self._rows[:count]
         torch.index_select(self._receive[:, : self._row_words], 0, source, out=rows)
         scales = None
@@ -512,8 +510,7 @@ def chosen(text: str, comm_alg: str = "") -> list[str]:
     known = {"auto": list(METHODS), **GROUPS, **{name: [name] for name in METHODS}}
     wanted = {*GROUPS[LIMIT], *GROUPS[BARE]}
     for word in text.split(","):
-        if word not in known:
-            raise ArgumentError(f"methods contains {word!r}; need some of {', '.join(known)}", argument="methods")
+        need(word in known, "methods", "contains {!r}; need some of {}", word, ", ".join(known))
         wanted.update(known[word])
     if comm_alg in ("window", "direct"):
         wanted -= {name for name in GROUPS[OURS] if getattr(METHODS[name], "comm_alg", comm_alg) != comm_alg}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,13 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ascend_moe import plan as planning
-from ascend_moe import settings
 from ascend_moe._text import unwritable
 from ascend_moe.call import ALGORITHMS, DTYPES, QUANTS, CallOptions
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import ArgumentError, need
 from ascend_moe.moe_config import PRESETS, preset
 from ascend_moe.plan import Request
-from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
+from ascendc_twin.soc import DEFAULT_SOC, SOCS
 
 DEFAULT_PRESET = "deepseek-v3"
 MAX_SEED = 2**62  # ranks and rounds are added to it, and torch's generators take 64 bits
@@ -60,8 +58,7 @@ def _quant(value: str) -> str:
 
 
 def _cores(value: int | None) -> int | None:
-    if value == 0:
-        raise ArgumentError("cores is 0, must be 1..64; omit --cores to use all cores of the SoC", argument="cores")
+    need(value != 0, "cores", "is 0, must be 1..64; omit --cores to use all cores of the SoC")
     return value
 
 
@@ -80,22 +77,6 @@ def _comm_alg(value: str) -> str:
     if value not in ("", *ALGORITHMS):
         bad("--comm-alg", f"{value!r} is none of {', '.join(ALGORITHMS)}")
     return value
-
-
-@contextmanager
-def comm_alg_of_ops(name: str) -> Iterator[None]:
-    """Set the algorithm of ops that name none, in this process and its children; "" changes nothing."""
-    variable = settings.COMM_ALG.name
-    before = os.environ.get(variable)
-    if name:
-        os.environ[variable] = name
-    try:
-        yield
-    finally:
-        if name:
-            os.environ.pop(variable)
-        if name and before is not None:
-            os.environ[variable] = before
 
 
 _USUAL = shape_of(None)

@@ -13,7 +13,7 @@ from ascend_moe.call import QUANTS
 from ascend_moe.cli import options
 from ascend_moe.cli.options import bad, bar
 from ascend_moe.plan import Request
-from ascend_moe.plan.soc import DEFAULT_SOC, SOCS
+from ascendc_twin.soc import DEFAULT_SOC, SOCS
 
 app = typer.Typer()
 

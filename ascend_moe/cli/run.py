@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ascend_moe import settings
 from ascend_moe._text import BACKENDS, DEFAULT_TEXT
 from ascend_moe.call import DTYPES, QUANTS
 from ascend_moe.cli import options
@@ -95,7 +96,7 @@ def run(
     library.lib()  # reports a missing library before anything starts
     binding.library()
     head = about(spec, source, backend, width, text.name if text else DEFAULT_TEXT, note)
-    with options.comm_alg_of_ops(comm_alg):
+    with settings.COMM_ALG.within(comm_alg):
         raise typer.Exit(execute(spec, head, backend, as_json))
 
 

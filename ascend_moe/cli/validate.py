@@ -80,17 +80,8 @@ def validate(
     if times and not bring_up:
         raise ArgumentError("--times needs --bringup: give both", argument="times")
     what = "" if not bring_up else "times" if times else "probes"
-    own = [
-        "--seed",
-        str(seed),
-        "--extra",
-        str(extra),
-        "--dtype",
-        dtype,
-        *["--bringup"] * bring_up,
-        *["--times"] * times,
-    ]
-    with options.comm_alg_of_ops(comm_alg):
+    own = [f"--seed={seed}", f"--extra={extra}", f"--dtype={dtype}", *["--bringup"] * bring_up, *["--times"] * times]
+    with settings.COMM_ALG.within(comm_alg):
         raise typer.Exit(_validate(device, ranks, own, (seed, extra, names), what, as_json))
 
 

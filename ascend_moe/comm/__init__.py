@@ -134,12 +134,11 @@ def group_of(argument: str, given: object = None) -> ProcessGroup:
             raise _no_group(argument, f"is a DeviceMesh with the dimensions {', '.join(map(str, names))}; ")
         group = group.get_group()
     if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
-        if given is None and not _initialized():
-            raise ArgumentError(
-                f"{argument} needs torch.distributed: call torch.distributed.init_process_group first, "
-                "or run the ranks as threads with ascend_moe.LocalCluster",
-                argument=argument,
-            )
+        rule = (
+            "needs torch.distributed: call torch.distributed.init_process_group first, or run the ranks as threads "
+            "with ascend_moe.LocalCluster"
+        )
+        need(given is not None or _initialized(), argument, rule)
         raise _no_group(argument, f"is a {type(group).__name__}, not a live process group; ")
     if not (_initialized() and group in _c10d()._world.pg_map) and _has_name(group):
         raise _no_group(argument, "is not a live process group with this rank as a member; ")

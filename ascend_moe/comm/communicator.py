@@ -142,7 +142,6 @@ class Communicator(GroupCommunicator):
             alive: whether the group is still the one this was opened for, asked in every call; None: always.
         """
         binding.library()  # fails before anything has to be released
-        binding.library()  # nothing is to be given back yet, should it be missing
         self.name = name
         self.rank = rank
         self.world = len(bases)

@@ -300,24 +300,17 @@ class Dispatcher(ABC):
         return self._combine(expert_out, dispatched, tensors)
 
     def begin_combine(
-        self,
-        expert_out: Tensor,
-        dispatched: Dispatched,
-        expert_scales: Tensor | None = None,
-        *,
-        shared_expert_x: Tensor | None = None,
-        performance_info: Tensor | None = None,
-        **special: Tensor | None,
+        self, expert_out: Tensor, dispatched: Dispatched, expert_scales: Tensor | None = None, **tensors: Tensor | None
     ) -> InFlight[Tensor]:
         """Send the rows back; ``finish`` of the result returns what ``combine`` returns. See ``begin_dispatch``.
 
         Args:
-            expert_out, dispatched, expert_scales, shared_expert_x, performance_info, special: as for ``combine``, with
-                the same errors.
+            expert_out, dispatched, expert_scales, tensors: as for ``combine``, with the same errors.
         """
         self._check_own(dispatched)
-        tensors = CombineTensors(expert_scales, shared_expert_x, self._special_rows(special), performance_info)
-        return self._begin_combine(expert_out, dispatched, tensors)
+        added = (tensors.pop("shared_expert_x", None), tensors.pop("performance_info", None))
+        given = CombineTensors(expert_scales, added[0], self._special_rows(tensors), added[1])
+        return self._begin_combine(expert_out, dispatched, given)
 
     def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
         """Return memory of ``dtype`` for ``dispatched``'s rows that combine can send without a copy, or None."""

@@ -32,7 +32,7 @@ from ascend_moe.dispatchers.base import (
 from ascend_moe.dispatchers.rows import Routing, active_pairs, first_invalid, route
 from ascend_moe.errors import ConfigMismatch, InvalidExpertId, RoutingOverflow, need, with_typed_errors
 from ascend_moe.ops import autograd
-from ascend_moe.ops.collectives import exchange, gather
+from ascend_moe.ops.collectives import by_expert, exchange, gather
 
 if TYPE_CHECKING:
     from ascend_moe.ops.collectives import Group
@@ -441,11 +441,7 @@ class AllToAllDispatcher(CollectiveDispatcher):
 
     def _expert_major(self, table: Tensor) -> Tensor | None:
         """Return the permutation from order (source, expert) to (expert, source), or None if it is the identity."""
-        if self.local_experts == 1 or self.world_size == 1:
-            return None
-        arrival = table.reshape(-1)
-        starts = (arrival.cumsum(0) - arrival).view_as(table)
-        return row_ops.segments(table.t().reshape(-1), starts.t().reshape(-1))
+        return None if self.local_experts == 1 or self.world_size == 1 else by_expert(table)
 
 
 # ---- all-gather

@@ -163,13 +163,6 @@ def apart(words: Tensor, columns: int) -> tuple[Tensor, Tensor]:
     return words[:, :own].contiguous(), words[:, own:].contiguous().view(torch.float32)
 
 
-def segments(counts: Tensor, starts: Tensor) -> Tensor:
-    """Return the indices of consecutive segments: ``counts[i]`` indices from ``starts[i]``, for every i in order."""
-    ends = counts.cumsum(0)
-    shift = torch.repeat_interleave(starts - (ends - counts), counts)
-    return shift + torch.arange(shift.numel(), device=counts.device)
-
-
 def weighted_sum(
     rows: Tensor,
     position: Tensor,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from ascend_vnpu import PAIRS, pair_of
 from .. import settings
 from .._text import installed_version, version_numbers
 from ..errors import AscendMoeError
-from ..native import library, opp, probe_results
+from ..native import library, probe_results
 from ..native.probe_results import cann_version, driver_version
 from . import Diagnostic, error, fine, warn
 
@@ -32,6 +34,7 @@ LEAST_CANN_FOR_V2 = (8, 3)
 PLUGIN = "ascend_moe"  # its name in pyproject.toml
 PLUGIN_GROUPS = ("vllm.general_plugins", "sglang.srt.plugins")  # where vLLM and SGLang look for it
 _ROOT = Path("/usr/local/Ascend")
+_OPS_INFO = "op_impl/ai_core/tbe/config/*/aic-*-ops-info.json"
 _PROBE = """
 import os, torch, torch_npu
 print("devices", torch.npu.device_count() if torch.npu.is_available() else 0)
@@ -148,16 +151,30 @@ def _driver(root: Path) -> Diagnostic:
     return fine("driver", f"{version}, {devices} devices in /dev, npu-smi {smi or 'not in PATH'}")
 
 
+def owners() -> dict[str, list[Path]]:
+    """Return the packages with kernels of each operator type, for any SoC; CANN loads the type from the first one."""
+    found = dict[str, list[Path]]()
+    for package in library.operator_packages():
+        types = set[str]()
+        for path in package.glob(_OPS_INFO):
+            with contextlib.suppress(OSError, ValueError):
+                described = json.loads(path.read_text())
+                types |= described.keys() if isinstance(described, Mapping) else set()
+        for op in types:
+            found.setdefault(op, []).append(package)
+    return found
+
+
 def _owners() -> Iterator[Diagnostic]:
     """The package that CANN loads each operator of ours from, and each MC2 operator that several packages provide."""
     topic = "operator sources"
-    for op, trees in sorted(opp.owners().items()):
+    for op, trees in sorted(owners().items()):
         first, *others = map(str, trees)
-        if others and op in opp.OURS:
+        if others and op in library.OPERATORS:
             what = f"{op} comes from {first}, not from {', '.join(others)}"
             fix = "keep only the newest of them in ASCEND_CUSTOM_OPP_PATH"
             yield warn(topic, what, "CANN loads an operator from the first package that provides it", fix)
-        elif op in opp.OURS or (others and op.startswith("MoeDistribute")):
+        elif op in library.OPERATORS or (others and op.startswith("MoeDistribute")):
             yield fine(topic, f"{op} comes from {first}" + f", not from {', '.join(others)}" * bool(others))
 
 
@@ -180,7 +197,7 @@ def _plugin() -> Diagnostic:
 def _package() -> Iterator[Diagnostic]:
     topic = "operator package"
     yield from _owners()
-    libraries, ours = opp.libraries(), opp.ours()
+    libraries, ours = library.operator_libraries(), library.own_operator_library()
     if ours is not None:
         yield fine(topic, f"installed: {ours}")
         return

@@ -98,7 +98,6 @@ def grouped_mlp(
 
     Returns:
         ``(A, H)``, rows as in expand_x; ``out`` if passed. Rows after the last expert's are zero here and
-        ``(A, H)``, rows as in expand_x; ``out`` if given. Rows after the last expert's are zero here and
         unspecified on the NPU. Differentiable when unquantized and without out.
 
     Raises:

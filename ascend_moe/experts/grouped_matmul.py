@@ -180,8 +180,8 @@ def npu_grouped_matmul(
 
     int8 x, int4 weights (W4A8): ``y = (sum over groups of ((x - 8) @ weight) * scale + bias [+ sum(x) * offset]) *
     per_token_scale``, a group's sum exact in int32, the rest in float32 in that order. bias is ``8 * sum(weight *
-    per_token_scale``, a group's sum exact in int32, the rest in float32 in that order. bias is ``8 * sum(weight *
     scale)`` over K, which cancels the 8: torch_npu takes the low half of x as a signed int4. If the scales are powers
+    of two and no sum needs more than 24 bits, that is ``x @ (weight * scale) * per_token_scale`` of float64, rounded
     once; else, with G groups, before the last rounding within ``(G + 5) * 2**-24 * (|x| + 8) @ |weight * scale| *
     per_token_scale`` of it.
 

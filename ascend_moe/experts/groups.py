@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ascend_moe.errors import ArgumentError, need, need_dtype
+from ascend_moe.errors import need, need_dtype
 
 CUMSUM, COUNTS, PAIRS = 0, 1, 2
 
@@ -69,12 +69,11 @@ def read_groups(
     need(whole, argument, "contains numbers that are not int; give whole numbers of rows")
     groups, start = [], 0
     for index, count in pairs:
-        if count < 0:
-            raise ArgumentError(
-                f"{argument} gives expert {index} {count} rows; counts must not be negative and running "
-                "sums must not fall (is group_list_type right?)",
-                argument=argument,
-            )
+        rule = (
+            "gives expert {} {} rows; counts must not be negative and running sums must not fall "
+            "(is group_list_type right?)"
+        )
+        need(count >= 0, argument, rule, index, count)
         groups.append(Group(index, start, start + count))
         start += count
     rule = "covers {} rows, but the matrix has {} (is group_list_type right?)"

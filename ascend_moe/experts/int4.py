@@ -14,7 +14,6 @@ from ascend_moe.errors import need, need_dtype, with_typed_errors
 from ascend_moe.experts.quant import scale_of_bits
 
 IN_WORD = 8  # int4 in an int32
-IN_BYTE = 2
 MOST = 7
 
 

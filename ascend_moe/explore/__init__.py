@@ -197,20 +197,14 @@ def finding_of(run: RunResult, case: Program, options: Options, world: World) ->
 # ---- all schedules of a small program with at most a few switches from the default one
 
 
-def exhaustive(
-    case: Program,
-    preemptions: int = 1,
-    options: Options | None = None,
-    library: ctypes.CDLL | None = None,
-    limit: int | None = None,
-) -> Result:
+def exhaustive(case: Program, preemptions: int = 1, limit: int | None = None) -> Result:
     """Run every order of cores, pipes and stores with at most ``preemptions`` choices other than the first.
 
     ``limit``: maximum number of schedules.
     """
-    options = replace(options or Options(store_order="unordered", vary_epoch=False), policy="exhaustive")
+    options = Options(policy="exhaustive", store_order="unordered", vary_epoch=False)
     result, start = Result(cases=1), time.monotonic()
-    with World(case.world, library, window_mib(case)) as world:
+    with World(case.world, None, window_mib(case)) as world:
         world.load(case)
         prefix: list[int] | None = []
         while prefix is not None and (limit is None or result.schedules < limit):

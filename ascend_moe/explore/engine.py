@@ -20,7 +20,7 @@ from ascend_moe.errors import AscendMoeError
 from ascend_moe.native import library
 from ascend_moe.native.windows import MIB
 from ascend_moe.ops import calls
-from ascend_moe.ops.schemas import NAMESPACE
+from ascend_moe.ops.registration import NAMESPACE
 from ascend_moe.plan import fields_of, limits
 from ascend_moe.settings import CONTEXTS, CORE_BARRIER, CORE_BARRIERS, TIMESTAMPS
 
@@ -121,10 +121,7 @@ class PlannedProgram:
 
     def _combine(self, case: Case, dispatched: list[OpCall]) -> None:
         results, name = [call.result for call in dispatched], self._name("combine")
-        rows = [
-            case.expert_rows(rank, result.expand_x, result.dynamic_scales, result.ep_recv_counts)
-            for rank, result in enumerate(results)
-        ]
+        rows = case.rows_of(results)
         want = case.combined(rows, results)
         for rank, sent in enumerate(dispatched):
             expand_x = torch.zeros(tuple(sent.outputs[0].shape), dtype=case.torch_dtype)
@@ -517,10 +514,8 @@ class World:
 
     def polls(self) -> dict[str, tuple[int, int]]:
         """Return by place in the kernel how often polled flags were not ready, and how often they were."""
-        size = self.library.am_explore_polls(self._handle, None, 0)
-        text = ctypes.create_string_buffer(size)
-        self.library.am_explore_polls(self._handle, text, size)
-        lines = (line.split() for line in text.value.decode().splitlines())
+        text = library.text_of(self.library.am_explore_polls, self._handle)
+        lines = (line.split() for line in text.splitlines())
         return {place: (int(waiting), int(ready)) for place, waiting, ready in lines}
 
     def errors(self) -> list[tuple[int, str]]:

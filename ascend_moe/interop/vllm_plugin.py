@@ -16,7 +16,7 @@ from contextlib import suppress
 from ascend_moe import npu, settings
 from ascend_moe.errors import LibraryError
 from ascend_moe.interop import vllm_ascend
-from ascend_moe.native import log, opp
+from ascend_moe.native import library, log
 from ascend_moe.native.torch_npu import import_torch_npu
 
 _COMPILED = "vllm_ascend.vllm_ascend_C"
@@ -56,7 +56,7 @@ def replace_operators() -> list[str]:
 
 def _need_package() -> None:
     """Raise LibraryError on NPUs without the operator package."""
-    if settings.VNPU.is_set() or opp.ours() is not None:  # the virtual NPU includes the package
+    if settings.VNPU.is_set() or library.own_operator_library() is not None:  # the virtual NPU includes the package
         return
     torch_npu = import_torch_npu(f"{settings.PATCH.name}=1: torch_npu")
     if torch_npu.npu.is_available():

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,9 @@ from ..errors import LibraryError
 from .build import PARTS, built_part, part_if_built, source_hash
 
 LIBRARY_NAME = "libascend_moe.so"
+# This package's operators in CANN, and the functions of their library that torch_npu calls.
+OPERATORS = ("AscendMoeDistributeDispatch", "AscendMoeDistributeCombine")
+OPERATOR_SYMBOLS = tuple(f"aclnn{op}GetWorkspaceSize".encode() for op in OPERATORS)
 # One library per engine, from the same sources. "fast" runs in program order, "checked" detects races, "timed"
 # predicts times and runs no ops (ascend_moe/predict/__init__.py).
 LIBRARY_FILES = {"fast": LIBRARY_NAME, "checked": "libascend_moe_checked.so", "timed": "libascend_moe_timed.so"}
@@ -210,7 +214,28 @@ def _vnpu_beside() -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def open_library(path: str | Path, signatures: Signatures, fix: str = "") -> ctypes.CDLL:
+def operator_packages() -> list[Path]:
+    """Return CANN's folders of operator packages in its search order: ASCEND_CUSTOM_OPP_PATH, then its own vendors'."""
+    folders = [Path(folder) for folder in os.environ.get("ASCEND_CUSTOM_OPP_PATH", "").split(":") if folder]
+    opp = os.environ.get("ASCEND_OPP_PATH", "")
+    if opp:
+        folders += sorted((Path(opp) / "vendors").glob("*"))
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def operator_libraries() -> list[Path]:
+    """Return every libcust_opapi.so that torch_npu searches, in its order."""
+    paths = [package / "op_api" / "lib" / "libcust_opapi.so" for package in operator_packages()]
+    return [path for path in paths if path.is_file()]
+
+
+def own_operator_library() -> Path | None:
+    """Return the first library with this package's operators, or None."""
+    found = (path for path in operator_libraries() if all(name in path.read_bytes() for name in OPERATOR_SYMBOLS))
+    return next(found, None)
+
+
+def open_library(path: str | Path, signatures: Signatures) -> ctypes.CDLL:
     """Load a library and type its functions.
 
     All functions are looked up here, so that a library built from other sources fails on loading, not during a call.
@@ -218,24 +243,26 @@ def open_library(path: str | Path, signatures: Signatures, fix: str = "") -> cty
     Args:
         path: a file, or a name for the loader.
         signatures: functions by name: (result type, argument types).
-        fix: end of error messages; default: the build command.
     """
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise LibraryError(f"{path} cannot be loaded ({error}): {fix or _rebuild()}") from error
+        raise LibraryError(f"{path} cannot be loaded ({error}): rebuild it with {build_command()}") from error
     for name, (result, arguments) in signatures.items():
         try:
             function = getattr(library, name)
         except AttributeError:
-            origin = "" if fix else ", it was built from other sources"
-            raise LibraryError(f"{path} lacks the function {name}{origin}: {fix or _rebuild()}", symbol=name) from None
+            text = f"{path} lacks the function {name}, it was built from other sources: rebuild it with "
+            raise LibraryError(text + build_command(), symbol=name) from None
         function.restype, function.argtypes = result, list(arguments)
     return library
 
 
-def _rebuild() -> str:
-    return f"rebuild it with {build_command()}"
+def text_of(function: Any, *arguments: Any) -> str:
+    """Return the text that ``function(*arguments, buffer, bytes)`` writes; without a buffer it returns the bytes."""
+    text = ctypes.create_string_buffer(int(function(*arguments, None, 0)))
+    function(*arguments, text, len(text))
+    return text.value.decode()
 
 
 @functools.cache

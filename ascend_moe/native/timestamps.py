@@ -40,10 +40,7 @@ def of_communicator(handle: int, op: str, native: Any = None) -> list[Timestamp]
 def of_words(words: Sequence[int]) -> list[Timestamp]:
     """Return the timestamps in the words of all cores, in core order; empty if none were recorded."""
     given = (ctypes.c_uint32 * (MAX_CORES * words_of_core()))(*words)
-    lib = library.lib()
-    text = ctypes.create_string_buffer(lib.am_timestamps_text(given, None, 0))
-    lib.am_timestamps_text(given, text, len(text))
-    lines = [line.split("\t") for line in text.value.decode().splitlines()]
+    lines = [line.split("\t") for line in library.text_of(library.lib().am_timestamps_text, given).splitlines()]
     return [Timestamp(int(core), phase, int(cycles)) for core, phase, cycles in lines]
 
 

@@ -218,15 +218,10 @@ def resolve_dtype(value: torch.dtype | int | None, argument: str) -> torch.dtype
     """
     if value is None or isinstance(value, torch.dtype):
         return value
-    if not isinstance(value, _INTEGERS):
-        raise ArgumentError(f"{argument} is a {type(value).__name__}; it must be a torch.dtype", argument=argument)
+    need(isinstance(value, _INTEGERS), argument, "is a {}; it must be a torch.dtype", type(value).__name__)
     known = _ACL_TYPES.get(value - _NPU_OFFSET) if value >= _NPU_OFFSET else _SCALAR_TYPES.get(value)
-    if known is None:
-        raise ArgumentError(
-            f"{argument} is the number {value}, which is none of int8, int32, float16, bfloat16, float32; "
-            "pass a torch.dtype",
-            argument=argument,
-        )
+    rule = "is the number {}, which is none of int8, int32, float16, bfloat16, float32; pass a torch.dtype"
+    need(known is not None, argument, rule, value)
     return known
 
 

@@ -10,7 +10,7 @@ import os
 from typing import NamedTuple
 
 from .. import settings
-from ..errors import ArgumentError
+from ..errors import ArgumentError, need
 from ..settings import CONTEXTS
 
 MIB = 1 << 20
@@ -110,9 +110,8 @@ def window_data_bytes(window_mib: int | None = None) -> int:
     The window's size is ``window_mib``, else HCCL_BUFFSIZE (MiB), else 200 MiB. An A2's last MiB is the state area.
     """
     if window_mib is not None:
-        if isinstance(window_mib, bool) or not isinstance(window_mib, int):
-            raise ArgumentError(f"window_mib must be an int, not {window_mib!r}", argument="window_mib")
-        name = "window_mib"
+        name, is_number = "window_mib", isinstance(window_mib, int) and not isinstance(window_mib, bool)
+        need(is_number, name, "must be an int, not {!r}", window_mib)
         value = settings.HCCL_BUFFSIZE.value_of(str(window_mib), name)
     else:
         name = settings.HCCL_BUFFSIZE.name

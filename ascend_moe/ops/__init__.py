@@ -286,23 +286,16 @@ def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
     Returns:
         (BS, H), dtype of expand_x.
 
-    Accepted and ignored; only CANN uses them:
-    tp_send_counts, expand_scales, group_tp with one TP rank (tp_world_size 0 or 1, tp_rank_id 0).
-    Not supported yet: tp_world_size 2, shared_expert_rank_num above 0,
-    shared_expert_num above 1, expert_shard_type 1, elastic_info.
+    tp_send_counts, expand_scales: ignored, only CANN uses them. As in dispatch: group_tp, tp_world_size, tp_rank_id,
+    shared_expert_num, shared_expert_rank_num, expert_shard_type, elastic_info.
 
-    Collective: all ranks of group_ep call the same ops in the same order, and wait for each other for at most
-    ASCEND_MOE_TIMEOUT_S seconds. Compilers keep every call, and their order.
+    Collective, as dispatch.
     Differentiable with respect to expand_x, expert_scales, shared_expert_x, ori_x, const_expert_alpha_1,
     const_expert_alpha_2 and const_expert_v: docs/layers.md.
 
     Raises:
-        ArgumentError, WindowTooSmall: this rank's arguments; nothing was sent, a corrected call works.
-        InvalidExpertId, RoutingOverflow, ConfigMismatch: on every rank; the communicator stays usable.
-        RoutingMismatch: combine's ids, mask or counts do not match dispatch's rows. With ASCEND_MOE_CHECK_ROUTING=1
-            ids permuted within equal counts raise ArgumentError.
-        PeerLost, CommTimeout, CorruptStatus: the communicator must be closed and reopened,
-            on an NPU by a new process group.
+        As dispatch; RoutingMismatch: combine's ids, mask or counts do not match dispatch's rows. With
+            ASCEND_MOE_CHECK_ROUTING=1 ids permuted within equal counts raise ArgumentError.
 
     Source: torch_npu.npu_moe_distribute_combine_v2.
     """

@@ -13,13 +13,13 @@ import torch
 
 from .registration import (
     OPERATORS,
+    SCHEMAS,
     TRACED,
     NotDifferentiable,
     Operator,
     keep_order_in_inductor,
     wants_gradient,
 )
-from .schemas import SCHEMAS
 
 _open: dict[int, Any] = {}  # in-flight calls begun by traced programs, by number
 _numbers = itertools.count()

@@ -34,6 +34,14 @@ def size_of(group: Group) -> int:
     return group.world if isinstance(group, Place) else group.size()
 
 
+def by_expert(table: Tensor) -> Tensor:
+    """Return the positions of rows in (expert, rank) order within (rank, expert) order; ``table`` (W, L): rows."""
+    counts, sizes = table.reshape(-1), table.t().reshape(-1)
+    starts = (counts.cumsum(0) - counts).view_as(table).t().reshape(-1)
+    shift = torch.repeat_interleave(starts - (sizes.cumsum(0) - sizes), sizes)
+    return shift + torch.arange(shift.numel(), device=table.device)
+
+
 def gather(rows: Tensor, group: Group) -> Tensor:
     """Return (W, *rows.shape): every rank's ``rows``, of the same shape on all ranks."""
     world = size_of(group)

@@ -15,6 +15,11 @@ from ctypes import POINTER, c_char_p, c_int64, c_uint64, c_void_p
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from ascendc_twin.soc import DEFAULT_SOC as DEFAULT_SOC
+from ascendc_twin.soc import SOC_OF_SERIES as SOC_OF_SERIES
+from ascendc_twin.soc import SOCS as SOCS
+from ascendc_twin.soc import Soc
+
 from .. import settings
 from ..call import DEFAULTS, DTYPES, CallOptions, SpecialExperts
 from ..errors import ArgumentError, WindowTooSmall, need, need_one_of, with_typed_errors
@@ -23,8 +28,6 @@ from ..native import plans as calls
 from ..native.plans import ALGORITHMS
 from ..native.windows import CONTEXT_A2, CONTEXT_A3, ranks_per_server, window_data_bytes
 from ..settings import MAX_WINDOW_MIB
-from .soc import DEFAULT_SOC, SOC_OF_SERIES, Soc
-from .soc import soc as soc_of
 
 CONTRACTS = {"v1": 1, "v2": 2}
 _BLOCK = 32  # rows are multiples of this many bytes
@@ -32,6 +35,12 @@ _TOO_MANY = "ep_world_size"  # the argument of the rule on the number of ranks
 _SPECIAL = SpecialExperts._fields
 _DEFAULTED = ("cores", "window_mib", "ranks_per_server")  # 0: the default
 _MOST = {"ranks": 1 << 12, "experts": 1 << 16, "topk": 1 << 10, "hidden": 1 << 20, "batch": 1 << 20}
+
+
+def soc_of(name: str) -> Soc:
+    """Return the SoC of this name; raise ArgumentError for an unknown one."""
+    need_one_of("soc", name, SOCS)
+    return SOCS[name]
 
 
 @dataclass(frozen=True)
@@ -313,7 +322,7 @@ def cann_need(request: Request) -> list[CannNeed]:
     _check(request)
     shape = (request.ranks, request.experts, request.batch, request.hidden, request.topk)
     numbers = (c_int64 * 9)(*shape, 0, request.dtype == "fp32", request.equal_batches, request.special.total)
-    lines = _text(_library().am_need_cann, numbers).splitlines()
+    lines = library.text_of(_library().am_need_cann, numbers).splitlines()
     fields = (line.split("\t") for line in lines)
     return [CannNeed(name, int(size), int(mib), int(state), refuses) for name, size, mib, state, refuses in fields]
 
@@ -426,7 +435,7 @@ def tiling_of(made: calls.Plan) -> dict[str, int]:
 
 def _op_plan(made: calls.Plan) -> OpPlan:
     tiling = tiling_of(made)
-    lines = (line.split("\t") for line in _text(_library().am_need_ub, made.handle).splitlines())
+    lines = (line.split("\t") for line in library.text_of(_library().am_need_ub, made.handle).splitlines())
     items = [UbItem(step, what, int(size)) for step, what, size in lines]
     sums = dict.fromkeys((item.step for item in items), 0)
     for item in items:
@@ -581,14 +590,7 @@ def _library() -> ctypes.CDLL:
     return library.open_library(library.library_path(), signatures)
 
 
-def _text(function: Any, *arguments: Any) -> str:
-    size = int(function(*arguments, None, 0))
-    buffer = ctypes.create_string_buffer(size)
-    function(*arguments, buffer, size)
-    return buffer.value.decode()
-
-
 def fields_of(function: Any, *arguments: Any) -> dict[str, int]:
     """Return the numbers by name that a library function of ``arguments`` writes as "name=number;name=number"."""
-    pairs = (word.partition("=") for word in _text(function, *arguments).split(";"))
+    pairs = (word.partition("=") for word in library.text_of(function, *arguments).split(";"))
     return {name: int(value) for name, _, value in pairs}

@@ -7,7 +7,7 @@
     print(found.dispatch_us, found.combine_us, found.dispatch.phases)
 
 Predictions come from a model that has not been compared with an NPU. docs/performance.md lists its assumptions;
-``ascend_moe.plan.soc`` contains the hardware costs.
+`ascendc_twin.soc` contains the hardware costs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ascendc_twin.soc import cost_table
+
 from ..errors import need, need_one_of, with_typed_errors
-from ..plan import Request
-from ..plan.soc import cost_table
-from ..plan.soc import soc as soc_named
+from ..plan import Request, soc_of
 from .world import ALGORITHMS, OpPrediction, TimedWorld, check, runnable
 
 __all__ = ["ALGORITHMS", "OpPrediction", "Prediction", "check", "predict", "runnable"]
@@ -79,12 +79,12 @@ def predict(
         call,
         soc=call.soc if soc is None else soc,
         ranks=call.ranks if world is None else world,
-        cores=(call.cores if cores is None else cores) or soc_named(call.soc if soc is None else soc).aiv,
+        cores=(call.cores if cores is None else cores) or soc_of(call.soc if soc is None else soc).aiv,
     )
     need_one_of("algorithm", algorithm, ALGORITHMS)
     for name, number in (("events", events), ("seed", seed)):
         need(type(number) is int and abs(number) < 2**63, name, "is {!r}; need a 64-bit integer", number)
-    figures = {name: one.value for name, one in cost_table(request.soc).items()}
+    figures = {name: one.value for name, one in cost_table(soc_of(request.soc).name).items()}
     if request.ranks_per_server:
         figures["ranks_per_server"] = request.ranks_per_server
     figures |= dict(costs or {})

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ascend_moe._text import filled, write_whole
 from ascend_moe.errors import need_one_of
-from ascend_moe.plan import Request
-from ascend_moe.plan.soc import cost_table, soc
+from ascend_moe.plan import Request, soc_of
 from ascend_moe.predict import ALGORITHMS, OpPrediction, Prediction, check, runnable
+from ascendc_twin.soc import cost_table
 
 
 def asked(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = ()) -> list[tuple[Request, str]]:
@@ -22,7 +22,7 @@ def asked(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = (
     """
     for name in algorithms:
         need_one_of("algorithm", name, ALGORITHMS)
-    requests = [replace(request, ranks=world, cores=request.cores or soc(request.soc).aiv) for world in worlds]
+    requests = [replace(request, ranks=world, cores=request.cores or soc_of(request.soc).aiv) for world in worlds]
     pairs = [(asked, name) for asked in requests for name in algorithms or runnable(asked)]
     for one, name in pairs:
         check(one, name)
@@ -56,7 +56,7 @@ NOT_MODELLED = (
 
 def server_opens(request: Request) -> int:
     """Return how often an op opens and finalizes HCCL's server: once on an A2 for any group, else never."""
-    return int(soc(request.soc).window_holds_state)
+    return int(soc_of(request.soc).window_holds_state)
 
 
 def posting(request: Request) -> str:

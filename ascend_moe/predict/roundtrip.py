@@ -17,7 +17,7 @@ from .._text import OPS, TRACED
 from ..call import DEFAULTS, CallOptions
 from ..comm import LocalCluster
 from ..dispatchers import MC2Dispatcher
-from ..errors import ArgumentError, need, need_one_of
+from ..errors import need, need_one_of
 from ..native.windows import timeout_s
 from ..ops.calls import core_count
 from ..ops.trace import trace
@@ -51,8 +51,7 @@ class TraceRequest(CallOptions):
         for name, names in (("op", OPS), ("algorithm", TRACED), ("pick", PICKS)):
             need_one_of(name, getattr(self, name), names)
         for name in ("ranks", "batch", "hidden", "topk", "experts", "repeat"):
-            if getattr(self, name) < 1:
-                raise ArgumentError(f"{name} is {getattr(self, name)}; it must be at least 1", argument=name)
+            need(getattr(self, name) >= 1, name, "is {}; it must be at least 1", getattr(self, name))
 
     @property
     def title(self) -> str:

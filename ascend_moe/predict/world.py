@@ -18,12 +18,11 @@ from ascendc_twin.timing import Timing, links_of, path_of
 from .. import plan as planning
 from .. import settings
 from ..comm.registered import DTYPES
-from ..errors import ArgumentError, AscendMoeError, need
+from ..errors import AscendMoeError, need
 from ..native import library, timestamps
 from ..native.windows import CONTEXT_A2, CONTEXT_TABLE, MIB
 from ..ops import calls
-from ..plan import Request
-from ..plan.soc import soc as soc_named
+from ..plan import Request, soc_of
 
 # name -> (comm_alg of the plan, whether combine's rows lie in registered memory)
 ALGORITHMS = {
@@ -95,7 +94,7 @@ class OpPrediction(Timing):
 
 def check(request: Request, algorithm: str) -> None:
     """Raise ArgumentError if the algorithm does not support the configuration. Runs nothing."""
-    most = soc_named(request.soc).aiv
+    most = soc_of(request.soc).aiv
     need(request.cores <= most, "cores", "is {}; {} has {}", request.cores, request.soc, most)
     levels = algorithm == "hierarchy" and not _rdma_share(request)
     rule = (
@@ -103,11 +102,8 @@ def check(request: Request, algorithm: str) -> None:
     )
     need(not levels, "algorithm", rule, request.ranks, request.soc)
     planning.require(_as_run(request, algorithm))
-    if ALGORITHMS[algorithm][1] and request.returns_int8:
-        raise ArgumentError(
-            "algorithm is 'zero-copy', which does not support int8 rows of combine: use 'direct'",
-            argument="algorithm",
-        )
+    rule = "is 'zero-copy', which does not support int8 rows of combine: use 'direct'"
+    need(not (ALGORITHMS[algorithm][1] and request.returns_int8), "algorithm", rule)
 
 
 def _as_run(request: Request, algorithm: str) -> Request:
@@ -161,7 +157,7 @@ class TimedWorld:
 
         Args:
             op: "dispatch" or "combine".
-            costs: the value of every name in `ascend_moe.plan.soc.cost_table`.
+            costs: the value of every name in `ascendc_twin.soc.cost_table`.
             events: maximum number of timeline events to record.
         """
         ranks = range(self.request.ranks)
@@ -274,10 +270,7 @@ class TimedWorld:
         step.inputs, step.outputs = ctypes.addressof(inputs), ctypes.addressof(targets)
 
     def _lines(self, function: Any) -> list[str]:
-        size = function(self._handle, None, 0)
-        text = ctypes.create_string_buffer(size)
-        function(self._handle, text, size)
-        return text.value.decode().splitlines()
+        return library.text_of(function, self._handle).splitlines()
 
     def _raise_what_ranks_report(self, op: str) -> None:
         times, record = (c_double * 2)(), (c_int32 * 64)()
@@ -324,6 +317,6 @@ def runnable(request: Request) -> list[str]:
 
 def _rdma_share(request: Request) -> int:
     """Ranks per server if servers are connected by RDMA; 0 if stores reach every window."""
-    chip = soc_named(request.soc)
+    chip = soc_of(request.soc)
     share = request.ranks_per_server or chip.ranks_per_server
     return share if chip.series == "A2" and share < request.ranks else 0

@@ -366,6 +366,11 @@ class Case(CallOptions):
         whole[:total] = rows
         return whole
 
+    def rows_of(self, results: Sequence[DispatchResult]) -> list[torch.Tensor]:
+        """Return `expert_rows` of every rank for the reference's results of dispatch."""
+        of_rank = enumerate(results)
+        return [self.expert_rows(r, one.expand_x, one.dynamic_scales, one.ep_recv_counts) for r, one in of_rank]
+
 
 def _values(rng: np.random.Generator, shape: tuple[int, ...], odd: bool) -> Values:
     values = rng.standard_normal(shape, dtype=np.float32)

@@ -151,12 +151,7 @@ def is_available() -> bool:
     return True
 
 
-def is_initialized() -> bool:
-    return True
-
-
-def is_bf16_supported() -> bool:
-    return True
+is_initialized = is_bf16_supported = is_available
 
 
 def is_current_stream_capturing() -> bool:
@@ -183,12 +178,7 @@ def memory_allocated(device: Any = None) -> int:
     return 0
 
 
-def memory_reserved(device: Any = None) -> int:
-    return 0
-
-
-def max_memory_allocated(device: Any = None) -> int:
-    return 0
+memory_reserved = max_memory_allocated = memory_allocated
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:

@@ -34,7 +34,7 @@ from ascend_moe.experts.int4 import pack_int4
 from ascend_moe.experts.quant import scale_of_bits
 from ascend_moe.native import log
 from ascend_moe.native.torch_npu import resolve_dtype
-from ascend_moe.ops.schemas import SCHEMAS, TORCH_NPU_SCHEMAS
+from ascend_moe.ops.registration import SCHEMAS, TORCH_NPU_SCHEMAS
 from ascend_moe.shim import ABOUT, VERSION
 from ascend_moe.shim import npu as shim_npu
 from ascend_moe.shim import profiler as shim_profiler

@@ -18,7 +18,7 @@ from ascend_moe.errors import ArgumentError, LibraryError
 from ascend_moe.experts import grouped_matmul
 from ascend_moe.native.torch_npu import fitted, operators, refused
 from ascend_moe.ops import registration
-from ascend_moe.ops.schemas import NAMESPACE, TORCH_NPU_SCHEMAS, list_overload_of, schema_of
+from ascend_moe.ops.registration import NAMESPACE, TORCH_NPU_SCHEMAS, list_overload_of, schema_of
 from ascend_moe.torch_npu_ops import alltoallv, collectives, init_routing, matmul_epilogues, meta, permute, sharding
 
 

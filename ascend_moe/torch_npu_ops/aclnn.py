@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from ascend_moe import routers
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import ArgumentError, need
 from ascend_moe.experts import (
     npu_clipped_swiglu,
     npu_dequant_swiglu_quant,
@@ -278,8 +278,7 @@ def _dequant_swiglu_quant_v2(*values: Any) -> None:
         quant_mode dst_type round_mode activate_dim swiglu_mode clamp_limit glu_alpha glu_bias"""
     given, outputs = _named(names, values)
     mode, round_mode, groups = given["quant_mode"], given.pop("round_mode"), given["group_index"]
-    if round_mode != "rint":
-        raise ArgumentError(f"round_mode is {round_mode}; the virtual NPU supports rint", argument="round_mode")
+    need(round_mode == "rint", "round_mode", "is {}; the virtual NPU supports rint", round_mode)
     given["quant_mode"] = ("static", "dynamic").index(mode)
     given["dst_type"] = _dtype(given["dst_type"], "dst_type")
     codes, scales = npu_dequant_swiglu_quant(**given)
@@ -375,6 +374,5 @@ def _trans_quant_param(scale: Tensor, offset: Tensor | None, out: Tensor) -> Non
 
 
 def _dtype(number: int, argument: str) -> torch.dtype:
-    if number not in DTYPES:
-        raise ArgumentError(f"{argument} is aclDataType {number}, not supported on the virtual NPU", argument=argument)
+    need(number in DTYPES, argument, "is aclDataType {}, not supported on the virtual NPU", number)
     return DTYPES[number]

@@ -17,11 +17,11 @@ from torch.autograd.function import once_differentiable
 
 from ascend_moe import comm
 from ascend_moe.comm.place import Place
-from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, need_unset
+from ascend_moe.errors import need, need_dims, need_shape, need_unset
 from ascend_moe.experts import npu_grouped_matmul
 from ascend_moe.experts.products import float_matmul
 from ascend_moe.native.torch_npu import npu_operator
-from ascend_moe.ops.collectives import exchange
+from ascend_moe.ops.collectives import by_expert, exchange
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,13 +62,10 @@ def _check(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     size = weight.shape[2 if given["trans_gmm_weight"] else 1]
     need(size == x.shape[1], "gmm_weight", "multiplies rows of {}, gmm_x has {}", size, x.shape[1])
     comm.need_name("hcom", given["hcom"])
-    place = comm.size_and_rank(given["hcom"])
-    if place is None:
-        raise ArgumentError(
-            f"hcom is {given['hcom']!r}, which names no open group: use ascend_moe.comm_name(process_group)",
-            argument="hcom",
-        )
-    need(world == place[0], "ep_world_size", "is {} but group {!r} has {} ranks", world, given["hcom"], place[0])
+    there, _ = comm.size_and_rank(given["hcom"]) or (0, None)
+    rule = "is {!r}, which names no open group: use ascend_moe.comm_name(process_group)"
+    need(there > 0, "hcom", rule, given["hcom"])
+    need(world == there, "ep_world_size", "is {} but group {!r} has {} ranks", world, given["hcom"], there)
     names = ("send_counts", "recv_counts")
     sent, came = (_table(name, read_counts(name, given), world, len(weight)) for name in names)
     rows = int(sent.sum())
@@ -95,15 +92,6 @@ def _multiply_shared(given: dict[str, Any]) -> torch.Tensor | None:
 def _exchange(rows: torch.Tensor, send: list[int], receive: list[int], hcom: str) -> torch.Tensor:
     """All-to-all of rows over the process group of this name, or a LocalCluster's windows."""
     return exchange(rows, send, receive, comm.process_group(hcom) or Place.of(hcom, "hcom"))
-
-
-def _by_expert(table: torch.Tensor) -> torch.Tensor:
-    """Return the positions of rows in (expert, rank) order within (rank, expert) order."""
-    counts = table.reshape(-1)
-    starts = (counts.cumsum(0) - counts).view_as(table).t().reshape(-1)
-    sizes = table.t().reshape(-1)
-    shift = (starts - (sizes.cumsum(0) - sizes)).repeat_interleave(sizes)
-    return shift + torch.arange(len(shift), device=shift.device)
 
 
 def _multiply(x: torch.Tensor, given: dict[str, Any], table: torch.Tensor) -> torch.Tensor:
@@ -249,7 +237,7 @@ def npu_alltoallv_gmm(
     given = dict(locals())
     sent, came = _check(given)
     shared: Any = _multiply_shared(given)  # before the others wait: its rules are this rank's
-    rows = _exchange(gmm_x, sent.sum(1).tolist(), came.sum(1).tolist(), hcom)[_by_expert(came)]
+    rows = _exchange(gmm_x, sent.sum(1).tolist(), came.sum(1).tolist(), hcom)[by_expert(came)]
     return _multiply(rows, given, came), shared, rows if permute_out_flag else None  # type: ignore[return-value]
 
 
@@ -294,7 +282,7 @@ def npu_gmm_alltoallv(
     sent, came = _check(given)
     shared: Any = _multiply_shared(given)  # first: its rules are local
     product = _multiply(gmm_x, given, sent)
-    rows = torch.empty_like(product).index_copy_(0, _by_expert(sent), product)
+    rows = torch.empty_like(product).index_copy_(0, by_expert(sent), product)
     return _exchange(rows, sent.sum(1).tolist(), came.sum(1).tolist(), hcom), shared
 
 

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -281,7 +281,7 @@ class Session:
         self._close_group()
         if step.twin is not None:
             return [step.probe.judge(step.twin)] if self.ranks.rank == 0 else []
-        with times.stamped() if step.algorithm else nullcontext():
+        with settings.TIMESTAMPS.within("1" if step.algorithm else ""):
             if not self.ranks.threads:
                 return [self._in_group(step.probe)]
             world = self.ranks.world

@@ -14,14 +14,15 @@ from typing import Any
 
 import torch
 
+from ascendc_twin.soc import SOCS
+
 from .. import reference
 from ..errors import KernelFault, need, need_one_of
 from ..native import library
 from ..native.windows import MIB
 from ..ops import calls, npu_adapter
 from ..ops.npu_communicator import soc_of
-from ..ops.schemas import NAMESPACE
-from ..plan.soc import SOCS
+from ..ops.registration import NAMESPACE
 from ..reference.cases import Case
 from ..settings import CONTEXTS
 from . import ValidationResult, run
@@ -196,9 +197,7 @@ def run_case(card: OneCard, case: Case) -> Iterator[Result]:
     for rank, got in enumerate(sent):
         report = reference.validate("dispatch", got, want[rank], rank=rank, contract=contract, exact_shapes=True)
         yield result("dispatch", rank, report)
-    rows = [
-        case.expert_rows(rank, one.expand_x, one.dynamic_scales, one.ep_recv_counts) for rank, one in enumerate(want)
-    ]
+    rows = case.rows_of(want)
     sums = [
         run.combine(place, case, run.padded(rows[rank], case, sent[rank][0]), sent[rank], call=card.prepare)
         for rank, place in enumerate(card.places())

@@ -112,10 +112,7 @@ def run_case(place: DevicePlace, case: Case) -> Iterable[Result]:
         ranks_per_server=0 if case.share else comm.ranks_per_server(place.group_ep, place.world, place.rank),
     )
     yield result("dispatch", report.ok, "" if report.ok else report.text)
-    rows = [
-        case.expert_rows(rank, result.expand_x, result.dynamic_scales, result.ep_recv_counts)
-        for rank, result in enumerate(want)
-    ]
+    rows = case.rows_of(want)
     try:
         got = combine(place, case, padded(rows[place.rank], case, sent[0]), sent)
         ascend_moe.check()

@@ -6,16 +6,14 @@ not apply to NPUs; they only show that the timestamps work.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
 import torch
 
-from .. import comm, settings
+from .. import comm
 from .._text import filled, table
 from ..dispatchers import MC2Dispatcher
 from ..errors import AscendMoeError
@@ -68,20 +66,8 @@ def about(request: Request) -> str:
     )
 
 
-@contextmanager
-def stamped() -> Iterator[None]:
-    """Make ops of this process record timestamps in the block."""
-    name, before = settings.TIMESTAMPS.name, os.environ.get(settings.TIMESTAMPS.name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(name)
-        os.environ.update({} if before is None else {name: before})
-
-
 def rounds(place: DevicePlace, request: Request, algorithm: str) -> list[Round]:
-    """Return the cycles of this rank's cores in each round. Collective, within `stamped`."""
+    """Return the cycles of this rank's cores in each round. Collective, while `settings.TIMESTAMPS` is set."""
     generator = torch.Generator().manual_seed(place.rank)
     x = torch.randn(request.batch, request.hidden, generator=generator).bfloat16().to(place.device)
     scores = torch.rand(request.batch, request.experts, generator=generator)

@@ -15,7 +15,7 @@ import torch
 import ascend_moe
 from ascend_moe.native import plans
 from ascend_moe.native.library import native_source_root as source_root
-from ascend_moe.ops.schemas import NAMESPACE
+from ascend_moe.ops.registration import NAMESPACE
 
 sys.path.append(str(source_root() / "tools"))
 

@@ -10,9 +10,9 @@ from ascend_moe import explore
 from ascend_moe.native import library
 from ascend_moe.native.timestamps import END, LAUNCH, Timestamp, of_words, spent, words_of_core
 from ascend_moe.plan import Request
-from ascend_moe.plan.soc import cost_table
 from ascend_moe.predict.world import TimedWorld
 from ascend_moe.settings import CORE_BARRIER, TIMESTAMPS
+from ascendc_twin.soc import cost_table
 from ascendc_twin.timeline import PHASE, Event
 
 ORDER = {

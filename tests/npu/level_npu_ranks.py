@@ -51,10 +51,7 @@ def trip(case: Case, place: DevicePlace = PLACE, **changes: Any) -> tuple[str, s
     facts = {"rank": RANK, "contract": "v2", "exact_shapes": True, "ranks_per_server": 0 if case.share else SHARE}
     report = reference.validate("dispatch", sent, want[RANK], **facts)
     assert report.ok, report.text
-    rows = [
-        case.expert_rows(rank, of_rank.expand_x, of_rank.dynamic_scales, of_rank.ep_recv_counts)
-        for rank, of_rank in enumerate(want)
-    ]
+    rows = case.rows_of(want)
     summed = op_combine(place, case, rows[RANK], sent, call=by_torch_npu, **changes)
     ascend_moe.check()
     report = reference.validate("combine", summed, case.combined(rows, want)[RANK], rank=RANK)

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_calls import local_addends
 
 from ascend_moe.native.torch_npu import NEWER, OLDER, operators, refused
-from ascend_moe.ops.schemas import SCHEMAS, TORCH_NPU_SCHEMAS
+from ascend_moe.ops.registration import SCHEMAS, TORCH_NPU_SCHEMAS
 
 NAMES = [*SCHEMAS, *TORCH_NPU_SCHEMAS]
 BF16, FP16, FP32, INT8, INT32, INT64, BOOL = (

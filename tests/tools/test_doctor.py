@@ -22,7 +22,7 @@ from ascend_moe import doctor as group
 from ascend_moe.doctor import ERROR, OK, WARN, Diagnostic, machine, settings
 from ascend_moe.doctor import cann as doctor_cann
 from ascend_moe.native import library as _lib
-from ascend_moe.native import opp, probe_results
+from ascend_moe.native import probe_results
 from ascend_moe.plan import Request
 from ascend_moe.settings import PROVABLE
 
@@ -168,7 +168,7 @@ def vendors(m: pytest.MonkeyPatch, root: Path, op: str) -> None:
     m.setenv("ASCEND_CUSTOM_OPP_PATH", f"{root / 'a'}:{root / 'b'}")
 
 
-OURS = b"..".join(opp.SYMBOLS)
+OURS = b"..".join(_lib.OPERATOR_SYMBOLS)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ OURS = b"..".join(opp.SYMBOLS)
             lambda m, root: plugin(m, ASCEND_MOE_PATCH="1", VLLM_PLUGINS="ascend, other"),
             *("plug-in", WARN, "add ascend_moe to VLLM_PLUGINS"),
         ),
-        (lambda m, root: vendors(m, root, opp.OURS[0]), "operator sources", WARN, "a, not from"),
+        (lambda m, root: vendors(m, root, _lib.OPERATORS[0]), "operator sources", WARN, "a, not from"),
         (lambda m, root: driver(root, "24.1.0"), "driver", WARN, "24.1.0"),
         (lambda m, root: built(m, None), "virtual NPU", OK, "not built: the first use builds it"),
     ],
@@ -250,7 +250,7 @@ def test_symbols_are_those_of_the_package(tmp_path: Path) -> None:
     tool = _lib.native_source_root() / "tools" / "op_description.py"
     subprocess.run([sys.executable, "-S", str(tool), "aclnn", str(tmp_path)], check=True)
     sources = "".join(path.read_text() for path in tmp_path.glob("*.[hc]*"))
-    assert all(symbol.decode() in sources for symbol in opp.SYMBOLS)
+    assert all(symbol.decode() in sources for symbol in _lib.OPERATOR_SYMBOLS)
 
 
 def broken_torch_npu(folder: Path) -> Path:

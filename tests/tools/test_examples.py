@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ascend_moe import npu
-from ascend_moe.ops.schemas import SCHEMAS, TORCH_NPU_SCHEMAS
+from ascend_moe.ops.registration import SCHEMAS, TORCH_NPU_SCHEMAS
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]

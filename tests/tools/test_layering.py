@@ -200,7 +200,7 @@ def modules() -> dict[str, ast.Module]:
 
 def imports(name: str, tree: ast.Module) -> Iterator[str]:
     """Absolute names of what a module imports, at its head or in a function."""
-    is_package = any(other.startswith(f"{name}.") for other in modules())
+    is_package = PACKAGE.parent.joinpath(*name.split(".")).is_dir()
     package = name if is_package else name.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -23,7 +23,8 @@ from ascend_moe.cli import plan as plan_command
 from ascend_moe.errors import ArgumentError, AscendMoeError, WindowTooSmall
 from ascend_moe.native import library
 from ascend_moe.ops import calls
-from ascend_moe.plan import Request, soc
+from ascend_moe.plan import Request
+from ascendc_twin import soc
 
 PUBLISHED = Request(ranks=2, experts=128, hidden=2048, topk=8, batch=512)
 DEEPSEEK = Request(ranks=64, experts=256, hidden=7168, topk=8, batch=128)
@@ -347,7 +348,7 @@ def test_tiling_follows_the_soc() -> None:
     places = [("Ascend910B2", 0, 1), ("Ascend910B2", 16, 0), ("Ascend910_9391", 8, 0)]
     for name, ranks_per_server, transport in places:
         found = tiling(ranks=16, soc=name, ranks_per_server=ranks_per_server)
-        assert (found["transport"], found["block_dim"]) == (transport, soc.soc(name).aiv)
+        assert (found["transport"], found["block_dim"]) == (transport, plan.soc_of(name).aiv)
     assert plan.limits()["ub_bytes"] == 196352 < soc.UB_KIB * 1024
     assert all(chip.aiv == 2 * chip.aic and chip.aiv <= calls.MAX_CORES for chip in soc.SOCS.values())
 

@@ -18,10 +18,10 @@ from ascend_moe.errors import ArgumentError, AscendMoeError
 from ascend_moe.native import library
 from ascend_moe.ops import calls
 from ascend_moe.plan import Request
-from ascend_moe.plan.soc import KINDS, SOCS, cost_table, hardware_costs
 from ascend_moe.predict import ALGORITHMS, Prediction, predict, report, runnable
 from ascend_moe.predict import world as timed_world
 from ascend_moe.predict.world import TimedWorld, timed_library
+from ascendc_twin.soc import KINDS, SOCS, cost_table, hardware_costs
 from ascendc_twin.timeline import Event
 
 SMALL = Request(ranks=4, experts=16, topk=4, hidden=2048, batch=9, quant_mode=2, cores=6)

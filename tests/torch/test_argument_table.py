@@ -16,7 +16,7 @@ import pytest
 
 import ascend_moe
 from ascend_moe import npu, plan
-from ascend_moe.ops.schemas import SCHEMAS, TORCH_NPU_SCHEMAS
+from ascend_moe.ops.registration import SCHEMAS, TORCH_NPU_SCHEMAS
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
 

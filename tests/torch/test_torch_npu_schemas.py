@@ -17,7 +17,7 @@ from ascend_moe import experts, npu, torch_npu_ops
 from ascend_moe.errors import ArgumentError, AscendMoeError, LibraryError
 from ascend_moe.experts.grouped_matmul import NPU_ONLY
 from ascend_moe.native.torch_npu import OLDER
-from ascend_moe.ops.schemas import NAMESPACE, SCHEMAS, TORCH_NPU_SCHEMAS
+from ascend_moe.ops.registration import NAMESPACE, SCHEMAS, TORCH_NPU_SCHEMAS
 
 ALL_SCHEMAS = {**SCHEMAS, **TORCH_NPU_SCHEMAS}
 NAMES = sorted({name.partition(".")[0] for name in TORCH_NPU_SCHEMAS})

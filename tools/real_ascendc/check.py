@@ -131,7 +131,7 @@ class Builder:
         self.command += ["-ffp-contract=off", "-D__CCE_AICORE__=220", "-D__DAV_C220__", "-DASCENDC_CPU_DEBUG=1"]
         self.command += ["-DASCENDC_DUMP=0", "-D__ASCENDC_INCLUDE_INTERNAL_HEADERS__", "-DNO_COSIM"]
         self.command += [flag for flag in headers.defines if "WITHOUT_CPU_LIBRARY" not in flag]
-        self.command += [f"-isystem{folder}" for folder in folders] + ["-include", str(HERE / "prefix.h")]
+        self.command += [f"-isystem{folder}" for folder in folders] + ["-include", str(HERE / "core.h")]
         sources = [*sorted((debug / "src/api_check").glob("*.cpp")), debug / "src/acl_stub/kernel_fp16.cpp"]
         work = [(source, f"check_{source.stem}", ()) for source in sources]
         self.common = self._objects([*work, (HERE / "runtime.cpp", "runtime", ("-DREAL_RUNTIME",))])

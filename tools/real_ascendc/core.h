@@ -1,7 +1,17 @@
 // The job of a run; and a vector core of the models: its registers, its UB, and the ranges of GM that a launch may
-// touch.
+// touch. It is included before every source, so it also has what the op compiler generates, and the clock of a core.
 #pragma once
 #include <cstdint>
+#include <cstring>
+#include <ctime>
+
+template <class T>
+T RealTiling(const uint8_t* gm) {
+    T tiling;
+    memcpy(&tiling, gm, sizeof(T));
+    return tiling;
+}
+#define GET_TILING_DATA_WITH_STRUCT(type, name, gm) const type name = RealTiling<type>(gm)
 
 namespace real {
 
@@ -73,3 +83,8 @@ void Await(uint32_t flag);
 int Clock(int, struct timespec* time);
 
 }  // namespace real
+
+// GetSystemCycle of asc-devkit's CPU mode counts nanoseconds of the host's clock.
+#ifndef REAL_RUNTIME
+#define clock_gettime(clock, time) real::Clock(clock, time)
+#endif

@@ -14,9 +14,9 @@ from ascend_moe.errors import ArgumentError as ArgumentError
 from ascend_moe.errors import LibraryError as LibraryError
 from ascend_moe.errors import need as need
 from ascend_moe.native import library as library
-from ascend_moe.plan.soc import DEFAULT_SOC as DEFAULT_SOC
-from ascend_moe.plan.soc import SOC_OF_SERIES as SOC_OF_SERIES
-from ascend_moe.plan.soc import SOCS as SOCS
+from ascend_moe.plan import DEFAULT_SOC as DEFAULT_SOC
+from ascend_moe.plan import SOC_OF_SERIES as SOC_OF_SERIES
+from ascend_moe.plan import SOCS as SOCS
 from ascend_moe.settings import MAX_WORLD as MAX_WORLD
 
 

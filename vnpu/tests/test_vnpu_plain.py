@@ -15,8 +15,8 @@ import pytest
 
 import ascend_vnpu
 from ascend_moe.native import library
-from ascend_moe.plan.soc import SOCS
 from ascend_vnpu import PAIRS, launch
+from ascendc_twin.soc import SOCS
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,9 +15,10 @@ import pytest
 
 import ascend_moe
 from ascend_moe import settings
+from ascend_moe.doctor import cann
 from ascend_moe.errors import ArgumentError, LibraryError
 from ascend_moe.interop import sglang_plugin, vllm_plugin
-from ascend_moe.native import opp
+from ascend_moe.native import library
 
 RANKS = 3
 VLLM, SGLANG = "vllm.general_plugins", "sglang.srt.plugins"
@@ -173,9 +174,9 @@ def tree(folder: Path, *ops: str) -> Path:
 
 def test_of_two_trees_with_one_operator_the_first_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = tree(tmp_path / "first", "MoeDistributeDispatch")
-    second = tree(tmp_path / "second", "MoeDistributeDispatch", opp.OURS[0])
+    second = tree(tmp_path / "second", "MoeDistributeDispatch", library.OPERATORS[0])
     broken = tree(tmp_path / "broken")
     next(broken.glob("op_impl/ai_core/tbe/config/*/*.json")).write_text("{")
     monkeypatch.delenv("ASCEND_OPP_PATH", raising=False)
     monkeypatch.setenv("ASCEND_CUSTOM_OPP_PATH", f"{first}:{tmp_path / 'gone'}:{broken}:{second}")
-    assert opp.owners() == {"MoeDistributeDispatch": [first, second], opp.OURS[0]: [second]}
+    assert cann.owners() == {"MoeDistributeDispatch": [first, second], library.OPERATORS[0]: [second]}

@@ -23,8 +23,8 @@ from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout, Config
 from ascend_moe.native.library import lib
 from ascend_moe.native.windows import CONTEXT_A2
 from ascend_moe.plan import Request
-from ascend_moe.plan.soc import SOC_OF_SERIES
 from ascend_moe.reference.cases import Case, legal
+from ascendc_twin.soc import SOC_OF_SERIES
 
 PEER_LOST, CULPRIT = 16, 5  # an error code; the word of an error record
 IN_OP_AT = 256  # of a window: whether its rank is in an op

@@ -22,10 +22,7 @@ SOON_S = 15.0  # half of the deadline
 CASE = legal(
     Case(world=4, local=2, topk=3, share=2, batches="unequal", cores=2, quant_mode=2, comm_quant_mode=2, seed=21)
 )
-_sums = CASE.combined(
-    [CASE.expert_rows(r, d.expand_x, d.dynamic_scales, d.ep_recv_counts) for r, d in enumerate(CASE.dispatched())],
-    CASE.dispatched(),
-)
+_sums = CASE.combined(CASE.rows_of(CASE.dispatched()), CASE.dispatched())
 
 
 def layers(count: int) -> str:
