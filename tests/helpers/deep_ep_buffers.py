@@ -104,6 +104,18 @@ def send(case: Case, rank: int, buffer: Buffer, **changes: Any) -> tuple[Any, ..
     return buffer.dispatch(**{**given, **changes})  # type: ignore[arg-type]
 
 
+def shrinkable(group: Any, world: int, rank: int, tokens: int, hidden: int, experts: int) -> Buffer:
+    """As DeepEP's own test of low latency and vLLM's ``DeepEPLLAll2AllManager`` make it."""
+    size = Buffer.get_low_latency_rdma_size_hint(
+        num_max_dispatch_tokens_per_rank=tokens, hidden=hidden, num_ranks=world, num_experts=experts
+    )
+    return Buffer(
+        group=(group, world, rank), num_nvl_bytes=1 << 30, num_rdma_bytes=size, low_latency_mode=True,
+        num_qps_per_rank=experts // world, allow_nvlink_for_low_latency_mode=True, allow_mnnvl=False,
+        explicitly_destroy=True, enable_shrink=True,
+    )  # fmt: skip
+
+
 def empty_stack(rows: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows) if rows else like[:0]
 

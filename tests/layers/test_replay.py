@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 from ascend_moe.interop.fused_moe import select_experts
-from ascend_moe.interop.vllm_ascend.operators import moe_gating_top_k, moe_gating_top_k_hash
+from ascend_moe.interop.vllm_ascend import moe_gating_top_k, moe_gating_top_k_hash
 from ascend_moe.layer import MoEConfig, MoELayer
 from ascend_moe.moe_config import ROUTERS
 from ascend_moe.routers import RouteCapture, RouterReplay, RouterReplayAction, topk_routing_with_score_function

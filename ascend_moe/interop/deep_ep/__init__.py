@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from ascend_moe.errors import need_one_of
-from ascend_moe.interop.deep_ep import base, events, strategies, utils
+from ascend_moe.interop.deep_ep import base, strategies, utils
 from ascend_moe.interop.deep_ep.ascend import AscendBuffer, FuseMode, Runtime
-from ascend_moe.interop.deep_ep.base import Config
+from ascend_moe.interop.deep_ep.base import Config, EventHandle, EventOverlap
 from ascend_moe.interop.deep_ep.buffer import Buffer
-from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
 
 __all__ = ["AscendBuffer", "Buffer", "Config", "EventHandle", "EventOverlap", "install", "uninstall"]
 
@@ -27,9 +26,9 @@ def _of(module: Any, names: str) -> Names:
 
 
 #: sgl-kernel-npu's compiled module ``deep_ep_cpp``.
-CPP: Names = {"Buffer": Runtime} | _of(base, "Config get_low_latency_rdma_size_hint") | _of(events, "EventHandle")
+CPP: Names = {"Buffer": Runtime} | _of(base, "Config get_low_latency_rdma_size_hint") | _of(base, "EventHandle")
 
-_EVENTS = _of(events, "EventHandle EventOverlap")
+_EVENTS = _of(base, "EventHandle EventOverlap")
 _KINDS = _of(strategies, "NormalStrategy LowLatencyStrategy")
 _REGISTRY = _of(strategies, "register_normal_strategy register_low_latency_strategy")
 _REGISTRY |= _of(strategies, "get_normal_strategy get_low_latency_strategy")

@@ -28,17 +28,8 @@ from ascend_moe.errors import (
     with_typed_errors,
 )
 from ascend_moe.experts.quant import cast_fp8_rows
-from ascend_moe.interop.deep_ep import events, strategies
-from ascend_moe.interop.deep_ep.base import (
-    BufferBase,
-    BufferPlace,
-    Group,
-    dispatch_layout,
-    most_tokens_of,
-    need_whole,
-    refused,
-)
-from ascend_moe.interop.deep_ep.events import EventHandle, WaitStats
+from ascend_moe.interop.deep_ep import base, strategies
+from ascend_moe.interop.deep_ep.base import BufferBase, BufferPlace, EventHandle, Group, WaitStats, refused
 from ascend_moe.interop.deep_ep.rows import FP8_ROWS, QUANT_MODES, pack
 from ascend_moe.interop.deep_ep.strategies import LowLatencyEPCommStrategy, NormalEPCommStrategy
 from ascend_moe.layer_ops import calls, dispatch_ffn_combine
@@ -139,8 +130,8 @@ class Runtime:
         self, topk_idx: Tensor, num_experts: int, previous_event: EventHandle | None = None, *_: Any
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventHandle]:
         """Return DeepEP's layout, with is_token_in_rank ``(T, W)`` as int32."""
-        events.begin(previous_event)
-        per_rank, servers, per_expert, in_rank = dispatch_layout(self.place, topk_idx, num_experts)
+        base.begin(previous_event)
+        per_rank, servers, per_expert, in_rank = base.dispatch_layout(self.place, topk_idx, num_experts)
         return per_rank, servers, per_expert, in_rank.int(), EventHandle()
 
     def intranode_dispatch(
@@ -173,18 +164,18 @@ class Runtime:
             the source index ``(3n,)`` int32: source rank, token, k; int32 running sums over [local expert][source
             rank], then the most tokens of a rank; the event.
         """
-        events.begin(previous_event)
+        base.begin(previous_event)
         need(cached_rank_prefix_matrix is None, "handle", "of an earlier dispatch is not supported; pass topk_idx")
         need(x_scales is None, "x_scales", "is not supported: pass bf16 rows, which are quantized here")
         need(num_worst_tokens == 0, "num_worst_tokens", "is {}; it must be 0: counts are read here", num_worst_tokens)
-        need_whole("expert_alignment", expert_alignment, 1)
+        base.need_whole("expert_alignment", expert_alignment, 1)
         need_dims("x", x, 2, dtypes=_ROWS)
         waits = WaitStats("dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, x, self.place)
         need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
         need_dims("num_tokens_per_expert", num_tokens_per_expert, 1)
         experts = num_tokens_per_expert.numel()
         self.place.local_experts(experts)
-        most = most_tokens_of(self.place, x.shape[0], topk_idx, experts)
+        most = base.most_tokens_of(self.place, x.shape[0], topk_idx, experts)
         rows = self._dispatch(x, topk_idx, experts, most, quant_type if use_quant else "none", topk_weights, waits)
         counts, number = rows.ep_recv_counts, int(rows.ep_recv_counts[-1])
         index = rows.expand_idx[: 3 * number].clone()
@@ -254,13 +245,13 @@ class Runtime:
         need_dims("x", x, 2, dtypes=_ROWS)
         need_dims("topk_idx", topk_ids, 2)
         tokens = num_max_dispatch_tokens_per_rank
-        need_whole("num_max_dispatch_tokens_per_rank", tokens, 0)
+        base.need_whole("num_max_dispatch_tokens_per_rank", tokens, 0)
         rule = "is {}; x has {} tokens"
         need(tokens >= x.shape[0], "num_max_dispatch_tokens_per_rank", rule, tokens, x.shape[0])
         rows = self._dispatch(x, topk_ids, num_experts, tokens, quant_mode)
         self._sent_ids.add(rows.expand_idx, narrow("topk_idx", topk_ids))
         received = (rows.expand_x, rows.dynamic_scales, rows.expert_token_nums, rows.expand_idx, rows.ep_recv_counts)
-        return (*received, EventHandle(), events.nothing)
+        return (*received, EventHandle(), base.nothing)
 
     def low_latency_combine(
         self,
@@ -281,7 +272,7 @@ class Runtime:
         need_shape("layout_range", layout_range, (num_experts,))
         tokens = num_max_dispatch_tokens_per_rank
         total = self._combine(x, topk_ids, src_info, layout_range, topk_weights, tokens)
-        return total, EventHandle(), events.nothing
+        return total, EventHandle(), base.nothing
 
     @torch.no_grad()
     def fused_deep_moe(
@@ -308,7 +299,7 @@ class Runtime:
         rule = "is {}; it must be 1 for int8 weights and 0 for others"
         need(quant_mode == (experts.quant_mode != 0), "quant_mode", rule, quant_mode)
         tokens = Tokens(x, narrow("topk_idx", topk_ids), topk_weights, None)
-        need_whole("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 0)
+        base.need_whole("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 0)
         dispatcher = self.place.dispatcher(num_experts)
         with wide_ids_named(topk_ids, self.place.rank):
             bound = self.place.world * num_max_dispatch_tokens_per_rank

@@ -17,10 +17,9 @@ from ascend_moe._tensors import narrow
 from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.dispatchers.rows import unpack
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, typed_methods
-from ascend_moe.interop.deep_ep import base, events
+from ascend_moe.interop.deep_ep import base
 from ascend_moe.interop.deep_ep.ascend import AscendBuffer
-from ascend_moe.interop.deep_ep.base import BufferPlace, Config, Group, Handle, call_of, need_whole
-from ascend_moe.interop.deep_ep.events import EventOverlap
+from ascend_moe.interop.deep_ep.base import BufferPlace, Config, EventOverlap, Group, Handle, call_of, need_whole
 from ascend_moe.interop.deep_ep.low_latency import _LowLatencyMode
 from ascend_moe.interop.deep_ep.rows import FLOATS, check_x, pack
 from ascend_moe.ops.collectives import gather_rows
@@ -126,9 +125,9 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         Raises:
             ArgumentError: an argument breaks one of these rules.
         """
-        events.begin(previous_event)
+        base.begin(previous_event)
         found = base.dispatch_layout(self._place, topk_idx, num_experts)
-        return (*found, events.finished(async_finish, topk_idx))
+        return (*found, base.finished(async_finish, topk_idx))
 
     @torch.no_grad()
     def dispatch(
@@ -172,19 +171,17 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
             InvalidExpertId: on every rank, for an invalid id of topk_idx; not checked with num_worst_tokens.
             Other errors: the ops'.
         """
-        events.begin(previous_event)
+        base.begin(previous_event)
         self._pending.wait()
         if handle is not None:
             need(topk_idx is None and topk_weights is None, "topk_idx", "is given with a handle; pass one of them")
             again = call_of(handle, Sent, "dispatch").again(x)
-            return again, None, None, None, None, events.finished(async_finish, x)
+            return again, None, None, None, None, base.finished(async_finish, x)
         place, columns = self._place, check_x(x)
         own, world = columns[0].shape[0], place.world
-        num_tokens_per_rank = _given("num_tokens_per_rank", num_tokens_per_rank)
-        is_token_in_rank = _given("is_token_in_rank", is_token_in_rank)
-        num_tokens_per_expert = _given("num_tokens_per_expert", num_tokens_per_expert)
-        local = _check(place, own, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
-        beside, in_rank = _topk(own, topk_idx, topk_weights), is_token_in_rank.bool()
+        layout = _layout(place, own, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
+        in_rank, local = layout[1].bool(), place.local_experts(layout[2].numel())
+        beside = _topk(own, topk_idx, topk_weights)
         need_whole("expert_alignment", expert_alignment, 1)
         need_whole("num_worst_tokens", num_worst_tokens, 0)
         rule = "is {}; with {} ranks of up to {} tokens it must be at least {}"
@@ -194,8 +191,8 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         ranks = _ranks(in_rank, world if topk_idx is None else topk_idx.shape[1], not at_once)
         head = base.agreed_head(own, topk_idx, world * local, columns[0].device)
         pairs = 2**31 - 1 if topk_idx is None else topk_idx.numel()
-        per_rank = _counts("num_tokens_per_rank", num_tokens_per_rank, own, not at_once)
-        per_expert = _counts("num_tokens_per_expert", num_tokens_per_expert, pairs, not at_once)
+        per_rank = _counts("num_tokens_per_rank", layout[0], own, not at_once)
+        per_expert = _counts("num_tokens_per_expert", layout[2], pairs, not at_once)
         table = gather_rows(torch.cat([head, per_rank, per_expert]), place)
         heads, table = table[:, : len(head)], table[:, len(head) :]
         tokens = num_worst_tokens // world if at_once else base.most_tokens(heads, topk_idx, world * local)
@@ -211,7 +208,7 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         aligned = (by_expert + expert_alignment - 1) // expert_alignment * expert_alignment
         counted = [] if at_once else [int(count) for count in aligned.tolist()]
         made = _handle(sent, table[:, :world], in_rank, arrived)
-        return _x(received[:first]), ids, weights, counted, made, events.finished(async_finish, x)
+        return _x(received[:first]), ids, weights, counted, made, base.finished(async_finish, x)
 
     @torch.no_grad()
     def combine(
@@ -241,7 +238,7 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         Collective. Raises:
             ArgumentError: an argument breaks one of these rules. Other errors: the ops'.
         """
-        events.begin(previous_event)
+        base.begin(previous_event)
         self._pending.wait()
         sent = call_of(handle, Sent, "dispatch")
         need_dims("x", x, 2, dtypes=FLOATS)
@@ -262,21 +259,19 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
             need(rows >= sent.rows, "topk_weights", "has {} rows; dispatch returned {}", rows, sent.rows)
             padded = torch.nn.functional.pad(topk_weights, (0, -columns % 8))
             weights = sent.sum(padded)[:, :columns].contiguous()
-        return total.to(x.dtype), weights, events.finished(async_finish, x)
+        return total.to(x.dtype), weights, base.finished(async_finish, x)
 
 
-def _check(place: BufferPlace, tokens: int, per_rank: Tensor, in_rank: Tensor, per_expert: Tensor) -> int:
-    """Return the number of local experts; raise unless the layout fits."""
-    need_shape("num_tokens_per_rank", per_rank, (place.world,))
-    need_shape("is_token_in_rank", in_rank, (tokens, place.world), dtypes=(torch.bool, torch.int32, torch.int64))
-    need_dims("num_tokens_per_expert", per_expert, 1)
-    return place.local_experts(per_expert.numel())
-
-
-def _given(name: str, layout: Tensor | None) -> Tensor:
-    need(layout is not None, name, "is missing; pass get_dispatch_layout's result, or a handle")
-    assert layout is not None
-    return layout
+def _layout(place: BufferPlace, tokens: int, *layout: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the layout: rows per rank, tokens by rank, rows per expert. Raise unless it is complete and fits."""
+    names = ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert")
+    for name, each in zip(names, layout, strict=True):
+        need(each is not None, name, "is missing; pass get_dispatch_layout's result, or a handle")
+    per_rank, in_rank, per_expert = layout
+    need_shape(names[0], per_rank, (place.world,))
+    need_shape(names[1], in_rank, (tokens, place.world), dtypes=(torch.bool, torch.int32, torch.int64))
+    need_dims(names[2], per_expert, 1)
+    return per_rank, in_rank, per_expert
 
 
 def _counts(name: str, given: Tensor, most: int, checked: bool) -> Tensor:

@@ -18,9 +18,16 @@ from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.dispatchers.base import InFlight
 from ascend_moe.errors import ArgumentError, CommError, PeerLost, need, need_dims, need_dtype, need_shape, typed_methods
 from ascend_moe.experts.quant import FP8
-from ascend_moe.interop.deep_ep import events
-from ascend_moe.interop.deep_ep.base import BufferBase, BufferPlace, Handle, call_of, need_whole
-from ascend_moe.interop.deep_ep.events import EventOverlap, WaitStats
+from ascend_moe.interop.deep_ep import base
+from ascend_moe.interop.deep_ep.base import (
+    BufferBase,
+    BufferPlace,
+    EventOverlap,
+    Handle,
+    WaitStats,
+    call_of,
+    need_whole,
+)
 from ascend_moe.interop.deep_ep.rows import Format, places_of
 from ascend_moe.ops.sent_ids import SentIds
 
@@ -353,10 +360,10 @@ class _LowLatencyMode(BufferBase):
         source = result.source[:-1].view(result.shape[:2])
         handle = Handle.of(result, source, result.range, tokens, x.shape[1], num_experts)
         shown = (shown, _columns(result.values[1][:-1])) if format.fp8 else shown
-        hook = self._pending.sent(result.receive) if return_recv_hook else events.nothing
+        hook = self._pending.sent(result.receive) if return_recv_hook else base.nothing
         if not return_recv_hook:
             result.receive()
-        return shown, result.count, handle, events.finished(async_finish, x, topk_idx), hook
+        return shown, result.count, handle, base.finished(async_finish, x, topk_idx), hook
 
     def _need_room(self) -> None:
         """Raise if two results are in use."""
@@ -426,14 +433,14 @@ class _LowLatencyMode(BufferBase):
         self._pending.wait()
         ops, given = (dispatcher.combine, dispatcher.begin_combine), (rows, sent, topk_weights)
         finish = self._started(ops, waits, return_recv_hook, *given, ranks=result.ranks)
-        hook = events.nothing
+        hook = base.nothing
         if return_recv_hook:
             total = rows.new_zeros(wanted) if out is None else out
             hook = self._pending.sent(lambda: _copy(total, finish()))
         else:
             total = finish() if out is None else out.copy_(finish())
         result.combined, result.next_rows = True, None
-        return total, events.finished(async_finish, *finished), hook
+        return total, base.finished(async_finish, *finished), hook
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
         """Return ``(L, max * W, H)`` bf16, to be filled for a combine of ``handle`` with zero_copy.

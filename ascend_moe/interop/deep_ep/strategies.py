@@ -25,9 +25,8 @@ from ascend_moe.errors import (
     with_signature_of,
     with_typed_errors,
 )
-from ascend_moe.interop.deep_ep import events
-from ascend_moe.interop.deep_ep.base import BufferPlace, Group, dispatch_layout, most_tokens_of, need_whole
-from ascend_moe.interop.deep_ep.events import EventHandle, EventOverlap
+from ascend_moe.interop.deep_ep import base
+from ascend_moe.interop.deep_ep.base import BufferPlace, EventHandle, EventOverlap, Group
 from ascend_moe.interop.deep_ep.rows import FP8_ROWS, QUANT_MODES, places_of
 from ascend_moe.ops.sent_ids import SentIds
 
@@ -127,8 +126,8 @@ class NormalEPCommStrategy(EPCommStrategy):
         allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
         """Return the layout of `Buffer.get_dispatch_layout`, with is_token_in_rank as int32."""
-        events.begin(previous_event)
-        per_rank, servers, per_expert, in_rank = dispatch_layout(self.place, topk_idx, num_experts)
+        base.begin(previous_event)
+        per_rank, servers, per_expert, in_rank = base.dispatch_layout(self.place, topk_idx, num_experts)
         return per_rank, servers, per_expert, in_rank.int(), EventOverlap(EventHandle())
 
     @abstractmethod
@@ -279,7 +278,7 @@ def _as(model: Callable[Concatenate[Any, P], object]) -> Callable[[Callable[...,
 
 def _asked(given: dict[str, Any], *modes: str) -> tuple[Tensor, str]:
     """Return rows and quantization from a normal dispatch's arguments."""
-    events.begin(given["previous_event"])
+    base.begin(given["previous_event"])
     x, handle = given["x"], given["handle"]
     need(handle is None, "handle", "of an earlier dispatch is not supported by flavour 'ascend'; pass topk_idx")
     quant = given["quant_mode"]
@@ -296,7 +295,7 @@ def _asked(given: dict[str, Any], *modes: str) -> tuple[Tensor, str]:
 
 
 def _begin_combine(bias: Any, previous_event: EventOverlap | None) -> None:
-    events.begin(previous_event)
+    base.begin(previous_event)
     need(bias is None, "bias", "is not supported by flavour 'ascend'; add it to the result")
 
 
@@ -358,7 +357,7 @@ class AlltoAllNormalCommStrategy(NormalEPCommStrategy):
         experts, ids = given["num_tokens_per_expert"].numel(), narrow("topk_idx", topk_idx)
         handle = AllToAllHandle(topk_weights=topk_weights, topk_idx=topk_idx)
         handle.dispatcher = self.alltoall(experts)
-        bound = self.group_size * max(most_tokens_of(self.place, rows.shape[0], topk_idx, experts), 1)
+        bound = self.group_size * max(base.most_tokens_of(self.place, rows.shape[0], topk_idx, experts), 1)
         sent = handle.dispatched = handle.dispatcher.dispatch(rows, ids, quant_mode=QUANT_MODES[quant], global_bs=bound)
         values = (sent.expand_x, sent.dynamic_scales) if quant == "int8" else sent.expand_x
         return values, None, None, sent.expert_token_nums.tolist(), handle, EventOverlap()
@@ -461,7 +460,7 @@ class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
         need_one_of("quant_mode", quant, QUANT_MODES)
         need_dims("topk_idx", topk_idx, 2)
         most, world = given["num_max_dispatch_tokens_per_rank"], self.group_size
-        need_whole("num_max_dispatch_tokens_per_rank", most, max(x.shape[0], 1))
+        base.need_whole("num_max_dispatch_tokens_per_rank", most, max(x.shape[0], 1))
         dispatcher, ids = self.alltoall(num_experts), narrow("topk_idx", topk_idx)
         with wide_ids_named(topk_idx, self.rank):
             sent = dispatcher.dispatch(x, ids, quant_mode=QUANT_MODES[quant], global_bs=world * most)
@@ -474,7 +473,7 @@ class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
         shown: Any = _spread(sent.expand_x, places, local * most * world)
         if QUANT_MODES[quant]:
             shown = (shown, _spread(sent.dynamic_scales[: len(places)], places, local * most * world))
-        return shown, counts, handle, EventOverlap(), events.nothing
+        return shown, counts, handle, EventOverlap(), base.nothing
 
     @_as(LowLatencyEPCommStrategy.low_latency_combine)
     def low_latency_combine(
@@ -487,7 +486,7 @@ class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
         need_shape("x", x, (local * world * most, hidden))
         handle.ids.checked("topk_idx", narrow("topk_idx", topk_idx))
         rows = x.index_select(0, places.clamp(max=max(x.shape[0] - 1, 0)))
-        return handle.dispatcher.combine(rows, handle.dispatched, topk_weights.float()), EventOverlap(), events.nothing
+        return handle.dispatcher.combine(rows, handle.dispatched, topk_weights.float()), EventOverlap(), base.nothing
 
 
 def _spread(rows: Tensor, places: Tensor, size: int) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ascend_moe.errors import need, need_dims
 from ascend_moe.experts.quant import FP8, FP8_GROUP, cast_fp8
-from ascend_moe.interop.deep_ep.events import npu_here
+from ascend_moe.interop.deep_ep.base import npu_here
 
 _FLUSH_BYTES = 256_000_000
 _seeds = {"local": 0, "global": 0}

@@ -63,7 +63,7 @@ class Fp8Config:
 
 
 class UnquantizedEPMoEMethod:
-    """Factory of an EPMoE's parameters in params_dtype, for SGLang's loader.
+    """Factory of an EPMoE's parameters, for SGLang's loader: weights in params_dtype.
 
     Source: SGLang ``UnquantizedEPMoEMethod``.
     """
@@ -81,15 +81,28 @@ class UnquantizedEPMoEMethod:
     ) -> None:
         """Register ``w13_weight`` ``(L, 2F, H)`` and ``w2_weight`` ``(L, H, F)``, without values.
 
+        With a quant_config they are fp8 where the checkpoint's are, and have scales in float32, NaN until they are
+        loaded: ``w13_weight_scale`` ``(L, 2)``, ``w2_weight_scale`` ``(L,)``, and with static activations
+        ``w13_input_scale`` and ``w2_input_scale`` ``(L,)``.
+
         Args:
             layer: receives the parameters.
             num_experts_per_partition, hidden_size, intermediate_size: L, H and F.
-            params_dtype: their type.
+            params_dtype: type of the weights.
             extra_weight_attrs: attributes of each parameter, such as ``weight_loader``.
         """
-        local, hidden, inner = num_experts_per_partition, hidden_size, intermediate_size
-        put(layer, "w13_weight", torch.empty(local, 2 * inner, hidden, dtype=params_dtype), **extra_weight_attrs)
-        put(layer, "w2_weight", torch.empty(local, hidden, inner, dtype=params_dtype), **extra_weight_attrs)
+        local, config = num_experts_per_partition, self.quant_config
+        dtype = FP8 if config is not None and config.is_checkpoint_fp8_serialized else params_dtype
+        hidden, inner = hidden_size, intermediate_size
+        put(layer, "w13_weight", torch.empty(local, 2 * inner, hidden, dtype=dtype), **extra_weight_attrs)
+        put(layer, "w2_weight", torch.empty(local, hidden, inner, dtype=dtype), **extra_weight_attrs)
+        scales: dict[str, tuple[int, ...]] = {}
+        if config is not None:
+            scales |= {"w13_weight_scale": (local, 2), "w2_weight_scale": (local,)}
+            if config.activation_scheme == "static":
+                scales |= {"w13_input_scale": (local,), "w2_input_scale": (local,)}
+        for name, shape in scales.items():
+            put(layer, name, torch.full(shape, torch.nan, dtype=torch.float32), **extra_weight_attrs)
 
     def process_weights_after_loading(self, layer: ExpertWeights) -> None:
         """Call the layer's method of this name."""
@@ -109,34 +122,6 @@ class Fp8EPMoEMethod(UnquantizedEPMoEMethod):
     def __init__(self, quant_config: Any) -> None:
         self.quant_config = Fp8Config.of(quant_config)
         self.block_quant = False
-
-    def create_weights(
-        self,
-        layer: nn.Module,
-        num_experts_per_partition: int,
-        hidden_size: int,
-        intermediate_size: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
-    ) -> None:
-        """Register the weights, in fp8 where the checkpoint's are, and scales in float32, NaN until they are loaded.
-
-        ``w13_weight_scale`` is ``(L, 2)``, ``w2_weight_scale`` ``(L,)``, and with static activations
-        ``w13_input_scale`` and ``w2_input_scale`` are ``(L,)``.
-
-        Args:
-            layer, num_experts_per_partition, hidden_size, intermediate_size, params_dtype, extra_weight_attrs: as of
-                `UnquantizedEPMoEMethod.create_weights`.
-        """
-        assert self.quant_config is not None
-        local = num_experts_per_partition
-        dtype = FP8 if self.quant_config.is_checkpoint_fp8_serialized else params_dtype
-        super().create_weights(layer, local, hidden_size, intermediate_size, dtype, **extra_weight_attrs)
-        scales: dict[str, tuple[int, ...]] = {"w13_weight_scale": (local, 2), "w2_weight_scale": (local,)}
-        if self.quant_config.activation_scheme == "static":
-            scales |= {"w13_input_scale": (local,), "w2_input_scale": (local,)}
-        for name, shape in scales.items():
-            put(layer, name, torch.full(shape, torch.nan, dtype=torch.float32), **extra_weight_attrs)
 
 
 def put(layer: nn.Module, name: str, value: Tensor, **attributes: Any) -> None:

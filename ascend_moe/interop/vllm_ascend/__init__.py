@@ -10,26 +10,236 @@ Schemas and defaults are those of the installed release of vllm-ascend (`schemas
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
 from ascend_moe.comm import comm_name
-from ascend_moe.experts import whole_shape
+from ascend_moe.errors import need, need_dims
+from ascend_moe.experts import npu_dequant_swiglu_quant, npu_grouped_matmul, whole_shape
+from ascend_moe.experts.groups import PAIRS
 from ascend_moe.interop.vllm.all2all import FaultTolerance
-from ascend_moe.interop.vllm_ascend import operators, schemas
-from ascend_moe.interop.vllm_ascend.operators import moe_gating_top_k, moe_gating_top_k_hash
+from ascend_moe.interop.vllm_ascend import schemas
+from ascend_moe.layer_ops import dispatch_ffn_combine
 from ascend_moe.layer_ops.decode import dispatch_gmm_combine_decode
 from ascend_moe.native import log
+from ascend_moe.native.torch_npu import on_npu
+from ascend_moe.routers import npu_moe_gating_top_k
+from ascend_moe.routers.gating import SOFTMAX, Groups, gating_top_k
 from ascend_moe.torch_npu_ops import coded_activations as coded
 from ascend_moe.torch_npu_ops import meta
 from ascend_moe.torch_npu_ops.init_routing import npu_moe_init_routing_v2
+from ascend_moe.torch_npu_ops.matmul_epilogues import (
+    grouped_matmul_swiglu_quant,
+    need_int8_weight,
+    need_rows_in_int8,
+    npu_grouped_matmul_swiglu_quant,
+)
 
 __all__ = ["NAMESPACE", "OPS", "moe_gating_top_k", "moe_gating_top_k_hash", "register", "use_fault_tolerance"]
 
 NAMESPACE = "_C_ascend"
+
+Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+# ---- implementations: called with every argument of the schema by name, they declare those that they read
+
+
+def moe_gating_top_k(
+    x: torch.Tensor,
+    k: int,
+    k_group: int,
+    group_count: int,
+    group_select_mode: int,
+    renorm: int,
+    norm_type: int,
+    out_flag: bool,
+    routed_scaling_factor: float,
+    eps: float,
+    bias_opt: torch.Tensor | None = None,
+) -> Quantized:
+    """Run `ascend_moe.npu.npu_moe_gating_top_k`.
+
+    Args:
+        x, k, k_group, group_count, group_select_mode, norm_type, out_flag, routed_scaling_factor, eps: as there.
+        renorm: 1: divide softmax weights by their sum; those of other types always are.
+        bias_opt: ``(E,)``, its bias, of any float dtype.
+    """
+    plain = bias_opt is None or bias_opt.dtype == x.dtype
+    if on_npu(x) and plain and not (renorm and norm_type == SOFTMAX):  # torch_npu's documents renorm 0 only
+        return npu_moe_gating_top_k(
+            x, k, bias=bias_opt, k_group=k_group, group_count=group_count, group_select_mode=group_select_mode,
+            renorm=0, norm_type=norm_type, out_flag=out_flag, routed_scaling_factor=routed_scaling_factor, eps=eps,
+        )  # fmt: skip
+    groups = Groups(group_count, k_group, group_select_mode)
+    return gating_top_k(x, k, bias_opt, groups, norm_type, renorm, routed_scaling_factor, eps, out_flag)
+
+
+def moe_gating_top_k_hash(
+    x: torch.Tensor,
+    k: int,
+    bias: torch.Tensor | None = None,
+    input_ids: torch.Tensor | None = None,
+    tid2eid: torch.Tensor | None = None,
+    k_group: int = 1,
+    group_count: int = 1,
+    routed_scaling_factor: float = 1.0,
+    eps: float = 1e-20,
+    group_select_mode: int = 0,
+    renorm: int = 0,
+    norm_type: int = 0,
+    out_flag: bool = False,
+) -> Quantized:
+    """Run `moe_gating_top_k`; with input_ids and tid2eid the experts are ``tid2eid[input_ids]``.
+
+    Args:
+        x, k, bias, k_group, group_count, routed_scaling_factor, eps, group_select_mode, norm_type, out_flag: as of
+            `ascend_moe.npu.npu_moe_gating_top_k`.
+        input_ids: ``(T,)``.
+        tid2eid: ``(V, k)``, the experts of each id.
+        renorm: must be 0.
+
+    Raises:
+        ArgumentError: renorm is not 0, or another argument is invalid.
+    """
+    need(renorm == 0, "renorm", "is {}; need 0: divide the weights afterwards", renorm)
+    groups = Groups(group_count, k_group, group_select_mode)
+    hashed = {"input_ids": input_ids, "tid2eid": tid2eid}
+    return gating_top_k(x, k, bias, groups, norm_type, renorm, routed_scaling_factor, eps, out_flag, **hashed)
+
+
+def _need_absent(name: str, value: Any) -> None:
+    absent = value is None or (isinstance(value, (list, tuple)) and len(value) == 0)
+    need(absent, name, "is given; only None, as vllm-ascend passes it, is supported")
+
+
+_HALVES = 1  # swiglu_mode with limit, alpha and bias: torch_npu's 2; its 1, interleaved columns, is not among these
+_NO_LIMIT = torch.finfo(torch.float32).max
+
+
+def dequant_swiglu_quant(
+    *, swiglu_mode: int, clamp_limit: float, glu_alpha: float, glu_bias: float, **call: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run `ascend_moe.npu.npu_dequant_swiglu_quant` as ``npu_dequant_swiglu_quant``.
+
+    swiglu_mode 0 is SwiGLU. 1: ``g * sigmoid(glu_alpha * g) * (u + glu_bias)`` of g (left) and u (right); with
+    clamp_limit above 0, g is limited to at most it, u to plus or minus it.
+    """
+    need(swiglu_mode in (0, _HALVES), "swiglu_mode", "is {}; it must be 0 or {}", swiglu_mode, _HALVES)
+    need(clamp_limit >= 0, "clamp_limit", "is {}; it must be at least 0 (0: no limit)", clamp_limit)
+    if swiglu_mode == _HALVES:
+        limit = clamp_limit or _NO_LIMIT
+        call |= {"swiglu_mode": 2, "clamp_limit": limit, "glu_alpha": glu_alpha, "glu_bias": glu_bias}
+    return npu_dequant_swiglu_quant(**call)
+
+
+def swiglu_quant_of_one(
+    *,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None,
+    offset: torch.Tensor | None,
+    swiglu_limit: float = 0.0,
+    **rows: torch.Tensor,
+) -> Quantized:
+    """Run ``grouped_matmul_swiglu_quant`` or ``…_weight_nz``: weight ``(E, K, N)``, group_list running sums.
+
+    As `ascend_moe.npu.npu_grouped_matmul_swiglu_quant`, also int4 weights with their bias. swiglu_limit above 0: gate
+    (the left) is limited to at most it, up to plus or minus it, before silu. offset is refused.
+    """
+    _need_int8_or_words(weight)
+    _need_absent("offset", offset)
+    if on_npu(rows["x"]) and swiglu_limit == 0:
+        return npu_grouped_matmul_swiglu_quant(weight=weight, weight_scale=weight_scale, bias=bias, **rows)
+    assist = [] if bias is None else [bias]
+    return _with_offset(weight=[weight], weight_scale=[weight_scale], swiglu_limit=swiglu_limit, assist=assist, **rows)
+
+
+def _need_int8_or_words(weight: torch.Tensor) -> None:
+    if weight.dtype != torch.int32:
+        need_int8_weight("weight", weight)
+
+
+def swiglu_quant_of_lists(
+    *, bias: torch.Tensor | Sequence[torch.Tensor] | None, offset: torch.Tensor | None, **call: Any
+) -> Quantized:
+    """Run ``grouped_matmul_swiglu_quant_weight_nz_tensor_list``: one weight ``(K, N)`` per expert."""
+    _need_absent("offset", offset)
+    return _with_offset(assist=[bias] if isinstance(bias, torch.Tensor) else bias, **call)
+
+
+def _with_offset(**call: Any) -> Quantized:
+    codes, scale = grouped_matmul_swiglu_quant(**call, assist_name="bias")
+    return codes, scale, scale.new_zeros(())
+
+
+def swiglu_quant_v2(
+    *,
+    weight: Sequence[torch.Tensor],
+    weight_assist_matrix: Sequence[torch.Tensor] | None,
+    bias: torch.Tensor | None,
+    dequant_mode: int | None,
+    dequant_dtype: int | None,
+    quant_mode: int | None,
+    quant_dtype: int | None,
+    transpose_weight: bool,
+    group_list_type: int,
+    tuning_config: Sequence[int],
+    **call: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run ``grouped_matmul_swiglu_quant_v2``: one weight, or one per expert; group_list sums (0) or counts (1).
+
+    Weights are int8, or int4 in int32 with weight_assist_matrix. transpose_weight: int8 weights are ``(…, N, K)``.
+    dequant_dtype, quant_dtype: 0, or the numbers of float32 and int8. None means 0. tuning_config: a hint for the NPU.
+    """
+    for matrix in weight:
+        _need_int8_or_words(matrix)
+        need(not transpose_weight or matrix.dtype == torch.int8, "transpose_weight", "is True; int4 are packed along N")
+    _need_absent("bias", bias)
+    need_rows_in_int8(dequant_mode, quant_mode, dequant_dtype or None, quant_dtype or None)
+    need(group_list_type in (0, 1), "group_list_type", "is {}; it must be 0 (sums) or 1 (counts)", group_list_type)
+    matrices = [matrix.transpose(-1, -2) for matrix in weight] if transpose_weight else weight
+    return grouped_matmul_swiglu_quant(
+        weight=matrices, group_list_type=group_list_type, assist=weight_assist_matrix, **call
+    )
+
+
+def ffn_of_any_release(
+    *,
+    out: torch.Tensor,
+    weight1: Sequence[torch.Tensor],
+    expert_idx: torch.Tensor,
+    expert_token_nums: torch.Tensor | None = None,
+    bias1: Any = None,
+    bias2: Any = None,
+    swiglu_limit: float = 0.0,
+    **call: Any,
+) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
+    """Run `layer_ops.dispatch_ffn_combine`; 0.18 has no biases, mask and limit, 0.13 no expert_token_nums either."""
+    counts = expert_token_nums
+    if counts is None:
+        counts = expert_idx.new_empty(whole_shape(weight1, "weight1")[0], dtype=torch.int32)
+    made = dispatch_ffn_combine(
+        out=out, weight1=weight1, expert_idx=expert_idx, expert_token_nums=counts, bias1=bias1, bias2=bias2,
+        swiglu_limit=swiglu_limit, **call,
+    )  # fmt: skip
+    return made[0] if expert_token_nums is None else made
+
+
+def moe_grouped_matmul(*, x: torch.Tensor, weight: torch.Tensor, **groups: Any) -> list[torch.Tensor]:
+    """Run `ascend_moe.npu.npu_grouped_matmul` of one x ``(M, K)`` and one weight ``(E, K, N)``, bf16 or fp16.
+
+    group_list is ``(n, 2)``: pairs of an expert and its rows. vllm-ascend documents only split_item 2,
+    group_type 0, group_list_type 2; split_item 3 means the same in torch_npu. Others are refused.
+    """
+    need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float16))
+    need_dims("weight", weight, 3, dtypes=(x.dtype,))
+    for name, known in (("split_item", (2, 3)), ("group_type", (0,)), ("group_list_type", (PAIRS,))):
+        need(groups[name] in known, name, "is {}; it must be {}", groups[name], " or ".join(map(str, known)))
+    return npu_grouped_matmul([x], [weight], **groups)
 
 
 class _Op(NamedTuple):
@@ -59,22 +269,22 @@ def _shapes_of_rows_of_halves(call: Any) -> Any:
 
 
 OPS: dict[str, _Op] = {
-    "dispatch_ffn_combine": _Op(operators.ffn_of_any_release, _shapes_of_ffn),
+    "dispatch_ffn_combine": _Op(ffn_of_any_release, _shapes_of_ffn),
     "dispatch_gmm_combine_decode": _Op(dispatch_gmm_combine_decode, _shapes_of_decode),
     "moe_gating_top_k": _Op(moe_gating_top_k, meta.npu_moe_gating_top_k),
     "moe_gating_top_k_hash": _Op(moe_gating_top_k_hash, meta.npu_moe_gating_top_k),
-    "npu_dequant_swiglu_quant": _Op(operators.dequant_swiglu_quant, _shapes_of_rows_of_halves),
+    "npu_dequant_swiglu_quant": _Op(dequant_swiglu_quant, _shapes_of_rows_of_halves),
     "dequant_situ_quant": _Op(coded.dequant_situ_quant, _shapes_of_rows_of_halves),
     "situ_mx_quant": _Op(coded.situ_mx_quant, lambda call: coded.mx_shapes(call.x)),
     "npu_swiglu_group_quant": _Op(
         coded.swiglu_group_quant, lambda call: (*coded.mx_shapes(call.x), call.x.new_empty(0))
     ),
-    "grouped_matmul_swiglu_quant": _Op(operators.swiglu_quant_of_one, _shapes_of_rows),
-    "grouped_matmul_swiglu_quant_weight_nz": _Op(operators.swiglu_quant_of_one, _shapes_of_rows),
-    "grouped_matmul_swiglu_quant_weight_nz_tensor_list": _Op(operators.swiglu_quant_of_lists, _shapes_of_rows),
-    "grouped_matmul_swiglu_quant_v2": _Op(operators.swiglu_quant_v2, lambda call: _shapes_of_rows(call)[:2]),
+    "grouped_matmul_swiglu_quant": _Op(swiglu_quant_of_one, _shapes_of_rows),
+    "grouped_matmul_swiglu_quant_weight_nz": _Op(swiglu_quant_of_one, _shapes_of_rows),
+    "grouped_matmul_swiglu_quant_weight_nz_tensor_list": _Op(swiglu_quant_of_lists, _shapes_of_rows),
+    "grouped_matmul_swiglu_quant_v2": _Op(swiglu_quant_v2, lambda call: _shapes_of_rows(call)[:2]),
     "moe_grouped_matmul": _Op(
-        operators.moe_grouped_matmul, lambda call: [call.x.new_empty((call.x.shape[0], call.weight.shape[2]))]
+        moe_grouped_matmul, lambda call: [call.x.new_empty((call.x.shape[0], call.weight.shape[2]))]
     ),
     "npu_moe_init_routing_custom": _Op(npu_moe_init_routing_v2, meta.npu_moe_init_routing_v2),
 }

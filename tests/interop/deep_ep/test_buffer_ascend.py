@@ -21,7 +21,7 @@ from ascend_moe.interop.deep_ep import AscendBuffer
 
 def v2(case: Case, rank: int, place: Place, **changes: Any) -> Any:
     given = place.arguments(moe_expert_num=case.experts, global_bs=place.world * max(case.most, 1))
-    return ascend_moe.npu_moe_distribute_dispatch_v2(case.x(rank), case.ids(rank).int(), **given, **changes)
+    return ascend_moe.npu_moe_distribute_dispatch_v2(case.x(rank), case.ids(rank).int(), **given | changes)
 
 
 @each_case
@@ -39,12 +39,8 @@ def test_ascend_normal_mode(clusters: Clusters, case: Case, quant: str) -> None:
         if quant == "int8":
             assert torch.equal(got[1], expected.dynamic_scales[:n])
             rows = (got[0] * got[1][:, None]).bfloat16()
-        source_indices = [
-            source_index for expert in range(case.local) for source_index in case.rows_of(rank * case.local + expert)
-        ]
-        assert len(handle) == 8 and handle[3].view(-1, 3).tolist() == [
-            list(source_index) for source_index in source_indices
-        ]
+        source_indices = [row for expert in range(case.local) for row in case.rows_of(rank * case.local + expert)]
+        assert len(handle) == 8 and handle[3].view(-1, 3).tolist() == [*map(list, source_indices)]
         assert handle[4].dtype == torch.int32
         assert torch.equal(handle[5][:-1], expected.ep_recv_counts) and handle[5][-1] == case.most
         for row, (source, token, k) in enumerate(source_indices):
@@ -70,16 +66,11 @@ def test_ascend_low_latency(clusters: Clusters, case: Case, strategy: str, entri
         buffer = AscendBuffer((group_ep, case.world, rank), low_latency_strategy=strategy)
         for quant in (None, "int8"):
             got, count, handle, _, hook = low(case, rank, buffer, quant_mode=quant, topk_weights=case.weights(rank))
-            place = buffer._place
-            expected = ascend_moe.npu_moe_distribute_dispatch_v2(
-                case.x(rank),
-                case.ids(rank).int(),
-                quant_mode=2 if quant else 0,
-                **place.arguments(moe_expert_num=case.experts, global_bs=place.world * max(case.most + 1, 1)),
-            )
+            most = case.world * (case.most + 1)
+            expected = v2(case, rank, buffer._place, quant_mode=2 if quant else 0, global_bs=most)
             n = int(expected.ep_recv_counts[-1])
             rows = got[0] if quant else got
-            assert rows.shape == ((case.most + 1) * case.world * min(case.topk, case.local), H)
+            assert rows.shape == (most * min(case.topk, case.local), H)
             assert torch.equal(rows[:n], expected.expand_x[:n]) and count.dtype == torch.int64
             assert torch.equal(count, expected.expert_token_nums) and len(handle) == entries
             assert torch.equal(handle[1], expected.ep_recv_counts) and handle[2:5] == (case.most + 1, H, case.experts)
@@ -107,19 +98,8 @@ def test_ascend_fused_deep_moe(clusters: Clusters, quant_mode: int) -> None:
         bits = [scale.view(torch.int32).long() if quant_mode else None for scale in scales if quant_mode] or [None] * 2
         ids, weights = case.ids(rank), case.weights(rank)
         y, counts = buffer.fused_deep_moe(case.x(rank), ids, weights, *given, quant_mode=quant_mode)
-        again, nums = buffer.fused_deep_moe(
-            case.x(rank),
-            ids,
-            weights,
-            gate_up,
-            bits[0],
-            list(down),
-            bits[1],
-            1000,
-            case.experts,
-            quant_mode,
-            fuse_mode=2,
-        )
+        given = (gate_up, bits[0], list(down), bits[1], 1000, case.experts, quant_mode)
+        again, nums = buffer.fused_deep_moe(case.x(rank), ids, weights, *given, fuse_mode=2)
         place = buffer._place.arguments(moe_expert_num=case.experts, global_bs=buffer._place.world * max(case.most, 1))
         sent = v2(case, rank, buffer._place, quant_mode=2 * quant_mode)
         more = {"dynamic_scales": sent.dynamic_scales, "w_gate_up_scale": scales[0], "w_down_scale": scales[1]}

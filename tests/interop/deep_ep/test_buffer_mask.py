@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from deep_ep_buffers import Case, finish, low, low_sum
+from deep_ep_buffers import Case, finish, low, low_sum, shrinkable
 from survivor_cases import results_of
 
 from ascend_moe import LocalCluster
@@ -105,16 +105,7 @@ class Rank:
     failed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.buffer = Buffer(
-            (self.group, W, self.rank),
-            num_rdma_bytes=Buffer.get_low_latency_rdma_size_hint(T, H, W, E),
-            low_latency_mode=True,
-            num_qps_per_rank=E // W,
-            allow_nvlink_for_low_latency_mode=True,
-            explicitly_destroy=True,
-            allow_mnnvl=False,
-            enable_shrink=True,
-        )
+        self.buffer = shrinkable(self.group, W, self.rank, T, H, E)
         self.mask = torch.zeros((W,), dtype=torch.int)
         self.ids = [ids_of(rank) for rank in range(W)]
         self.weights = torch.randn((T, K), generator=torch.Generator().manual_seed(self.rank)).abs()

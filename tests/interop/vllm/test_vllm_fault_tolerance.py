@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from deep_ep_buffers import shrinkable
 from rank_processes import Ranks, fork_server, nothing_left, values
 from survivor_cases import results_of
 
@@ -41,24 +42,6 @@ def after_step(manager: Any) -> None:
     has_fault = manager.query_fault().to("cpu", non_blocking=True)
     if has_fault.item():
         raise RuntimeError(f"Mask: {manager.query_active_mask().cpu().tolist()}")
-
-
-def buffer_of(group: Any, rank: int) -> Buffer:
-    """As ``DeepEPLLAll2AllManager`` makes it."""
-    size = Buffer.get_low_latency_rdma_size_hint(
-        num_max_dispatch_tokens_per_rank=T, hidden=H, num_ranks=W, num_experts=E
-    )
-    return Buffer(
-        group=(group, W, rank),
-        num_nvl_bytes=1 << 30,
-        num_rdma_bytes=size,
-        low_latency_mode=True,
-        num_qps_per_rank=E // W,
-        allow_nvlink_for_low_latency_mode=True,
-        allow_mnnvl=False,
-        explicitly_destroy=True,
-        enable_shrink=True,
-    )
 
 
 def moved(buffer: Buffer, rank: int, others: int) -> None:
@@ -107,7 +90,7 @@ def _masks() -> list[int]:
 
 
 def make_buffer() -> int:
-    _buffers[:] = [buffer_of("0", dist.get_rank())]
+    _buffers[:] = [shrinkable("0", W, dist.get_rank(), T, H, E)]
     return dist.get_rank()
 
 
