@@ -292,7 +292,7 @@ def mxfp8(tensors: Tensors, name: str) -> Tensor:
 MORE = {
     "published": (lambda tensors, name: tensors[name].double(), {}),
     "fp8 by block, quant_method fp8": (
-        lambda tensors, name: fp8_block(tensors, name, end="_scale_inv"), fp8_method(weight_block_size=[12, 20])
+        lambda tensors, name: fp8_block(tensors, name, 1, end="_scale_inv"), fp8_method(weight_block_size=[1, 20])
     ),
     "mxfp4": (
         lambda tensors, name: mxfp4(tensors, name, f"{name}_packed", f"{name}_scale"),

@@ -238,19 +238,37 @@ def _fields_of_other_models() -> list[str]:
 # ---- ranks, kept codes, and named mistakes
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_each_rank_reads_its_own_experts_matrices_and_scales_only(kind: str, tmp_path: Path) -> None:
-    """Together the ranks read every tensor of the experts once."""
-    made, read = tiny(kind), list[str]()
-    made.write(tmp_path)
-    for rank in range(2):
-        names = [each.name for each in load_layer(tmp_path, 0, rank=rank, world=2).reads if ".experts." in each.name]
-        if kind.startswith("ModelSlim") and "W4A8" not in kind:  # whether all offsets are zero decides on every rank
-            names = [name for name in names if not name.endswith("_offset")]
-        assert {int(name.split(".experts.")[1][0]) // 2 for name in names} == {rank}
-        read += names
-    wanted = [name for name in made.tensors if ".experts." in name]
-    assert sorted(read) == sorted(name for name in wanted if "W4A8" in kind or not name.endswith("_offset"))
+LAYOUTS = [(kind, "published") for kind in ALL_MODELS] + [(kind, "fused") for kind in (*MODELS, *MORE_MODELS)]
+
+
+@pytest.mark.parametrize(("kind", "layout"), [*LAYOUTS, *((kind, "") for kind in FORMATS)])
+def test_each_rank_reads_its_own_experts_only(kind: str, layout: str, tmp_path: Path) -> None:
+    """Matrices, scales and biases, and together the ranks every byte once; ``layout``: of a model's file."""
+    directory, layer, experts, world = tiny(kind).write(tmp_path) if not layout else tmp_path, 0, E, 2
+    if layout:
+        directory, layer, experts, world = saved(kind, layout).directory, LAYER, saved(kind, layout).experts, 4
+
+    def reads_of(**place: int) -> dict[Any, int]:
+        """The bytes of the experts' parts that are read, by expert or experts, and name."""
+        loaded, found = load_layer(directory, layer, **place), dict[Any, int]()
+        assert loaded.bytes_read == sum(read.bytes for read in loaded.reads)
+        for read in loaded.reads:
+            match = re.search(r"experts\.(\d+)\.", read.name)
+            part = (int(match[1]), int(match[1]) + 1) if match else read.rows
+            assert part or not re.search(r"\.experts\.|_linear\.weight", read.name), read
+            if part and ("W4A8" in kind or not read.name.endswith("_offset")):  # all ranks read whether these are zero
+                assert (*part, read.name) not in found, read
+                found[(*part, read.name)] = read.bytes
+        return found
+
+    own_bytes, local = 0, experts // world
+    for rank in range(world):
+        own = reads_of(rank=rank, world=world)
+        assert {each for first, end, _ in own for each in range(first, end)} == {
+            *range(rank * local, (rank + 1) * local)
+        }
+        own_bytes += sum(own.values())
+    assert own_bytes == sum(reads_of().values())
 
 
 @pytest.mark.parametrize("kind", [*KEPT_INT8, *KEPT_INT4, "fp8 by block", "fp8 by channel, quant_method fp8"])
@@ -404,7 +422,7 @@ BY_OWNER: list[tuple[str, Change, str]] = [
       for end in ("_offset", "_offset_second")),
     ("int4 with zero points", put(f"{UP}_zero_point", torch.zeros(32, 8)),
      r"weight_zero_point of \(32, 8\); config\.json's numbers make it \(4, 8\)"),
-    *(("fp8 by block, quant_method fp8", put(f"{UP}_scale_inv", torch.ones(3, 4).to(dtype)),
+    *(("fp8 by block, quant_method fp8", put(f"{UP}_scale_inv", torch.ones(32, 4).to(dtype)),
        rf"up_proj\.weight_scale_inv of {dtype}; need torch\.float32 or ")
       for dtype in (torch.uint8, torch.int8, torch.int32)),
     ("fp8 by channel, quant_method fp8", pop(f"{UP}_scale"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -42,28 +41,6 @@ def alone(experts: int, **special: int) -> AllToAllDispatcher:
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md"
 MODELS_READ, TOKENS = (*MODELS, *MORE_MODELS, *RENAMED), 2000
-LAYOUTS = [(name, "published") for name in MODELS_READ] + [(name, "fused") for name in (*MODELS, *MORE_MODELS)]
-
-
-@pytest.mark.parametrize(("name", "layout"), LAYOUTS)
-def test_each_rank_reads_its_own_experts_bytes_only(name: str, layout: str) -> None:
-    checkpoint, own_bytes, world = saved(name, layout), 0, 4
-    for rank in range(world):
-        loaded = load_layer(checkpoint.directory, LAYER, rank=rank, world=world)
-        local = checkpoint.experts // world
-        assert loaded.bytes_read == sum(read.bytes for read in loaded.reads)
-        for read in loaded.reads:
-            match = re.search(r"experts\.(\d+)\.", read.name)
-            of_experts = match or read.rows is not None
-            assert of_experts or not re.search(r"\.experts\.|_linear\.weight", read.name), read
-            if of_experts:
-                experts = {int(match[1])} if match else set(range(*read.rows))
-                assert experts <= set(range(rank * local, (rank + 1) * local)), read
-                own_bytes += read.bytes
-    whole = load_layer(checkpoint.directory, LAYER).reads
-    assert own_bytes == sum(
-        read.bytes for read in whole if read.rows is not None or re.search(r"experts\.\d", read.name)
-    )
 
 
 def elsewhere(name: str) -> dict[torch.dtype, float]:

@@ -61,6 +61,9 @@ def test_ids_that_are_no_experts_are_in_no_block(seed: int, dtype: torch.dtype) 
     assert order.places[order.order].tolist() == list(range(len(flat)))
     bounds = [sum(each < expert for each in flat) for expert in range(experts + 1)]
     assert order.bounds.tolist() == bounds and order.expert_ids.tolist() == sorted(flat)
+    for sizes, named in (((block, 0), "num_experts"), ((0, experts), "block_size")):
+        with pytest.raises(ArgumentError, match=f"{named} is 0"):
+            moe_align_block_size(ids, *sizes)
 
 
 @pytest.mark.parametrize("seed", range(8))

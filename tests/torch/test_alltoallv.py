@@ -87,16 +87,14 @@ def compare(found: list[list[Tensor]], expected: list[list[Tensor]], tolerance: 
             torch.testing.assert_close(one, other, rtol=0, atol=tolerance * largest)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("options", [{}, {"transposed": True}, {"tensors": True}], ids=str)
-def test_there_and_back_between_threads(world: int, options: dict[str, bool], clusters: Any) -> None:
-    layer = Layer(world)
-    compare(clusters[world].run(layer.on_ranks, **options), layer.one_process())
-
-
-def test_halves_travel_too(clusters: Any) -> None:
-    layer = Layer(2, torch.bfloat16)
-    compare(clusters[2].run(layer.on_ranks), layer.one_process(), 2e-2)
+def test_there_and_back_between_threads(
+    world: int, options: dict[str, bool], dtype: torch.dtype, tolerance: float, clusters: Any
+) -> None:
+    layer = Layer(world, dtype)
+    compare(clusters[world].run(layer.on_ranks, **options), layer.one_process(), tolerance)
 
 
 def test_more_rows_than_one_dispatch_takes() -> None:

@@ -95,18 +95,17 @@ def compiled() -> None:
     assert torch.equal(program(*given).full_tensor(), 2 * WAYS["functions"][0](x, ids)[0])
 
 
-def on_two(*calls: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [(drawn_placements, 8), (refusals,)],
+        pytest.param([(drawn_placements, 40), (compiled,)], marks=pytest.mark.nightly),
+    ],
+    ids=["some", "more, compiled"],
+)
+def test_rows_are_whole_or_sharded_along_h_and_all_else_is_refused(calls: list[tuple[Any, ...]]) -> None:
     with Ranks(2, timeout_s=60) as ranks:
         for call in calls:
             for rank in range(2):
                 ranks.start(rank, *call)
             assert [ranks.wait(rank, 120).text for rank in range(2)] == ["", ""]
-
-
-def test_rows_are_whole_or_sharded_along_h_and_all_else_is_refused() -> None:
-    on_two((drawn_placements, 8), (refusals,))
-
-
-@pytest.mark.nightly
-def test_more_placements_and_a_compiled_program() -> None:
-    on_two((drawn_placements, 40), (compiled,))

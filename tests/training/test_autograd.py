@@ -332,15 +332,17 @@ def straight_through() -> Iterator[None]:
     ascend_moe.set_int8_gradient("refuse")
 
 
-def quantized(dispatcher: Dispatcher, case: Case, mode: int, **options: Any) -> Tensor | None:
-    given = case.inputs[dispatcher.rank]
-    x = given.x.detach().clone().requires_grad_()
-    sent = dispatcher.dispatch(x, given.expert_ids, quant_mode=mode, **options)
+def rows_of(dispatcher: Dispatcher, case: Case, mode: int = 2, **options: Any) -> tuple[Tensor, Any, Tensor, Tensor]:
+    """x, what its dispatch returned, the rows as floats, and the factors of their experts."""
+    x = case.inputs[dispatcher.rank].x.detach().clone().requires_grad_()
+    sent = dispatcher.dispatch(x, case.inputs[dispatcher.rank].expert_ids, quant_mode=mode, **options)
     rows = ascend_moe.dequantize_rows(sent.expand_x, sent.dynamic_scales) if mode else sent.expand_x
-    y = dispatcher.combine(
-        rows * Trip(case).factors(dispatcher.rank, sent.ep_recv_counts, rows.shape), sent, given.expert_scales
-    )
-    y.sum().backward()
+    return x, sent, rows, Trip(case).factors(dispatcher.rank, sent.ep_recv_counts, rows.shape)
+
+
+def quantized(dispatcher: Dispatcher, case: Case, mode: int, **options: Any) -> Tensor | None:
+    x, sent, rows, factors = rows_of(dispatcher, case, mode, **options)
+    dispatcher.combine(rows * factors, sent, case.inputs[dispatcher.rank].expert_scales).sum().backward()
     return x.grad
 
 
@@ -366,15 +368,13 @@ def test_int8_rows_may_be_used_twice_and_have_two_backwards(straight_through: No
     case = small(world=2, ids="mixed")
 
     def body(dispatcher: Dispatcher) -> None:
-        given = case.inputs[dispatcher.rank]
-        x = given.x.detach().clone().requires_grad_()
-        sent = dispatcher.dispatch(x, given.expert_ids, quant_mode=2)
-        factors = torch.nan_to_num(Trip(case).factors(dispatcher.rank, sent.ep_recv_counts, sent.expand_x.shape))
+        x, sent, _, factors = rows_of(dispatcher, case)
+        weights = case.inputs[dispatcher.rank].expert_scales
 
         def gradient(*uses: float) -> Tensor:
             x.grad = None
             rows = [each * ascend_moe.dequantize_rows(sent.expand_x, sent.dynamic_scales) for each in uses]
-            y = dispatcher.combine(sum(rows[1:], rows[0]) * factors, sent, given.expert_scales)
+            y = dispatcher.combine(sum(rows[1:], rows[0]) * torch.nan_to_num(factors), sent, weights)
             for _ in range(2):
                 x.grad = None
                 y.sum().backward(retain_graph=True)
@@ -401,12 +401,8 @@ def test_int8_gradients_of_half_tokens_are_half(straight_through: None, clusters
     case = replace(small(world=2, ids="mixed"), dtype="bf16")
 
     def body(dispatcher: Dispatcher) -> Tensor:
-        given = case.inputs[dispatcher.rank]
-        x = given.x.detach().clone().requires_grad_()
-        sent = dispatcher.dispatch(x, given.expert_ids, quant_mode=2)
-        rows = ascend_moe.dequantize_rows(sent.expand_x, sent.dynamic_scales)
-        factors = torch.nan_to_num(Trip(case).factors(dispatcher.rank, sent.ep_recv_counts, rows.shape))
-        (rows * factors / 3).sum().backward()
+        x, _, rows, factors = rows_of(dispatcher, case)
+        (rows * torch.nan_to_num(factors) / 3).sum().backward()
         assert x.grad is not None and x.grad.dtype == torch.bfloat16
         return x.grad
 
@@ -433,12 +429,10 @@ def test_int8_straight_through_needs_the_rows_and_no_scales(straight_through: No
     case = small(world=2, ids="distinct")
 
     def alone(dispatcher: Dispatcher) -> None:
-        x = case.inputs[dispatcher.rank].x.detach().clone().requires_grad_()
-        ids = case.inputs[dispatcher.rank].expert_ids
         with pytest.raises(AscendMoeError, match="only dynamic_scales have a gradient"):
-            dispatcher.dispatch(x, ids, quant_mode=2).dynamic_scales.sum().backward()
+            rows_of(dispatcher, case)[1].dynamic_scales.sum().backward()
+        sent = rows_of(dispatcher, case)[1]
         with pytest.raises(AscendMoeError, match="dynamic_scales were not returned by a dispatch"):
-            sent = dispatcher.dispatch(x, ids, quant_mode=2)
             ascend_moe.dequantize_rows(sent.expand_x, sent.dynamic_scales * 1).sum().backward()
         with pytest.raises(ArgumentError, match="scales have no gradient"):
             quantized(dispatcher, case, 2, scales=torch.ones(case.experts, case.hidden))
