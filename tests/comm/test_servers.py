@@ -101,7 +101,7 @@ def test_modules_of_8_devices_are_servers_as_hccl_counts_them() -> None:
 def test_drawn_servers_are_accepted_where_ranks_fit() -> None:
     """Accepted exactly where rank r is on the server r // n for some n that divides W; the setting says the same."""
     dice, accepted = random.Random(5), 0
-    for _ in range(3000):
+    for _ in range(1000):
         world, servers_ = dice.randrange(1, 17), dice.randrange(1, 5)
         if dice.random() < 0.5:
             share = dice.randrange(1, world + 1)
@@ -126,7 +126,7 @@ def test_drawn_servers_are_accepted_where_ranks_fit() -> None:
         assert (
             by_setting == min(share, world) if share >= world or world % share == 0 else "Argument" in str(by_setting)
         )
-    assert 500 < accepted < 2500
+    assert 170 < accepted < 830
 
 
 # ---- what else is known of servers

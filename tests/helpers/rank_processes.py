@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
 import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -154,6 +158,20 @@ def assert_named(outcome: CallResult, error: str, rank: int, *words: str) -> Non
     assert "\n" not in outcome.text
     for word in (f"rank {rank}", *words):
         assert word in outcome.text, outcome.text
+
+
+def printed_by(program: str, folder: Path, **environment: str) -> str:
+    """What a Python program prints in a process of its own, which has imported torch and not the program's names."""
+    with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
+        return pool.submit(_printed_here, program, folder, environment).result()
+
+
+def _printed_here(program: str, folder: Path, environment: dict[str, str]) -> str:
+    os.chdir(folder)
+    os.environ.update(environment)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(program, {"__name__": "__main__"})
+    return out.getvalue()
 
 
 # ---- fixtures: a test module that imports them has them in all its tests

@@ -60,6 +60,7 @@ def test_a_framework_runs_over_this_package(framework: str, tmp_path: Path, monk
     assert run(name, [*TORCHRUN, "2"], tmp_path) == pasted_output(name)
 
 
+@pytest.mark.nightly
 def test_every_interface_returns_the_layer_as_the_page_shows(tmp_path: Path) -> None:
     """But for the differences: their last bits depend on the CPU. The page shows the first lines of each rule."""
     page = (EXAMPLES.parent / "docs" / "frameworks.md").read_text()

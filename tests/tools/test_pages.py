@@ -19,6 +19,7 @@ import commands
 import pytest
 import torch
 import typer
+from rank_processes import printed_by
 
 import ascend_moe
 from ascend_moe import LocalCluster, errors, settings
@@ -103,7 +104,7 @@ def test_a_block_runs_and_prints_what_is_shown(
     monkeypatch.chdir(tmp_path)
     before = "".join(text for pattern, text in BEFORE.items() if re.search(pattern, block))
     if before or OF_A_PROCESS.search(block):
-        printed = process([sys.executable, "-c", before + block], tmp_path, **RANK).stdout
+        printed = printed_by(before + block, tmp_path, **RANK)
     elif "late.py" in text_of(page).partition(block)[0][-300:]:
         return  # the command below it runs it
     else:
