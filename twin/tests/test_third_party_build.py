@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from third_party_runs import HALF, Swap, kernels, tiling
-from twin_oracle import compiler
+from twin_oracle import TWIN, compiler
 
 import ascendc_twin
 from ascendc_twin.entries import find_entries
@@ -230,3 +231,23 @@ def test_a_rank_that_fails_ends_the_others() -> None:
     with pytest.raises(TwinFault, match=r"out of bounds: .* \"arg 0 \(x\)\", .*\(rank 1") as caught:
         kernels("chunk_exchange").launch("chunk_exchange", *call, timeout_s=20)
     assert caught.value.rank == 1
+
+
+# ---- the README's example
+
+
+@pytest.mark.nightly
+def test_the_example_of_the_readme(tmp_path: Path) -> None:
+    compiler()
+    kernel, program, printed = re.findall(r"```(?:cpp|python|)\n(.*?)```", (TWIN / "README.md").read_text(), re.DOTALL)[
+        :3
+    ]
+    (tmp_path / "add.cpp").write_text(kernel)
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
+    assert done.stdout == printed
+    fixed = kernel.replace("    DataCopy(out", "    PipeBarrier<PIPE_ALL>();\n    DataCopy(out")
+    (tmp_path / "add.cpp").write_text(fixed)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
+    assert "no finding" in done.stdout
