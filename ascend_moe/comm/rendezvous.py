@@ -142,13 +142,9 @@ class Opening:
             self._write(DONE)
         except BaseException as error:
             self._give_up(error)
-            self._close_window()
+            if self._window >= 0:
+                os.close(self._window)
             raise
-
-    def _close_window(self) -> None:
-        if self._window >= 0:
-            os.close(self._window)
-            self._window = -1
 
     # ---- steps
 

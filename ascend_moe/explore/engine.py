@@ -20,7 +20,7 @@ from ascend_moe.errors import AscendMoeError
 from ascend_moe.native import library
 from ascend_moe.native.windows import MIB
 from ascend_moe.ops import calls
-from ascend_moe.ops.registration import NAMESPACE
+from ascend_moe.ops.registration import OPERATORS
 from ascend_moe.plan import fields_of, limits
 from ascend_moe.settings import CONTEXTS, CORE_BARRIER, CORE_BARRIERS, TIMESTAMPS
 
@@ -54,13 +54,6 @@ class OpCall:
     part: int = 0  # 0, SEND or FINISH
     result: Any = None  # of the dispatch: the reference's whole result
     tiling: dict[str, int] = field(default_factory=dict)
-
-
-def attributes_of(name: str, given: dict[str, int]) -> dict[str, int | None]:
-    """Return the integer attributes of an op in its schema's order, including defaults."""
-    schema = getattr(getattr(torch.ops, NAMESPACE), name).default._schema
-    integers = (argument for argument in schema.arguments if "int" in str(argument.type))
-    return {argument.name: given.get(argument.name, argument.default_value) for argument in integers}
 
 
 class PlannedProgram:
@@ -103,7 +96,7 @@ class PlannedProgram:
         made, name = list[OpCall](), self._name("dispatch")
         for rank, want in enumerate(case.dispatched()):
             given = case.dispatch_tensors(rank)
-            call = OpCall(rank, name, given, attributes_of(name, self._common(rank)))
+            call = OpCall(rank, name, given, OPERATORS[name].attributes(self._common(rank)))
             by_source = faults.takes_source_indices(self.program)
             index = want.assist_info.flatten() if by_source else want.expand_idx
             call.expected = {0: want.expand_x, 2: index, 3: want.expert_token_nums, 4: want.ep_recv_counts}
@@ -132,7 +125,7 @@ class PlannedProgram:
                 "ep_send_counts": sent.outputs[4],
                 **case.combine_tensors(rank),
             }
-            call = OpCall(rank, name, given, attributes_of(name, self._common(rank)))
+            call = OpCall(rank, name, given, OPERATORS[name].attributes(self._common(rank)))
             call.expected, call.result = {0: want[rank]}, sent.result
             call.registered = self.program.registered(self._number, rank)
             self._plan(call, calls.OP_COMBINE)

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -184,6 +184,11 @@ class _Op(Operator):
         self.integers = [a.name for a in self.arguments if "int" in str(a.type)]
         self.index_name = "expand_idx" if self.contract == 1 else "assist_info_for_combine"
 
+    def attributes(self, values: Mapping[str, Any]) -> dict[str, int | None]:
+        """Return the integers among a call's arguments in the schema's order, with the defaults of omitted ones."""
+        bound = self.bind((), dict(values))
+        return {name: bound[name] for name in self.integers}
+
     def through(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap torch's ``call`` to raise typed errors. Everything a call costs in Python is in one frame."""
         below_autograd, grad_enabled = torch._C._AutoDispatchBelowAutograd, torch.is_grad_enabled
@@ -259,7 +264,7 @@ class _Op(Operator):
         keep_order_in_inductor(self.overload)  # called by every compiler after its import
         values = self.bind(args, kwargs)
         tensors = {name: values[name] for name in self.tensors if values[name] is not None}
-        attributes: dict[str, int | None] = {name: values[name] for name in self.integers}
+        attributes = self.attributes(values)
         self._check_sizes_known(tensors, attributes)
         rows, ids = tensors[self.rows_name], tensors["expert_ids"]
         dtypes = {name: tensor.dtype for name, tensor in tensors.items()}

@@ -22,7 +22,7 @@ from ..native import library
 from ..native.windows import MIB
 from ..ops import calls, npu_adapter
 from ..ops.npu_communicator import soc_of
-from ..ops.registration import NAMESPACE
+from ..ops.registration import OPERATORS
 from ..reference.cases import Case
 from ..settings import CONTEXTS
 from . import ValidationResult, run
@@ -99,12 +99,10 @@ class OneCard:
         """Plan one rank's op, in the order of the ranks; return its outputs, which `launch` fills."""
         name = f"npu_moe_distribute_{op}" + ("_v2" if case.contract == 2 else "")
         inputs = {key: value.contiguous() for key, value in values.items() if isinstance(value, torch.Tensor)}
-        arguments = getattr(getattr(torch.ops, NAMESPACE), name).default._schema.arguments
-        integers = [argument for argument in arguments if "int" in str(argument.type)]
-        attributes = {one.name: values.get(one.name, one.default_value) for one in integers}
         shapes = tuple((key, value.dtype, tuple(value.shape)) for key, value in inputs.items())
-        code = calls.OP_DISPATCH if op == "dispatch" else calls.OP_COMBINE
-        spec = calls.describe(code, case.contract, GROUP, self.algorithm, shapes, attributes)
+        called = OPERATORS[name]
+        attributes = called.attributes(values)
+        spec = calls.describe(called.code, case.contract, GROUP, self.algorithm, shapes, attributes)
         self._describe(spec, place.rank)
         outputs = [
             torch.empty(shape, dtype=dtype or case.torch_dtype, device=self.device)
