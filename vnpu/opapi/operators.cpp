@@ -307,6 +307,8 @@ VNPU_OP(aclnnWeightQuantBatchMatmulV2, T, T, T, T, T, T, T, I32, T)
 
 VNPU_OP(aclnnRmsNorm, T, T, D, T, T)
 VNPU_OP(aclnnAddRmsNorm, T, T, T, D, T, T, T)
+// x1, x2, gamma, two smooth scales, beta, epsilon, outputs wanted, two of codes, x, two of scales
+VNPU_OP(aclnnAddRmsNormDynamicQuantV2, T, T, T, T, T, T, D, IA, T, T, T, T, T)
 VNPU_OP(aclnnLayerNorm, T, IA, T, T, D, T, T, T)
 
 // query, key, value, real_shift, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre_tokens,

@@ -35,7 +35,8 @@ ORDER: list[str] = []  # the names of all aclnn functions that were called
 PARTS = {
     "models": "aclnn(Foreach|Fla|FusedInfer|QuantMatmul|TransQuant|WeightQuant|Dropout|NLLLoss|ConstantPad|NpuFormat|"
     "GroupedMatmulWeightNz)",
-    "serving": "(atb|Atb|aclnn(InterleaveRope|KvRmsNormRope|AttentionUpdate|TransposeBatch|ScatterPa|GatherPa))",
+    "serving": "(atb|Atb|aclnn(InterleaveRope|KvRmsNormRope|AttentionUpdate|TransposeBatch|ScatterPa|GatherPa|"
+    "AddRmsNormDynamic))",
     "moe": "aclnn(Moe|GroupedMatmul|SwiGlu|ClippedSwiglu|DynamicQuant|DequantSwiglu)",
 }
 # torch_npu looks for V4 to learn whether there is a grouped matmul, and then calls V5.

@@ -168,6 +168,17 @@ def check_latent_rows_go_to_their_slots() -> None:
         near(cache.flatten(0, 2), want)
 
 
+def check_norm_of_a_sum_is_quantized() -> None:
+    x1, x2, gamma, beta = mixed(3, 16), mixed(3, 16) + 1, mixed(16), mixed(16).flip(0)
+    more = {"beta": beta.npu(), "epsilon": 1e-6, "output_mask": [True, False]}
+    mine = (x.npu() for x in (x1, x2, gamma))
+    codes, _, total, scale, _ = torch_npu.npu_add_rms_norm_dynamic_quant(*mine, **more)
+    want = torch.nn.functional.rms_norm(x1 + x2, [16], gamma, 1e-6) + beta
+    near(total, x1 + x2)
+    near(scale, want.abs().amax(1) / 127, 1e-6)
+    near(codes.cpu() * scale.cpu()[:, None], want, float(scale.max()) * 0.51)
+
+
 def check_product_of_transposed_batches() -> None:
     left, right = mixed(3, 2, 4), mixed(3, 4, 5)
     near(torch_npu.npu_transpose_batchmatmul(left.npu(), right.npu(), perm_y=(1, 0, 2)), (left @ right).transpose(0, 1))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .registry import DTYPES, effect, in_place, resized, returns
+from .registry import DTYPES, OPERATORS, Arguments, effect, in_place, resized, returns
 
 Number = int | float
 Table = dict[str, Callable[..., Any]]
@@ -252,6 +252,17 @@ def _add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float, y: Tens
     _rms_norm(total, gamma, epsilon, y, rstd)
 
 
+def _add_rms_norm_dynamic_quant(x1: Tensor, x2: Tensor, gamma: Tensor, *rest: Any) -> None:
+    smooth, _, beta, epsilon, mask, codes, _, x, scale, _ = rest
+    if mask not in (None, [1, 0]) or rest[1] is not None:
+        raise NotImplementedError("the virtual NPU quantizes a norm to one output")
+    normed, rstd = torch.empty(x1.shape), torch.empty(x1.shape[: x1.dim() - gamma.dim()])
+    _add_rms_norm(x1, x2, gamma, epsilon, normed, rstd, x)
+    normed = normed if beta is None else normed + beta.float()
+    quantize = OPERATORS["aclnnDynamicQuantV3"]  # of ascend_moe
+    quantize(Arguments([normed, smooth, None, 2, 1, "pertoken", codes, scale, None], []))
+
+
 def _layer_norm(
     x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, epsilon: float, *outputs: Tensor | None
 ) -> None:
@@ -351,6 +362,7 @@ _WRITING: Table = {
     "LogSoftmax": lambda x, dim, out: out.copy_(torch.log_softmax(x, dim, dtype=out.dtype)),
     "RmsNorm": _rms_norm,
     "AddRmsNorm": _add_rms_norm,
+    "AddRmsNormDynamicQuantV2": _add_rms_norm_dynamic_quant,
     "LayerNorm": _layer_norm,
     "Addmm": lambda *given: given[5].copy_(_scaled_sum(*given[:5])),
     "Baddbmm": lambda *given: given[5].copy_(_scaled_sum(*given[:5])),
