@@ -148,7 +148,9 @@ _REDUCTIONS_TO_TWO: Table = {
         torch.amax(x, _dims(x, dims), bool(keep)),
     ),
     "VarMean": _spread(torch.var_mean),
-    "LinalgQr": lambda x, mode: torch.linalg.qr(x, ("reduced", "complete", "r")[mode]),
+    "LinalgQr": lambda x, mode: torch.linalg.qr(
+        x if x.dtype == torch.float64 else x.float(), ("reduced", "complete", "r")[mode]
+    ),
     "Topk": lambda x, k, dim, largest, ordered: torch.topk(x, k, dim, bool(largest), bool(ordered)),
     "Sort": lambda x, stable, dim, descending: torch.sort(x, stable=bool(stable), dim=dim, descending=bool(descending)),
     "Kthvalue": lambda x, k, dim, keep: torch.kthvalue(x, k, dim, bool(keep)),
