@@ -1,13 +1,15 @@
 """Small models of random weights for vLLM: their files, and how far its log-probabilities are from transformers'.
 
-``vllm_models.py write FOLDER NAME`` writes one, ``vllm_models.py compare FOLDER GENERATED`` prints the distances.
+``vllm_models.py write FOLDER NAME`` writes one, ``vllm_models.py compare FOLDER RESULTS`` prints the distances.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -107,15 +109,27 @@ def add_draft(weights: dict[str, torch.Tensor], layer: int) -> None:
     weights[name + "shared_head.head.weight"] = head.clone()
 
 
+def reference_of(folder: Path) -> Any:
+    """Return the fp32 model that a folder's model stands for."""
+    reference = folder / "reference" if (folder / "reference").is_dir() else folder
+    model = transformers.AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32).eval()
+    for module in model.modules():
+        if model.config.model_type == "deepseek_v2" and hasattr(module, "scaling"):  # published, not in transformers
+            module.scaling *= (0.1 * LATENT["rope_parameters"]["mscale_all_dim"] * math.log(40) + 1) ** 2
+    return model
+
+
 def quantize(folder: Path) -> None:
-    """Make a model W8A8 as ModelSlim does: attention with constant scales of its inputs, experts with one per token.
+    """Make a model W8A8 as ModelSlim does: attention with constant scales of its inputs, MLPs with one per token.
 
     The folder ``reference`` gets the model with the values that the codes stand for.
     """
     weights = load_file(folder / "model.safetensors")
     stored, kinds, values = dict(weights), dict.fromkeys(weights, "FLOAT"), dict(weights)
-    static = [name for name in weights if "self_attn" in name and name.endswith("_proj.weight")]
-    for name in [*static, *(name for name in weights if ".experts." in name)]:
+    products = [name for name in weights if re.search(r"\.(self_attn|mlp)\..*(_proj|_mqa)\.weight$", name)]
+    products = [name for name in products if "kv_b_proj" not in name]  # MLA takes it apart
+    static = [name for name in products if "self_attn" in name]
+    for name in products:
         scale = (weights[name].float().abs().amax(1, keepdim=True) / 127).bfloat16().float()  # as vLLM keeps it
         stored[name] = (weights[name].float() / scale).round().clamp(-127, 127).to(torch.int8)
         values[name] = stored[name] * scale
@@ -123,7 +137,7 @@ def quantize(folder: Path) -> None:
     (folder / "reference").mkdir()
     (folder / "reference" / "config.json").write_text((folder / "config.json").read_text())
     save_file(values, folder / "reference" / "model.safetensors", {"format": "pt"})
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "reference", dtype=torch.float32)
+    model = reference_of(folder)
     for name in static:
         ranges: list[float] = []
         module = model.get_submodule(name.removesuffix(".weight"))
@@ -179,11 +193,11 @@ def write_model(folder: Path, name: str) -> None:
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
 
 
-def compare(folder: Path, generated: list[list[list[Any]]]) -> list[tuple[float, float]]:
-    """Return of each generated token, given those before it, the largest distance of a log-probability from that of
-    the fp32 model, and how far the last chosen expert's router logit is above the next one's, at least."""
-    reference = folder / "reference" if (folder / "reference").is_dir() else folder
-    model = transformers.AutoModelForCausalLM.from_pretrained(reference, dtype=torch.float32).eval()
+def compare(folder: Path, rounds: list[list[list[Any]]]) -> list[tuple[float, float]]:
+    """Return of each token generated in rounds of all prompts, given those before it, the largest distance of a
+    log-probability from that of the fp32 model, and how far the last chosen expert's router logit is above the next
+    one's, at least."""
+    model = reference_of(folder)
     margins: list[torch.Tensor] = []
 
     def measure(weight: torch.Tensor, _: Any, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -193,10 +207,8 @@ def compare(folder: Path, generated: list[list[list[Any]]]) -> list[tuple[float,
     for module in model.modules():
         if hasattr(module, "experts"):
             module.register_forward_pre_hook(functools.partial(measure, module.gate.weight))
-        if model.config.model_type == "deepseek_v2" and hasattr(module, "scaling"):  # published, not in transformers
-            module.scaling *= (0.1 * LATENT["rope_parameters"]["mscale_all_dim"] * math.log(40) + 1) ** 2
     found: list[tuple[float, float]] = []
-    for prompt, steps in zip(PROMPTS, generated, strict=True):
+    for prompt, steps in zip(PROMPTS * len(rounds), itertools.chain(*rounds), strict=True):
         margins.clear()
         tokens = [token for token, _ in steps]
         with torch.no_grad():
@@ -213,4 +225,6 @@ if __name__ == "__main__":
         write_model(Path(sys.argv[2]), sys.argv[3])
         print("written")
     else:
-        print(json.dumps(compare(Path(sys.argv[2]), json.loads(sys.argv[3]))))
+        lines = Path(sys.argv[3]).read_text().splitlines()
+        rounds = [json.loads(line.removeprefix("ROUND ")) for line in lines if line.startswith("ROUND ")]
+        print(json.dumps(compare(Path(sys.argv[2]), rounds)))
