@@ -35,7 +35,7 @@ ORDER: list[str] = []  # the names of all aclnn functions that were called
 PARTS = {
     "models": "aclnn(Foreach|Fla|FusedInfer|QuantMatmul|TransQuant|WeightQuant|Dropout|NLLLoss|ConstantPad|NpuFormat|"
     "GroupedMatmulWeightNz)",
-    "serving": "(atb|Atb|aclnn(InterleaveRope|KvRmsNormRope|AttentionUpdate|TransposeBatch|ScatterPa|GatherPa|"
+    "serving": "(atb|Atb|aclnn(InterleaveRope|KvRmsNormRope|AttentionUpdate|TransposeBatch|Scatter(Pa|Nd)|GatherPa|"
     "AddRmsNormDynamic))",
     "moe": "aclnn(Moe|GroupedMatmul|SwiGlu|ClippedSwiglu|DynamicQuant|DequantSwiglu)",
 }

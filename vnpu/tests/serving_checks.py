@@ -83,6 +83,9 @@ def check_rows_go_to_their_slots_and_come_back() -> None:
     torch_npu.npu_gather_pa_kv_cache(keys, values, TABLE.npu(), ends, *places[2:], **sums)
     for found, cache in zip(places, (keys.cpu(), values.cpu()) * 2, strict=True):
         near(found, torch.cat((rows_of(cache, 0, 9)[4:], rows_of(cache, 1, 6))), 0)
+    flat = keys.view(-1, KV_HEADS, SIZE)
+    torch_npu.npu_scatter_nd_update_(flat, torch.tensor([[7], [2]]).npu(), new_rows[0][:2])
+    near(flat[[7, 2]], new[0][:2], 0)
 
 
 def check_attention_over_pages() -> None:

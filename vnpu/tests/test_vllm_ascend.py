@@ -81,6 +81,8 @@ for name, eager, mode, kind in (
     ("qwen3-full", "qwen3", "FULL_DECODE_ONLY", "FULL"),
     ("qwen3-mc2-full", "qwen3-mc2", "FULL_DECODE_ONLY", "FULL"),
     ("qwen3-w8a8-full", "qwen3-w8a8", "FULL_DECODE_ONLY", "FULL"),
+    ("deepseek-v2-full", "deepseek-v2", "FULL_DECODE_ONLY", "FULL"),
+    ("deepseek-v2-w8a8-full", "deepseek-v2-w8a8", "FULL_DECODE_ONLY", "FULL"),
 ):
     graphs = {"cudagraph_mode": mode, "cudagraph_capture_sizes": [1, 2, 4]}
     options = {**ROWS[eager].options, "enforce_eager": False, "compilation_config": graphs}

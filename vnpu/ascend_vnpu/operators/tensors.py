@@ -354,6 +354,7 @@ _WRITING: Table = {
     "InplaceMaskedFillScalar": lambda x, mask, value: x.masked_fill_(mask.to(torch.bool), value),
     "InplaceMaskedFillTensor": lambda x, mask, value: x.masked_fill_(mask.to(torch.bool), value),
     "InplaceIndexCopy": lambda x, dim, index, source: x.index_copy_(dim, index.long(), source),
+    "ScatterNdUpdate": lambda x, places, rows: x.index_put_(tuple(places.long().unbind(-1)), rows),
     "Index": _index,
     "IndexPutImpl": _index_put,
     "Arange": _arange,
