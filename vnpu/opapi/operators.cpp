@@ -34,6 +34,8 @@ VNPU_BOTH(RoundDecimals, T, I)
 VNPU_OP(aclnnGelu, T, T)
 VNPU_OP(aclnnFastGelu, T, T)
 VNPU_OP(aclnnSoftplus, T, S, S, T)
+VNPU_OP(aclnnLogSigmoid, T, T)
+VNPU_OP(aclnnLogSigmoidForward, T, T, T)
 VNPU_BOTH(NanToNum, T, F, F, F)
 
 // Arithmetic with a tensor, and (...s) with a number.
@@ -109,6 +111,7 @@ VNPU_OP(aclnnSiluBackward, T, T, T)
 VNPU_OP(aclnnTanhBackward, T, T, T)
 VNPU_OP(aclnnThresholdBackward, T, T, S, T)
 VNPU_OP(aclnnGeluBackward, T, T, T)
+VNPU_OP(aclnnLogSigmoidBackward, T, T, T, T)
 
 // On lists of tensors, for optimizers.
 VNPU_OP(aclnnForeachAbs, L, L)

@@ -39,8 +39,8 @@ PARTS = {
     "AddRmsNormDynamic))",
     "moe": "aclnn(Moe|GroupedMatmul|SwiGlu|ClippedSwiglu|DynamicQuant|DequantSwiglu)",
 }
-# torch_npu looks for V4 to learn whether there is a grouped matmul, and then calls V5.
-NEVER_CALLED = {"aclnnGroupedMatmulV4"}
+# torch_npu looks for these to learn whether there is a grouped matmul or a log_sigmoid, and then calls V5 or Forward.
+NEVER_CALLED = {"aclnnGroupedMatmulV4", "aclnnLogSigmoid"}
 NEVER_CALLED_BY_2_10 = {  # that one computes them on the CPU
     *("aclnnInplaceCeil", "aclnnLeftShift", "aclnnLeftShifts", "aclnnRightShift", "aclnnRepeatInterleaveTensor"),
     "aclnnMoeGatingTopKV2",

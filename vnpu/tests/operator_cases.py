@@ -76,7 +76,7 @@ NAMES = """
     flip roll repeat repeat_interleave tril triu expand permute split searchsorted histc matmul mm bmm
     nn.functional.linear addmm baddbmm mv dot addmv lerp where isclose equal nan_to_num addcmul std addcdiv
     take cumprod var_mean median kthvalue arange linspace eye nn.functional.one_hot bincount __getitem__
-    unique linalg.qr
+    unique linalg.qr nn.functional.logsigmoid
 """
 # torch_npu gives those of whole numbers a type of its own.
 FLOATS_ONLY = ("exp", "erf", "clamp", "clamp_min", "clamp_max")
@@ -209,7 +209,7 @@ def _gradient(function: One, x: Tensor, slope: Tensor, _: Tensor) -> Tensor:
 _BACKWARD: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     **{
         f"{function.__name__}-backward": partial(_gradient, function)
-        for function in (torch.sigmoid, torch.tanh, torch.relu, functional.silu, functional.gelu)
+        for function in (torch.sigmoid, torch.tanh, torch.relu, functional.silu, functional.gelu, functional.logsigmoid)
     },
     "softmax-backward": partial(_gradient, lambda x: x.softmax(-1)),
     "log_softmax-backward": partial(_gradient, lambda x: x.log_softmax(-1)),
