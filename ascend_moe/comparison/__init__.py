@@ -41,9 +41,10 @@ def compare(
     ``ascend-moe run``. A compared forward takes long, and gathers all tokens on every rank.
 
     Args:
-        layer: the module. Not a MoELayer: its experts are ``w13_weight`` and ``w2_weight``, with ``_scale`` if int8.
-        parameters: reference values of parameters of this rank's layer, by their names in its state dict, which must
-            have the same bits. For int8 weights floats are quantized first.
+        layer: the module. Not a MoELayer: its experts, or those of a module within it, are ``w13_weight`` and
+            ``w2_weight``, with ``_scale`` if int8.
+        parameters: reference values of parameters of this rank's layer, or of that module, by their names in its state
+            dict, which must have the same bits. For int8 weights floats are quantized first.
         route: called with the arguments of ``forward``, returns the weights (BS, K) and expert ids (BS, K) that must be
             dispatched; None: a MoELayer's own router.
         raises: ``forward`` raises the first difference, on every rank; False: only ``found`` stores it.

@@ -22,11 +22,14 @@ QUANT_TOLERANCE = 2e-1
 
 
 class Experts:
-    """This rank's experts: ``w_gate_up`` and ``w_down`` of a MoELayer, else ``w13_weight`` and ``w2_weight``."""
+    """This rank's experts: ``w_gate_up`` and ``w_down`` of a MoELayer, else ``w13_weight`` and ``w2_weight``, also of a
+    module within.
+    """
 
     def __init__(self, layer: nn.Module, parameters: Mapping[str, Tensor]) -> None:
-        self._layer: Any = layer
         self._names = ("w_gate_up", "w_down") if isinstance(layer, MoELayer) else ("w13_weight", "w2_weight")
+        layer = next((one for one in layer.modules() if hasattr(one, self._names[0])), layer)
+        self._layer: Any = layer
         rule = "is a {} without {}; pass a MoELayer, or a module with w13_weight and w2_weight"
         for name in self._names:
             need(hasattr(layer, name), "layer", rule, type(layer).__name__, name)

@@ -136,29 +136,28 @@ def test_a_planted_fault_is_named_on_every_rank(
 
 
 class FusedMoE(nn.Module):
-    """A module with the names of vllm-ascend's, after loading, that calls MC2's operators."""
+    """A module with the names of vllm-ascend's, after loading, that calls MC2's operators; or its experts have them."""
 
-    def __init__(self, place: tuple[str, int, int], dtype: torch.dtype = torch.bfloat16) -> None:
+    def __init__(self, place: tuple[str, int, int], within: bool = False) -> None:
         super().__init__()
+        experts: Any = nn.Module() if within else self
         generator = torch.Generator().manual_seed(place[2])
         made = [torch.randn(size, generator=generator) / 8 for size in ((E // WORLD, H, 2 * F), (E // WORLD, F, H))]
-        self.w13_weight, self.w2_weight = (nn.Parameter(weight.to(dtype), False) for weight in made)
-        self.activation, self.place, self.fault = "silu", place, False
+        experts.w13_weight, experts.w2_weight = (nn.Parameter(weight.bfloat16(), False) for weight in made)
+        self.named, self.place, self.fault = {"experts": experts}, place, False
+        self.parts = nn.ModuleList([experts] * within)
 
     def forward(self, hidden_states: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.ops.vllm.fused_moe_of_test(hidden_states, router_logits, self.place[2])
-        return out
+        return torch.ops.vllm.fused_moe_of_test(hidden_states, router_logits, self.place[2])
 
     def step(self, hidden_states: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
         weights, ids = topk(hidden_states, router_logits)
-        arguments = dict(zip(("group_ep", "ep_world_size", "ep_rank_id"), self.place, strict=True)) | {
-            "moe_expert_num": E
-        }
-        sent = ascend_moe.npu_moe_distribute_dispatch_v2(hidden_states, ids, **arguments)
-        rows = ascend_moe.experts.grouped_mlp(sent[0], self.w13_weight, self.w2_weight, sent[3])
+        experts = self.named["experts"]
+        sent = ascend_moe.npu_moe_distribute_dispatch_v2(hidden_states, ids, *self.place, E)
+        rows = ascend_moe.experts.grouped_mlp(sent[0], experts.w13_weight, experts.w2_weight, sent[3])
         if self.fault:
             rows[0, 5] += 1
-        return ascend_moe.npu_moe_distribute_combine_v2(rows, ids, sent[2], sent[4], weights, **arguments)
+        return ascend_moe.npu_moe_distribute_combine_v2(rows, ids, sent[2], sent[4], weights, *self.place, E)
 
 
 def topk(hidden_states: torch.Tensor, router_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -174,9 +173,9 @@ def test_a_fused_moe_module_is_compared_by_its_operators() -> None:
     library.impl("fused_moe_of_test", lambda x, logits, name: modules[name].step(x, logits), "CPU")
 
     def body(rank: int, group: str) -> Any:
-        module = modules[rank] = FusedMoE((group, WORLD, rank))
+        module = modules[rank] = FusedMoE((group, WORLD, rank), within=rank == 0)
         x, logits = torch.randn(4, H).bfloat16(), torch.randn(4, E)
-        comparison = ascend_moe.compare(module, module.state_dict(), route=topk)
+        comparison = ascend_moe.compare(module, module.named["experts"].state_dict(), route=topk)
         module(x, logits)
         assert comparison.found is None
         module.fault = rank == 1

@@ -19,7 +19,7 @@ from vllm_prompts import PROMPTS
 FAULTS = ("right", "weight", "id", "scale", "order")
 
 
-def chosen(layer: Any, hidden_states: torch.Tensor, router_logits: torch.Tensor) -> Any:
+def chosen(layer: Any, hidden_states: torch.Tensor, router_logits: torch.Tensor, **_: Any) -> Any:
     """Return weights and ids of this rank's tokens, as vllm-ascend's operators choose them."""
     from vllm_ascend.ascend_forward_context import _EXTRA_CTX  # type: ignore[import-not-found, unused-ignore]
     from vllm_ascend.ops.fused_moe.experts_selector import (  # type: ignore[import-not-found, unused-ignore]
@@ -55,8 +55,9 @@ class Worker:
 
         import ascend_moe
 
-        layer = next(one for one in self.model_runner.model.modules() if isinstance(one, fused_moe.AscendFusedMoE))
-        weight, self.planted = layer.w2_weight.data, ExitStack()
+        kind = getattr(fused_moe, "AscendFusedMoE", None) or fused_moe.AscendMoERunner  # in 0.26, around the experts
+        layer = next(one for one in self.model_runner.model.modules() if isinstance(one, kind))
+        weight, self.planted = getattr(layer, "routed_experts", layer).w2_weight.data, ExitStack()
         given = {"w2_weight": weight.clone()}
         comparison = ascend_moe.compare(layer, given, route=partial(chosen, layer), raises=False)
         self.comparison = self.planted.enter_context(comparison)
