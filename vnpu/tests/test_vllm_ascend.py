@@ -114,9 +114,8 @@ def running(log: Path, command: dict[str, Any]) -> Iterator[Callable[[str], subp
 
     def shows(pattern: str) -> subprocess.Popen[bytes]:
         end = time.monotonic() + 1000
-        while not re.search(pattern, log.read_text(errors="replace")):
-            text = log.read_text(errors="replace")[-8000:]
-            assert process.poll() is None and time.monotonic() < end, f"{pattern!r} is not in {text}"
+        while not re.search(pattern, text := log.read_text(errors="replace")):
+            assert process.poll() is None and time.monotonic() < end, f"{pattern!r} is not in {text[-8000:]}"
             time.sleep(0.5)
         return process
 
@@ -124,6 +123,8 @@ def running(log: Path, command: dict[str, Any]) -> Iterator[Callable[[str], subp
         yield shows
     finally:
         with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)  # the resource tracker stays, and removes shared memory
+            time.sleep(5)
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -234,7 +235,6 @@ def test_compare_names_faults_planted_into_vllm_ascend_s_fused_moe(folders: Path
     done = subprocess.run(**command, capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
     found = {fault: ranks for fault, _, ranks in (line.partition(" ") for line in file.read_text().splitlines())}
-    print(found)
     wanted: dict[str, dict[str, Any] | None] = {
         "right": None,
         "weight": {"stage": "parameters", "expert": 9, "element": 7 * 1024 + 9},
