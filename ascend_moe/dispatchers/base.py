@@ -308,8 +308,9 @@ class Dispatcher(ABC):
             expert_out, dispatched, expert_scales, tensors: as for ``combine``, with the same errors.
         """
         self._check_own(dispatched)
-        added = (tensors.pop("shared_expert_x", None), tensors.pop("performance_info", None))
-        given = CombineTensors(expert_scales, added[0], self._special_rows(tensors), added[1])
+        shared_expert_x = tensors.pop("shared_expert_x", None)
+        performance_info = tensors.pop("performance_info", None)
+        given = CombineTensors(expert_scales, shared_expert_x, self._special_rows(tensors), performance_info)
         return self._begin_combine(expert_out, dispatched, given)
 
     def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
