@@ -126,8 +126,8 @@ class OpsTap(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
-        if func.namespace == "vllm":  # Python that calls operators, seen only where this mode is on again
-            device = next(one.device.type for one in args if isinstance(one, Tensor))
+        device = next((one.device.type for one in args if isinstance(one, Tensor)), None)
+        if func.namespace == "vllm" and device:  # Python that calls operators, seen only where this mode is on again
             key = getattr(torch._C.DispatchKey, torch._C._dispatch_key_for_device(device))
             with self:
                 return func.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
