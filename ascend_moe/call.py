@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -114,6 +115,12 @@ class CallOptions(WithSpecialExperts):
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             need(value in choices, name, "is {}; need {}", value, " or ".join(map(str, choices)))
+
+
+def need_exact_rows(given: Mapping[str, Any]) -> None:
+    """Raise ArgumentError if combine's arguments ``given``, of which a gradient is wanted, round its rows."""
+    rule = "is 2, whose rounded rows and weights have no gradient: use 0, or torch.no_grad()"
+    need(given["comm_quant_mode"] != 2, "comm_quant_mode", rule)
 
 
 #: The operators' defaults by name.

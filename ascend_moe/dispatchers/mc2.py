@@ -53,8 +53,8 @@ class MC2Dispatcher(Dispatcher):
 
     Raises:
         ArgumentError: num_experts is no multiple of W, contract is unknown, an option has an invalid value, or options
-            exclude each other: contract "v1" supports those of its ops only, zero_copy needs contract "v2", comm_alg
-            "", "auto" or "direct", and comm_quant_mode 0.
+            exclude each other: contract "v1" supports those of its ops only; for zero_copy see
+            `CallOptions.check_zero_copy`.
     """
 
     max_batch = MAX_BATCH

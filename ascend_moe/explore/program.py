@@ -209,8 +209,8 @@ def checked(case: Program) -> Program:
     need(not shared or case.contract == 2, "shared_expert_x needs contract v2")
     need(not case.special.total or case.contract == 2, "special experts need contract v2")
     case.check()
-    need(not case.returns_int8 or case.dtype != "fp32", "comm_quant_mode needs dtype bf16 or fp16")
-    rule = "comm_quant_mode needs combine's rows in tensors of their own: leave out {}"
+    need(not case.returns_int8 or case.dtype != "fp32", "int8 rows of combine need dtype bf16 or fp16")
+    rule = "int8 rows of combine need its rows in tensors of their own: leave out {}"
     need(not case.returns_int8 or case.rows == "own", rule, case.rows)
     possible = not case.fault_kind or applies(case, case.fault_kind)
     need(possible, f"fault:{case.fault_kind} cannot occur in {case}")

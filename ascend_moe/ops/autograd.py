@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from .. import comm
 from .._tensors import without_autocast
+from ..call import need_exact_rows
 from ..errors import AscendMoeError, WindowTooSmall, need, need_one_of
 from . import calls, registration
 
@@ -244,8 +245,7 @@ class _Combine(torch.autograd.Function):
         _need_one_level(given, ctx.needs_input_grad)
         ctx.wanted = dict(zip(op.names, ctx.needs_input_grad[2:], strict=True))
         if ctx.wanted["expand_x"] or ctx.wanted["expert_scales"]:
-            rule = "is 2, whose rounded rows and weights have no gradient: use 0, or torch.no_grad()"
-            need(given["comm_quant_mode"] != 2, "comm_quant_mode", rule)
+            need_exact_rows(given)
         y = _below(op, keys, given)
         ctx.name, ctx.route = op.name, _Route(op, given)
         weights, rows, shared = (given[name] for name in ("expert_scales", "expand_x", "shared_expert_x"))

@@ -19,7 +19,6 @@ from .exchange import (
     FaultyRouting,
     check,
     combine,
-    comm_quant_row_bytes,
     const_row,
     dense,
     dispatch,
@@ -27,6 +26,7 @@ from .exchange import (
     predict_traffic,
     quantize_blocks,
     quantize_row,
+    quantized_row_bytes,
     restore_blocks,
 )
 from .records import OWN_TERMS, Comparison, DispatchResult, Fault, RankInput, Traffic
@@ -44,7 +44,6 @@ __all__ = [
     "Traffic",
     "check",
     "combine",
-    "comm_quant_row_bytes",
     "const_row",
     "dense",
     "dispatch",
@@ -52,6 +51,7 @@ __all__ = [
     "predict_traffic",
     "quantize_blocks",
     "quantize_row",
+    "quantized_row_bytes",
     "restore_blocks",
     "same_bits",
     "validate",

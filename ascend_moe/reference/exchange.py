@@ -216,7 +216,7 @@ def restore_blocks(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return blocks.reshape(codes.shape).to(scales.dtype)
 
 
-def comm_quant_row_bytes(hidden: int) -> tuple[int, int]:
+def quantized_row_bytes(hidden: int) -> tuple[int, int]:
     """Return the bytes of a row of ``hidden`` codes: as written, padded to 32 bytes; and as read."""
     scales = hidden // CODES_OF_SCALE * 2
     return _align32(hidden) + _align32(scales), _align32(hidden) + scales
@@ -555,7 +555,7 @@ def predict_traffic(
     Local rows go through the window too; in V2 they return with a trailer of 32 bytes. Direct: a token's row is written
     once (with smooth scales once per expert) and read once by each owner's expert, with 8 or more ``cores`` once by
     each owner. Each (token, k) has 4 bytes in a list and 4 for its weight; combine does not move local rows. With
-    comm_quant_mode 2 rows return with ``comm_quant_row_bytes``, in direct including local ones. Rows of special experts
+    comm_quant_mode 2 rows return with ``quantized_row_bytes``, in direct including local ones. Rows of special experts
     are not in windows.
 
     Args:
@@ -579,7 +579,7 @@ def predict_traffic(
     if algorithm == "window":
         stride += 32 * ((contract == "v2") + weights)
     quantized = comm_quant_mode == 2
-    back, read_back = comm_quant_row_bytes(H) if quantized else (_align32(H * dtype.itemsize), H * dtype.itemsize)
+    back, read_back = quantized_row_bytes(H) if quantized else (_align32(H * dtype.itemsize), H * dtype.itemsize)
     routed = [routed_pairs(given, experts) for given in inputs]
     pairs = [[(token, expert // group.local_experts) for token, _, expert in one] for one in routed]
     moved = []
@@ -641,7 +641,7 @@ def predict_crossings(
     topk = int(inputs[0].expert_ids.shape[1])
     row = _align32(hidden * (1 if quant_mode else dtype.itemsize)) + 32 * (quant_mode != 0)
     record = row + 32 + 3 * _align32(4 * topk)
-    back = comm_quant_row_bytes(hidden)[0] if comm_quant_mode == 2 else _align32(hidden * dtype.itemsize)
+    back = quantized_row_bytes(hidden)[0] if comm_quant_mode == 2 else _align32(hidden * dtype.itemsize)
     sums = [
         sum(
             crossing[peer][rank // ranks_per_server] for peer in range(rank % ranks_per_server, world, ranks_per_server)

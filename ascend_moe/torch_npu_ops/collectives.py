@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ascend_moe import comm
+from ascend_moe.call import need_exact_rows
 from ascend_moe.errors import (
     ArgumentError,
     need,
@@ -134,7 +135,10 @@ def npu_moe_distribute_combine_add_rms_norm(
     wide = {name: value.float() for name in (*_SPECIAL, "shared_expert_x") if (value := given[name]) is not None}
     rows = expand_x
     if comm_quant_mode == 2:
-        _need_codes(expand_x, expert_scales)
+        rule = "is 2 and expand_x is float32, it must be bfloat16 or float16; use comm_quant_mode 0"
+        need(expand_x.dtype != torch.float32, "comm_quant_mode", rule)
+        if torch.is_grad_enabled() and (expand_x.requires_grad or expert_scales.requires_grad):
+            need_exact_rows(given)
         given["comm_quant_mode"] = 0
         rows = _as_codes(expand_x) if hidden % _CODES_OF_SCALE == 0 else expand_x  # combine raises the error
     acc = _combined(**given | wide | {"expand_x": rows.float()}).unsqueeze(1) + residual_x.float()
@@ -147,15 +151,6 @@ def npu_moe_distribute_combine_add_rms_norm(
 
 _CODES_OF_SCALE = 8
 _PER_CODE = 0.007874015718698502  # 1 / 127 in fp32
-
-
-def _need_codes(expand_x: torch.Tensor, expert_scales: torch.Tensor) -> None:
-    """Check the rules of comm_quant_mode 2 for a combine that receives its rows as fp32."""
-    rule = "is 2 and expand_x is float32, it must be bfloat16 or float16; use comm_quant_mode 0"
-    need(expand_x.dtype != torch.float32, "comm_quant_mode", rule)
-    wanted = torch.is_grad_enabled() and (expand_x.requires_grad or expert_scales.requires_grad)
-    rule = "is 2, whose rounded rows and weights have no gradient: use 0, or torch.no_grad()"
-    need(not wanted, "comm_quant_mode", rule)
 
 
 def _as_codes(rows: torch.Tensor) -> torch.Tensor:

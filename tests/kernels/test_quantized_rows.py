@@ -89,7 +89,7 @@ def test_sums_and_bytes(name: str, contract: int, algorithm: str, clusters: op_r
 def test_codes_and_scales_on_the_wire(algorithm: str, dtype: str) -> None:
     """Where an op has left them: in direct in the owner's half in the order of expand_x, in window in the slots."""
     case = replace(BASE, contract=2, dtype=dtype, units=6, odd=True, ids="distinct")
-    written, _ = ref.comm_quant_row_bytes(case.hidden)
+    written, _ = ref.quantized_row_bytes(case.hidden)
 
     def step(size: int) -> int:
         return -(-size // 32) * 32  # as on CPUs

@@ -11,7 +11,7 @@ import torch
 import ascend_moe.reference as ref
 from ascend_moe import LocalCluster
 from ascend_moe.reference.cases import Case, legal
-from ascend_moe.reference.exchange import comm_quant_row_bytes
+from ascend_moe.reference.exchange import quantized_row_bytes
 from ascend_moe.reference.records import routed_pairs
 
 SERVERS = [pytest.param(8, 4, id="2 servers"), pytest.param(8, 2, id="4 servers")]
@@ -28,7 +28,7 @@ def run(cluster: LocalCluster, case: Case) -> list[op_runs.RankRun]:
 
 def unwritten(case: Case) -> int:
     """Bytes of a coded sum that an item carries and nobody writes, behind its codes and behind its scales."""
-    return comm_quant_row_bytes(case.hidden)[0] - (case.hidden + case.hidden // 8 * 2) if case.returns_int8 else 0
+    return quantized_row_bytes(case.hidden)[0] - (case.hidden + case.hidden // 8 * 2) if case.returns_int8 else 0
 
 
 def within_servers(case: Case, share: int) -> list[tuple[int, int]]:
@@ -40,7 +40,7 @@ def within_servers(case: Case, share: int) -> list[tuple[int, int]]:
     """
     row = -(-case.hidden * (1 if case.quant_mode else 2) // 32) * 32 + 32 * (case.quant_mode != 0) + 64
     back = -(-case.hidden * 2 // 32) * 32
-    total = comm_quant_row_bytes(case.hidden)[0] - unwritten(case) if case.returns_int8 else back
+    total = quantized_row_bytes(case.hidden)[0] - unwritten(case) if case.returns_int8 else back
     pairs = [
         (source, token, expert // case.local)
         for source, given in enumerate(case.inputs)
@@ -76,7 +76,7 @@ def test_a_row_crosses_once_a_token_and_server(
             for rank, (found, nothing) in enumerate(zip(run(cluster, one), empty, strict=True)):
                 for op in (0, 1):
                     wrote = found.traffic[op]["written_window_data"] - nothing.traffic[op]["written_window_data"]
-                    sums = crossing[rank][1] // comm_quant_row_bytes(case.hidden)[0] if op == 1 and mode else 0
+                    sums = crossing[rank][1] // quantized_row_bytes(case.hidden)[0] if op == 1 and mode else 0
                     written = crossing[rank][op] - sums * unwritten(case)
                     assert wrote == written + in_server[rank][op], f"{ids}, rank {rank}, op {op}"
 
