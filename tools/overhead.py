@@ -22,18 +22,6 @@ import torch
 
 TOKENS, TOPK, HIDDEN, EXPERTS = 4, 2, 32, 4
 WARM = 100
-# Microseconds, 10th percentile, before the one binding (commit f5c6732), 2 idle cores. The CPU: by Python's
-# kernels, by the compiled kernels that replayed calls (torch.ops), and past torch's dispatcher. The NPU: by
-# Python, the median of four runs, which differ by a factor of two.
-BEFORE = {
-    "cpu": {
-        "dispatch": (35.0, 4.4, 2.3),
-        "dispatch_v2": (36.7, 4.9, 2.4),
-        "combine": (29.6, 3.5, 1.2),
-        "combine_v2": (30.5, 3.8, 1.2),
-    },
-    "npu": {"dispatch": (176.4,), "dispatch_v2": (191.4,), "combine": (209.1,), "combine_v2": (204.6,)},
-}
 
 
 def measure(device: str, group_ep: str, calls: int) -> None:
@@ -67,8 +55,8 @@ def measure(device: str, group_ep: str, calls: int) -> None:
                 low, middle = np.percentile(np.array(costs[WARM:]) / 1000, [10, 50], axis=0)
                 line = f"  {name + ' ' + caller:<24}{low[0]:>8.1f} / {middle[0]:<8.1f}"
                 if device == "cpu":
-                    line += " + ".join(f"{part:.1f}" for part in middle[1:]).ljust(20)
-                print(line + "before " + " / ".join(f"{value:.1f}" for value in BEFORE[device][name]))
+                    line += " + ".join(f"{part:.1f}" for part in middle[1:])
+                print(line)
 
 
 def on_npu(calls: int) -> None:
@@ -94,14 +82,13 @@ def main() -> int:
         return 0
     import ascend_moe
 
-    print("CPU, microseconds beside the kernel: p10 / p50; p50 of torch before the op + the op + torch after;")
-    print("before: by Python's kernels / replayed / past torch's dispatcher", flush=True)
+    print("CPU, us beside the kernel: p10 / p50; p50 of torch before the op + the op + torch after", flush=True)
     with ascend_moe.LocalCluster(1) as cluster:
         cluster.run(lambda _, group_ep: measure("cpu", group_ep, options.calls))
     if importlib.util.find_spec("torch_npu") is None:
         print("no torch_npu: put the wheel's folder on PYTHONPATH (make test-npu lays it in build/npu)")
         return 2
-    print("virtual NPU, microseconds until the op has returned: p10 / p50; before: by Python", flush=True)
+    print("virtual NPU, us until the op has returned: p10 / p50", flush=True)
     own = [sys.executable, os.path.abspath(__file__), "--npu", "--calls", str(options.calls)]
     vnpu = [sys.executable, "-m", "ascend_moe", "vnpu", "--no-verify", "--", *own]
     return subprocess.run(vnpu, env={**os.environ, "PYTHONSAFEPATH": "1"}).returncode
