@@ -209,10 +209,8 @@ class TokenDispatcher:
             "combine": combine weights the rows, and dispatch_postprocess returns ones.
         comm_alg: of the V2 ops.
 
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: Megatron-LM ``MoEAlltoAllTokenDispatcher``, ``MoEAllGatherTokenDispatcher``, ``MoEFlexTokenDispatcher``.
+    Raises ArgumentError if an argument breaks one of these rules. Source: Megatron-LM ``MoEAlltoAllTokenDispatcher``,
+    ``MoEAllGatherTokenDispatcher``, ``MoEFlexTokenDispatcher``.
     """
 
     def __init__(
@@ -280,8 +278,7 @@ class TokenDispatcher:
             tokens ``(T, H)``, probabilities by slot ``(T, K)`` float32, the handle. With pad_to_capacity rows by expert
             ``(E * etp * C, H)`` and their probabilities, one slot each.
 
-        Raises:
-            ArgumentError: an argument breaks one of these rules.
+        Raises ArgumentError if an argument breaks one of these rules.
         """
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
         check_routing(tokens, routing_map, probs, self.num_experts)
@@ -307,13 +304,9 @@ class TokenDispatcher:
         return rows, assignments.weights, handle
 
     def token_dispatch(self, tokens: Tensor, probs: Tensor, handle: Handle) -> tuple[Tensor, Tensor]:
-        """Send tokens and probabilities.
+        """Send what dispatch_preprocess returned: tokens, probs, handle.
 
-        Args:
-            tokens, probs, handle: what dispatch_preprocess returned.
-
-        Returns:
-            rows ``(A, H)`` by (local expert, source rank, slot) and their probabilities ``(A,)`` float32.
+        Returns rows ``(A, H)`` by (local expert, source rank, slot) and their probabilities ``(A,)`` float32.
         """
         handle.assignments.weights = probs
         arrived = handle.arrived = handle.assignments.send(tokens, self._dispatcher, self.max_tokens)
@@ -323,15 +316,11 @@ class TokenDispatcher:
         return arrived.expand_x, arrived.expand_scales
 
     def dispatch_postprocess(self, rows: Tensor, probs: Tensor, handle: Handle) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the rows for the experts; they arrive in the order of experts.
+        """Return the rows and probs of token_dispatch for the experts, in whose order they are.
 
-        Args:
-            rows, probs: what token_dispatch returned. handle: of this call.
-
-        Returns:
-            rows ``(A, H)``, of which the first ``tokens_per_expert.sum()`` are defined; tokens_per_expert ``(L,)``
-            int64; probabilities ``(A,)`` float32, float64 where the router's are. With pad_to_capacity A is
-            L * W * C.
+        Returns rows ``(A, H)``, of which the first ``tokens_per_expert.sum()`` are defined; tokens_per_expert ``(L,)``
+        int64; probabilities ``(A,)`` float32, float64 where the router's are. With pad_to_capacity A is L * W * C.
+        ``handle`` is the call's, here and below.
         """
         handle.came("dispatch_postprocess")
         assert handle.splits is not None
@@ -341,11 +330,9 @@ class TokenDispatcher:
         return rows, handle.splits.tokens_per_expert, probs.to(dtype)
 
     def combine_preprocess(self, hidden_states: Tensor, handle: Handle) -> Tensor:
-        """Return the experts' results unchanged: they are in the order of combine.
+        """Return ``hidden_states`` ``(A, H)``, the experts' results in the order of the rows, unchanged.
 
-        Args:
-            hidden_states: ``(A, H)``, in the order and the dtype of dispatch_postprocess's rows.
-            handle: of this call.
+        Raises ArgumentError for the ``handle`` of a call without rows.
         """
         handle.came("combine_preprocess")
         return hidden_states
@@ -363,10 +350,7 @@ class TokenDispatcher:
         return out
 
     def combine_postprocess(self, hidden_states: Tensor, handle: Handle) -> Tensor:
-        """Return ``hidden_states`` ``(T, H)`` in dispatch_preprocess's input shape, plus the shared expert's output.
-
-        ``handle`` is from that dispatch_preprocess.
-        """
+        """Return ``hidden_states`` ``(T, H)`` in the shape of ``handle``'s input, plus the shared expert's output."""
         out = hidden_states.view(handle.shape)
         if handle.shared is None:
             return out

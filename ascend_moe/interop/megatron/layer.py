@@ -34,10 +34,7 @@ class GroupedMLP(RankExperts, FittedModule):
         activation: one of `ascend_moe.experts.activations`. Without a gate weight1 is ``(H, L * F')``.
         dtype, device: of the weights.
 
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: Megatron-LM ``GroupedMLP``.
+    Raises ArgumentError if an argument breaks one of these rules. Source: Megatron-LM ``GroupedMLP``.
     """
 
     _expert_parameters = ("weight1", "weight2")
@@ -83,8 +80,7 @@ class GroupedMLP(RankExperts, FittedModule):
         Args:
             w1: ``(L, H, 2F)``, gate columns first; without a gate ``(L, H, F)``. w2: ``(L, F, H)``.
 
-        Raises:
-            ArgumentError: a weight has another shape, or is not bf16, fp16 or fp32.
+        Raises ArgumentError if a weight has another shape, or is not bf16, fp16 or fp32.
         """
         local, hidden, ffn = self.num_local_experts, self.hidden_size, self.ffn_hidden_size
         parts = 2 if self.activation.gated else 1
@@ -105,11 +101,7 @@ class GroupedMLP(RankExperts, FittedModule):
             tokens_per_expert: ``(L,)`` int64 counts, together at most A.
             permuted_probs: ``(A,)``, factor of the activation; None: 1.
 
-        Returns:
-            ``(A, H)``.
-
-        Raises:
-            ArgumentError: a weight is on meta, or tensors do not fit.
+        Returns ``(A, H)``. Raises ArgumentError if a weight is on meta, or tensors do not fit.
         """
         x, act = permuted_local_hidden_states, self.activation
         need_values(self, x)
@@ -128,10 +120,8 @@ class MoELayer(nn.Module):
         sequence_parallel: every tp rank has its own share of the sequence. Required in training with tp above 1:
             otherwise the ranks send the same tokens, and their gradients count tp times.
 
-    Raises:
-        ArgumentError: forward in training with tp above 1 and without sequence_parallel.
-
-    Source: Megatron-LM ``MoELayer``.
+    Raises ArgumentError if forward runs in training with tp above 1 and without sequence_parallel. Source: Megatron-LM
+    ``MoELayer``.
     """
 
     def __init__(
@@ -166,9 +156,8 @@ class MoELayer(nn.Module):
             mask: bool, hidden_states' shape without H, True for active tokens. The others count in no capacity and
                 no loss; their output is zeros, and their values are not read.
 
-        Raises:
-            ArgumentError: a tensor does not fit, or training over tp ranks without sequence_parallel.
-            Other errors: the dispatcher's.
+        Raises ArgumentError if a tensor does not fit or for training over tp ranks without sequence_parallel, or an
+        error of the dispatcher.
         """
         rule = "is False in training with tp {}; every tp rank must have its own tokens: set it"
         need(not self.training or self.tp == 1 or self.sequence_parallel, "sequence_parallel", rule, self.tp)

@@ -36,26 +36,19 @@ _NOT_WITH_SINKHORN = (
 
 @dataclass
 class RouterConfig:
-    """The fields of Megatron-LM's TransformerConfig that a router reads, with its names and defaults.
+    """The fields of Megatron-LM's TransformerConfig that a router reads, with its names, meanings and defaults.
 
     `TopKRouter` takes a TransformerConfig as well.
 
     Attributes:
         num_moe_experts, hidden_size, moe_router_topk: E, H, K.
-        moe_router_load_balancing_type, moe_aux_loss_coeff: the losses, and a coefficient for each.
-        moe_z_loss_coeff: coefficient of the z-loss; None: no z-loss.
-        moe_router_score_function, moe_router_pre_softmax: score function, and whether it is applied before the choice.
-        moe_router_num_groups, moe_router_group_topk: groups of experts, and how many a token chooses from.
-        moe_router_topk_scaling_factor: factor of the weights.
-        moe_router_dtype: of the logits: None, "fp32" or "fp64".
+        moe_router_load_balancing_type, moe_aux_loss_coeff, moe_z_loss_coeff, calculate_per_token_loss: of the losses.
+        moe_router_score_function, moe_router_pre_softmax, moe_router_num_groups, moe_router_group_topk,
+            moe_router_topk_scaling_factor, moe_enable_routing_replay: of the choice.
         moe_router_enable_expert_bias, moe_router_bias_update_rate: a bias that balances the load, and its step size.
         moe_input_jitter_eps: eps of random factors 1 - eps..1 + eps of the rows; None: no jitter.
-        moe_expert_capacity_factor, moe_token_drop_policy, moe_pad_expert_input_to_capacity: rows of an
-            expert, which are dropped, and whether the rest is padded.
-        calculate_per_token_loss: multiply losses by the number of tokens.
-        add_bias_linear: the linear layer has a bias.
-        moe_enable_routing_replay: the router has a `RouterReplay`.
-        params_dtype: of the weights.
+        moe_expert_capacity_factor, moe_token_drop_policy, moe_pad_expert_input_to_capacity: of the capacity.
+        moe_router_dtype, params_dtype, add_bias_linear: of logits, of weights, and whether there is a bias.
     """
 
     num_moe_experts: int
@@ -88,11 +81,8 @@ class TopKRouter(FittedModule):
     Losses count in training with gradients only: "aux_loss" over the tokens of tp x cp, "seq_aux_loss" for each
     sequence, "global_aux_loss" with the rows of each expert averaged over the steps since
     `reset_global_aux_loss_tracker` and summed over tp x dp x cp, z loss on the logits. Several at once: lists of
-    moe_router_load_balancing_type and moe_aux_loss_coeff.
-
-    The aux losses balance a micro-batch, whose tokens are on tp x cp: EP ranks are other replicas of attention. So
-    tokens are dispatched over tp x ep while the loss is summed over tp x cp; global_aux_loss spans the replicas
-    too.
+    moe_router_load_balancing_type and moe_aux_loss_coeff. The aux losses balance a micro-batch, whose tokens are on
+    tp x cp, while tokens are dispatched over tp x ep: EP ranks are other replicas of attention.
 
     Parameters: weight ``(E, H)`` and, with add_bias_linear, bias ``(E,)`` in params_dtype; without values until they
     are loaded. Buffers: expert_bias and local_tokens_per_expert ``(E,)`` fp32 with moe_router_enable_expert_bias.
@@ -108,10 +98,8 @@ class TopKRouter(FittedModule):
         losses: the values of the last forward by name, divided by their coefficients, as "load_balancing_loss",
             "seq_load_balancing_loss", "global_load_balancing_loss" and "z_loss"; this rank's part.
 
-    Raises:
-        ArgumentError: a rule is broken, or moe_router_load_balancing_type is "quantile_balancing".
-
-    Source: Megatron-LM ``TopKRouter``.
+    Raises ArgumentError if a rule is broken, or moe_router_load_balancing_type is "quantile_balancing". Source:
+    Megatron-LM ``TopKRouter``.
     """
 
     _shared = ("tp_cp_group", "tp_dp_cp_group")
@@ -209,8 +197,7 @@ class TopKRouter(FittedModule):
             mask: bool, input's shape without H, True for active tokens. The others are not in the map: they do not
                 count in capacity, losses and the bias's counts. Their values are not read.
 
-        Raises:
-            ArgumentError: input or mask has another shape, or mask is not bool.
+        Raises ArgumentError if input or mask has another shape, or mask is not bool.
         """
         need_dims("input", input, 2, 3)
         need_values(self, input)

@@ -97,10 +97,7 @@ class SharedExpertMLP(FittedModule):
             False: every rank of tp_group has the same x.
         dtype, device: of the weights.
 
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: Megatron-LM ``SharedExpertMLP``.
+    Raises ArgumentError if an argument breaks one of these rules. Source: Megatron-LM ``SharedExpertMLP``.
     """
 
     _shared = ("tp_group",)
@@ -164,13 +161,10 @@ class SharedExpertMLP(FittedModule):
 
 
 class SharedExpertCall:
-    """One forward of a `SharedExpertMLP` in five steps.
+    """One forward of a `SharedExpertMLP` in five steps. Raises AscendMoeError if a step is called out of order.
 
     Args:
         module: the MLP to run.
-
-    Raises:
-        AscendMoeError: a step is called out of order.
     """
 
     def __init__(self, module: SharedExpertMLP) -> None:

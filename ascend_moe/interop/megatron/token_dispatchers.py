@@ -5,7 +5,7 @@ Their state is on the object, in ``handle``: a caller with two micro-batches sav
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,10 +41,7 @@ class MoETokenDispatcher:
     Attributes:
         handle: `Handle` of the open call, or None.
 
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: Megatron-LM ``MoETokenDispatcher``.
+    Raises ArgumentError if an argument breaks one of these rules. Source: Megatron-LM ``MoETokenDispatcher``.
     """
 
     kind: str
@@ -103,8 +100,7 @@ class MoETokenDispatcher:
     def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
         """Start a call; return tokens ``(T, H)`` and probabilities by slot, for token_dispatch.
 
-        Args:
-            hidden_states, routing_map, probs: as of `TokenDispatcher.dispatch_preprocess`.
+        hidden_states, routing_map and probs are as of `TokenDispatcher.dispatch_preprocess`.
         """
         tokens, slots, self.handle = self.phases.dispatch_preprocess(hidden_states, routing_map, probs)
         return tokens, slots
@@ -112,21 +108,16 @@ class MoETokenDispatcher:
     def token_dispatch(
         self, hidden_states: Tensor, probs: Tensor, async_finish: bool = True, allocate_on_comm_stream: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Send tokens and probabilities; return rows ``(A, H)`` and their probabilities ``(A,)``.
+        """Send hidden_states and probs from dispatch_preprocess; return rows ``(A, H)`` and probabilities ``(A,)``.
 
-        Args:
-            hidden_states, probs: what dispatch_preprocess returned.
-            async_finish, allocate_on_comm_stream: ignored.
+        async_finish and allocate_on_comm_stream are ignored.
         """
         return self.phases.token_dispatch(hidden_states, probs, self._call())
 
     def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the received rows by expert, tokens_per_expert ``(L,)`` int64 and probabilities.
 
-        The number of rows is read on the host.
-
-        Args:
-            hidden_states, probs: what token_dispatch returned.
+        hidden_states and probs are from token_dispatch. The number of rows is read on the host.
         """
         rows, counts, probs = self.phases.dispatch_postprocess(hidden_states, probs, self._call())
         came = int(counts.sum())
@@ -139,19 +130,14 @@ class MoETokenDispatcher:
     def token_combine(
         self, hidden_states: Tensor, async_finish: bool = True, allocate_on_comm_stream: bool = True
     ) -> Tensor:
-        """Combine the rows to ``(T, H)``.
+        """Combine ``hidden_states``, the experts' results, to ``(T, H)``.
 
-        Args:
-            hidden_states: the experts' results.
-            async_finish, allocate_on_comm_stream: ignored.
+        async_finish and allocate_on_comm_stream are ignored.
         """
         return self.phases.token_combine(hidden_states, self._call())
 
     def combine_postprocess(self, hidden_states: Tensor) -> Tensor:
-        """Return ``hidden_states`` ``(T, H)`` in the shape of dispatch_preprocess's, with the shared expert's added.
-
-        Ends the call.
-        """
+        """End the call; return ``hidden_states`` ``(T, H)`` in their first shape, plus the shared expert's output."""
         handle, self.handle = self._call(), None
         return self.phases.combine_postprocess(hidden_states, handle)
 
@@ -174,6 +160,11 @@ class MoEFlexTokenDispatcher(MoETokenDispatcher):
     kind = "mc2"
 
 
+def _settable(owner: Callable[[Any], Any], name: str) -> property:
+    """Return the property that is an attribute of the object's ``owner``."""
+    return property(lambda self: getattr(owner(self), name), lambda self, value: setattr(owner(self), name, value))
+
+
 def _group(pg_collection: Any, name: str) -> Any:
     """Return a group of the collection, by its name in this or in earlier releases."""
     return getattr(pg_collection, name, None) or getattr(pg_collection, f"{name}_group", None)
@@ -184,29 +175,23 @@ class MC2Manager:
     """The ``_comm_manager`` of Megatron-LM's ``MoEFlexTokenDispatcher``, over the V2 ops.
 
     It takes ``_DeepepManager``'s arguments: set ``token_dispatcher._DeepepManager = MC2Manager`` before building a
-    layer with the flex dispatcher and its "deepep" backend. Its state is ``handle``: a caller with two
-    micro-batches saves and restores the handle of each.
+    layer with the flex dispatcher and its "deepep" backend. Its state is ``handle``, as of `MoETokenDispatcher`.
 
     Args:
         group: the ETP x EP process group, or its name. num_local_experts: L. router_topk: k * etp.
         num_experts: E * etp.
         config: Megatron-LM's; with ``moe_expert_capacity_factor`` slots of probability 0 are not sent.
             ``moe_router_padding_for_quantization`` is refused.
-        world_size, rank: with a name.
-        max_tokens: the largest T of any rank; 0: T is equal on all ranks.
+        world_size, rank, max_tokens, comm_alg: as for `TokenDispatcher`.
         static: return all A possible rows, of which ``tokens_per_expert`` are valid; nothing is read on the host.
             False: only the valid rows, for Megatron-LM's own experts; their number is read on the host.
-        comm_alg: of the V2 ops.
 
     Attributes:
         token_probs: ``(T, K)`` float32, after setup_metadata. dispatched_probs: ``(A,)`` float32, after dispatch. Both
             may be set, also to detached ones: Megatron-LM's overlapped schedule cuts its graph there.
         token_indices: ``(T, K)`` int32, after setup_metadata; -1: not sent.
 
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: Megatron-LM ``_DispatchManager``.
+    Raises ArgumentError if an argument breaks one of these rules. Source: Megatron-LM ``_DispatchManager``.
     """
 
     def __init__(
@@ -236,11 +221,7 @@ class MC2Manager:
         self._dispatcher = MC2Dispatcher.from_group(ranks, num_experts, comm_alg=comm_alg)
 
     def setup_metadata(self, routing_map: Tensor, probs: Tensor) -> None:
-        """Start a call.
-
-        Args:
-            routing_map: ``(T, W, L)`` or ``(T, W * L)`` bool. probs: float, of the same shape.
-        """
+        """Start a call. routing_map: ``(T, W, L)`` or ``(T, W * L)`` bool. probs: float, of the same shape."""
         tokens = routing_map.shape[0]
         routing_map, probs = (each.reshape(tokens, self.num_experts) for each in (routing_map, probs))
         assignments = assignments_of(routing_map, probs, self.router_topk, self.without_zeros)
@@ -254,36 +235,14 @@ class MC2Manager:
     def _arrived(self) -> Dispatched:
         return self._call().came("this")
 
-    @property
-    def token_indices(self) -> Tensor:
-        """Ids ``(T, K)`` of the call's tokens; -1: not sent."""
-        return self._call().assignments.ids
-
-    @property
-    def token_probs(self) -> Tensor:
-        """Probabilities ``(T, K)`` of the call's tokens; may be set."""
-        return self._call().assignments.weights
-
-    @token_probs.setter
-    def token_probs(self, probs: Tensor) -> None:
-        self._call().assignments.weights = probs
-
-    @property
-    def dispatched_probs(self) -> Tensor:
-        """Probabilities ``(A,)`` of the received rows; may be set."""
-        return self._arrived().expand_scales
-
-    @dispatched_probs.setter
-    def dispatched_probs(self, probs: Tensor) -> None:
-        self._arrived().expand_scales = probs
+    token_indices = property(lambda self: self._call().assignments.ids)
+    token_probs = _settable(lambda self: self._call().assignments, "weights")
+    dispatched_probs = _settable(lambda self: self._arrived(), "expand_scales")
 
     def dispatch(
         self, hidden_states: Tensor, async_finish: bool = False, allocate_on_comm_stream: bool = False
     ) -> Tensor:
-        """Send the tokens ``hidden_states`` ``(T, H)``; returns rows ``(A, H)``.
-
-        async_finish and allocate_on_comm_stream are ignored.
-        """
+        """Send ``hidden_states`` ``(T, H)``; return rows ``(A, H)``. async_finish, allocate_on_comm_stream: ignored."""
         handle = self._call()
         arrived = handle.arrived = handle.assignments.send(hidden_states, self._dispatcher, self.max_tokens)
         if not self.static:
@@ -310,8 +269,7 @@ class MC2Manager:
     ) -> Tensor:
         """Combine the rows ``hidden_states`` ``(A, H)`` to ``(T, H)`` and end the call.
 
-        The rows are added as they are: the caller has multiplied them by their probabilities.
-        async_finish and allocate_on_comm_stream are ignored.
+        They are added as they are, multiplied by their probabilities. async_finish, allocate_on_comm_stream: ignored.
         """
         handle, arrived = self._call(), self._arrived()
         self.handle = None
