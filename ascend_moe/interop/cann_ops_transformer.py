@@ -20,11 +20,7 @@ _NAME = "cann_ops_transformer"
 def install() -> ModuleType:
     """Make ``import cann_ops_transformer.ops`` find this module's names; idempotent.
 
-    Returns:
-        The module ``cann_ops_transformer``.
-
-    Raises:
-        AscendMoeError: CANN's package is installed; use that.
+    Returns the module ``cann_ops_transformer``. Raises AscendMoeError if CANN's package is installed; use that.
     """
     installed = sys.modules.get(_NAME)
     if installed is not None and _is_ours(installed):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch import distributed as dist
 
 from ascend_moe.comm import group_of
@@ -38,46 +39,40 @@ _SCORES = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "sqrtsoftplus": SQRT_SOFTPLUS
 
 @with_typed_errors
 def select_experts(
-    hidden_states: torch.Tensor,
-    router_logits: torch.Tensor,
+    hidden_states: Tensor,
+    router_logits: Tensor,
     top_k: int,
     use_grouped_topk: bool,
     renormalize: bool,
     topk_group: int | None = None,
     num_expert_group: int | None = None,
-    custom_routing_function: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None,
+    custom_routing_function: Callable[..., tuple[Tensor, Tensor]] | None = None,
     scoring_func: str = "softmax",
     routed_scaling_factor: float = 1.0,
-    e_score_correction_bias: torch.Tensor | None = None,
+    e_score_correction_bias: Tensor | None = None,
     indices_type: torch.dtype | None = None,
     *,
-    ids: torch.Tensor | None = None,
-    capture_fn: Callable[[torch.Tensor], None] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    ids: Tensor | None = None,
+    capture_fn: Callable[[Tensor], None] | None = None,
+) -> tuple[Tensor, Tensor]:
     """Choose experts, or take the given ids, and report them before any placement.
 
     Args:
         hidden_states: ``(T, H)``; for custom_routing_function only.
-        router_logits: ``(T, E)`` bf16, fp16 or fp32.
-        top_k: K.
+        router_logits: ``(T, E)`` bf16, fp16 or fp32. top_k: K.
         use_grouped_topk: a token chooses from its best topk_group of num_expert_group groups; both are needed. A
             group's score is that of its best expert, with a correction bias the sum of its two best.
         renormalize: divide the K weights by their sum.
         custom_routing_function: called with hidden_states, router_logits, top_k, renormalize instead; takes no ids.
-        scoring_func: "softmax", "sigmoid" or "sqrtsoftplus".
-        routed_scaling_factor: multiplies the weights.
+        scoring_func: "softmax", "sigmoid" or "sqrtsoftplus". routed_scaling_factor: multiplies the weights.
         e_score_correction_bias: ``(E,)``, added to the scores for the choice only.
         indices_type: dtype of the ids; None: int32.
         ids: ``(T, K)``, experts to take instead of the best; -1: none (`ascend_moe.routers.replay`).
         capture_fn: a `RouteCapture` or a function, called with the ids.
 
-    Returns:
-        weights ``(T, K)`` float32, ids ``(T, K)``, the best first or in the order of the given ids.
-
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: vLLM ``FusedMoE.select_experts``, vllm-ascend ``select_experts``.
+    Returns weights ``(T, K)`` float32, ids ``(T, K)``, the best first or in the order of the given ids. Raises
+    ArgumentError if an argument breaks one of these rules. Source: vLLM ``FusedMoE.select_experts``, vllm-ascend
+    ``select_experts``.
     """
     if custom_routing_function is not None:
         need(ids is None, "ids", "are passed with custom_routing_function, which takes none; pass one of them")
@@ -104,21 +99,21 @@ def select_experts(
 
 @with_typed_errors
 def fused_experts(
-    hidden_states: torch.Tensor,
-    w1: torch.Tensor,
-    w2: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
+    hidden_states: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
     inplace: bool = False,
     activation: str = "silu",
     apply_router_weight_on_input: bool = False,
     global_num_experts: int = -1,
-    expert_map: torch.Tensor | None = None,
+    expert_map: Tensor | None = None,
     *,
     block_size: int = 16,
     ignore_invalid_experts: bool = False,
     out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Run the experts of all tokens over aligned blocks: product with w1, silu and mul, product with w2, sum.
 
     A row is rounded to its type after w2; weight and sum over k are float32, k ascending, and rounded once, as
@@ -127,25 +122,17 @@ def fused_experts(
     Args:
         hidden_states: ``(T, H)`` bf16, fp16 or fp32.
         w1: ``(L, 2F, H)`` of hidden_states' type, gate rows first; L: experts of this rank. w2: ``(L, H, F)``.
-        topk_weights: ``(T, K)`` float.
-        topk_ids: ``(T, K)`` int32 or int64, experts 0..E-1; other ids (-1) add nothing.
+        topk_weights: ``(T, K)`` float. topk_ids: ``(T, K)`` int32 or int64, experts 0..E-1; other ids (-1) add nothing.
         inplace: the result is written into hidden_states.
         activation: "silu", or another gated one of `ascend_moe.experts.activations`.
         apply_router_weight_on_input: the weight multiplies x instead, rounded to its type; K must be 1.
         global_num_experts: E; -1: L.
         expert_map: ``(E,)`` int32 or int64, the row of w1 of each expert, -1 for experts of other ranks, which add
             nothing: the result is this rank's part of the sum. None: L experts, all here.
-        block_size: B, rows of a block.
+        block_size: rows of a block. out_dtype: None: that of hidden_states. float32 for partial sums.
         ignore_invalid_experts: experts of other ranks get no blocks; same result, less to sort.
-        out_dtype: None: that of hidden_states. float32 for partial sums.
 
-    Returns:
-        ``(T, H)``.
-
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: vLLM ``fused_experts``.
+    Returns ``(T, H)``. Raises ArgumentError if an argument breaks one of these rules. Source: vLLM ``fused_experts``.
     """
     experts = _check(hidden_states, w1, w2, topk_weights, topk_ids, global_num_experts, expert_map)
     act = Activation.of(activation)
@@ -181,13 +168,7 @@ def fused_experts(
 
 
 def _check(
-    x: torch.Tensor,
-    w1: torch.Tensor,
-    w2: torch.Tensor,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-    experts: int,
-    expert_map: torch.Tensor | None,
+    x: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, experts: int, expert_map: Tensor | None
 ) -> int:
     """Return E; raise unless the tensors fit."""
     need_dims("hidden_states", x, 2, dtypes=ROW_DTYPES)
@@ -206,20 +187,14 @@ def _check(
 
 
 @with_typed_errors
-def moe_sum(input: torch.Tensor, output: torch.Tensor | None = None) -> torch.Tensor:
+def moe_sum(input: Tensor, output: Tensor | None = None) -> Tensor:
     """Return the sum over dimension 1: float32 inside, in ascending order, one rounding.
 
     Args:
         input: ``(T, K, H)`` bf16, fp16 or fp32.
-        output: ``(T, H)`` of any of these types, to write to; None: a new tensor of input's type.
+        output: ``(T, H)`` of any of these types, to write to and return; None: a new tensor of input's type.
 
-    Returns:
-        output.
-
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: vLLM ``moe_sum``.
+    Raises ArgumentError if an argument breaks one of these rules. Source: vLLM ``moe_sum``.
     """
     need_dims("input", input, 3, dtypes=ROW_DTYPES)
     tokens, _, hidden = input.shape
@@ -235,24 +210,16 @@ def moe_sum(input: torch.Tensor, output: torch.Tensor | None = None) -> torch.Te
 
 
 @with_typed_errors
-def naive_multicast(
-    x: torch.Tensor, cu_tokens_across_dp: torch.Tensor, group: dist.ProcessGroup | None = None
-) -> torch.Tensor:
+def naive_multicast(x: Tensor, cu_tokens_across_dp: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """Return all ranks' tokens, in rank order, by one all-gather of the largest batch's size.
 
     Args:
         x: ``(T, ...)``, this rank's; dtype and other sizes are equal on all ranks.
-        cu_tokens_across_dp: ``(W,)`` int32 or int64 on the CPU: running sums of the ranks' tokens, equal on
-            all ranks.
+        cu_tokens_across_dp: ``(W,)`` int32 or int64 on the CPU, equal on all ranks: running sums of the ranks' tokens.
         group: of the W data-parallel ranks; None: the default group.
 
-    Returns:
-        ``(tokens of all ranks, ...)``.
-
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: vLLM's ``naive_multicast``.
+    Returns ``(tokens of all ranks, ...)``. Raises ArgumentError if an argument breaks one of these rules. Source:
+    vLLM's ``naive_multicast``.
     """
     ranks = group_of("group", group)
     need(x.dim() >= 1, "x", "is a scalar; it must be (T, ...)")
@@ -266,22 +233,15 @@ def naive_multicast(
 
 
 @with_typed_errors
-def all_reduce_dp(
-    partial: torch.Tensor, cu_tokens_across_dp: torch.Tensor, group: dist.ProcessGroup | None = None
-) -> torch.Tensor:
+def all_reduce_dp(partial: Tensor, cu_tokens_across_dp: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """Return this rank's tokens of the sum over all data-parallel ranks; summed in float32, rounded once.
 
     Args:
         partial: ``(tokens of all ranks, H)`` bf16, fp16 or fp32.
         cu_tokens_across_dp, group: as `naive_multicast`.
 
-    Returns:
-        ``(T, H)`` of partial's type.
-
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: vLLM's FusedMoE forward with data parallelism.
+    Returns ``(T, H)`` of partial's type. Raises ArgumentError if an argument breaks one of these rules. Source: vLLM's
+    FusedMoE forward with data parallelism.
     """
     ranks = group_of("group", group)
     counts = _counts(cu_tokens_across_dp, ranks)
@@ -292,20 +252,11 @@ def all_reduce_dp(
 
 
 @with_typed_errors
-def all_reduce_tp(partial: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+def all_reduce_tp(partial: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """Return the sum of all ranks' parts, in float32, rounded once; partial is not changed.
 
-    Args:
-        partial: any shape, bf16, fp16 or fp32.
-        group: of the tensor-parallel (or expert-parallel) ranks; None: the default group.
-
-    Returns:
-        partial's shape and type.
-
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: vLLM's ``tensor_model_parallel_all_reduce``.
+    partial has any shape; raises ArgumentError unless it is bf16, fp16 or fp32. group is that of the tensor-parallel
+    (or expert-parallel) ranks; None: the default group. Source: vLLM's ``tensor_model_parallel_all_reduce``.
     """
     need_dtype("partial", partial, *ROW_DTYPES)
     total = partial.float() if partial.dtype != torch.float32 else partial.clone()
@@ -313,7 +264,7 @@ def all_reduce_tp(partial: torch.Tensor, group: dist.ProcessGroup | None = None)
     return total.to(partial.dtype)
 
 
-def _counts(cu_tokens: torch.Tensor, group: dist.ProcessGroup) -> list[int]:
+def _counts(cu_tokens: Tensor, group: dist.ProcessGroup) -> list[int]:
     """Return the tokens of each rank."""
     name = "cu_tokens_across_dp"
     need_shape(name, cu_tokens, (group.size(),), dtypes=(torch.int32, torch.int64))

@@ -18,8 +18,7 @@ from ascend_moe.native import log
 def load() -> None:
     """Replace torch_npu's operators if ASCEND_MOE_PATCH is 1; idempotent.
 
-    Raises:
-        LibraryError, ArgumentError: as `ascend_moe.interop.vllm_plugin.load`. SGLang logs them and continues.
+    Raises LibraryError, ArgumentError as `ascend_moe.interop.vllm_plugin.load`. SGLang logs them and continues.
     """
     if settings.PATCH.get() != "1":
         return

@@ -45,8 +45,7 @@ def load() -> None:
 def replace_operators() -> list[str]:
     """Replace torch_npu's dispatch, combine and barrier; return the replaced names, none without torch_npu.
 
-    Raises:
-        LibraryError: on NPUs, where CANN does not find `build.sh`'s operator package.
+    Raises LibraryError on NPUs, where CANN does not find `build.sh`'s operator package.
     """
     if importlib.util.find_spec("torch_npu") is None:
         return []

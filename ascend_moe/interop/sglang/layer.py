@@ -51,10 +51,7 @@ class EPMoE(ExpertWeights):
         group_ep: with "mc2": name of the windows; None: ``ascend_moe.comm_name(group)``.
         tp_rank: this rank; None: that of group.
 
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: SGLang ``EPMoE``.
+    Raises ArgumentError if an argument breaks one of these rules. Source: SGLang ``EPMoE``.
     """
 
     make_expert_params_mapping = staticmethod(make_expert_params_mapping)
@@ -118,18 +115,10 @@ class EPMoE(ExpertWeights):
     @with_typed_errors
     @torch.no_grad()
     def forward(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
-        """Return the layer's output, or this rank's part of it (reduce "none").
+        """Return the layer's output ``(T, H)`` in params_dtype, or this rank's part of it (reduce "none").
 
-        Args:
-            hidden_states: ``(T, H)`` in params_dtype, the same on all ranks; T may be 0.
-            router_logits: ``(T, E)``, the same on all ranks.
-
-        Returns:
-            ``(T, H)`` in params_dtype.
-
-        Raises:
-            ArgumentError: invalid arguments, or fp8 weights are not processed.
-            Other errors: with "mc2" the ops'.
+        hidden_states ``(T, H)`` in params_dtype and router_logits ``(T, E)`` are the same on all ranks; T may be 0.
+        Raises ArgumentError for invalid arguments, or fp8 weights that are not processed; with "mc2" the ops' errors.
         """
         need_dims("hidden_states", hidden_states, 2, dtypes=(self.params_dtype,))
         need_shape("hidden_states", hidden_states, (hidden_states.shape[0], self.hidden_size))

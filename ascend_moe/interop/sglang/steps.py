@@ -37,13 +37,8 @@ def select_experts(
             custom_routing_function: as of `ascend_moe.interop.fused_moe.select_experts`.
         correction_bias: its e_score_correction_bias, ``(E,)``.
 
-    Returns:
-        weights ``(T, K)`` float32, ids ``(T, K)`` int32, the best first.
-
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: SGLang ``select_experts``.
+    Returns weights ``(T, K)`` float32, ids ``(T, K)`` int32, the best first. Raises ArgumentError if an argument breaks
+    one of these rules. Source: SGLang ``select_experts``.
     """
     if custom_routing_function is not None:
         given = custom_routing_function(
@@ -72,10 +67,7 @@ def run_moe_ep_preproess(topk_ids: Tensor, num_experts: int) -> tuple[Tensor, Te
         seg_indptr ``(E + 1,)`` int64: the rows of expert e are ``seg_indptr[e]`` to ``seg_indptr[e + 1] - 1``.
         ``seg_indptr[0]`` is the number of negative ids (SGLang has 0 there, so that expert 0 gets their rows).
 
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: SGLang ``run_moe_ep_preproess``.
+    Raises ArgumentError if an argument breaks one of these rules. Source: SGLang ``run_moe_ep_preproess``.
     """
     pairs = sort_by_expert(topk_ids, num_experts)
     return pairs.expert_ids, pairs.places, pairs.bounds
@@ -85,13 +77,8 @@ def run_moe_ep_preproess(topk_ids: Tensor, num_experts: int) -> tuple[Tensor, Te
 def dynamic_scale(x: Tensor, local_experts: int) -> Tensor:
     """Return ``max |x| / 448``, once for each local expert; 1 if x is all zeros.
 
-    Args:
-        x: float, any shape. local_experts: L.
-
-    Returns:
-        ``(L,)`` float32.
-
-    Source: SGLang EPMoE, which uses the largest value, not the largest magnitude.
+    x is float, of any shape. Returns ``(L,)`` float32 of local_experts values. Source: SGLang EPMoE, which uses the
+    largest value, not the largest magnitude.
     """
     top = x.detach().abs().amax().float() if x.numel() else torch.zeros((), dtype=torch.float32, device=x.device)
     return torch.where(top == 0, 1.0, top / FP8_MAX).expand(local_experts).contiguous()
@@ -112,18 +99,13 @@ def pre_reorder(
     """Copy each token's row to the rows of its local experts, divided by their scale; other rows are not changed.
 
     Args:
-        input: ``(T, H)`` float.
-        gateup_input: ``(T*K, H)`` float or float8_e4m3fn, to write to.
-        src2dst: ``(T*K,)`` int32, of `run_moe_ep_preproess`.
-        topk_ids: ``(T, K)`` int32 or int64.
+        input: ``(T, H)`` float. gateup_input: ``(T*K, H)`` float or float8_e4m3fn, to write to.
+        src2dst: ``(T*K,)`` int32, of `run_moe_ep_preproess`. topk_ids: ``(T, K)`` int32 or int64.
         a1_scales: ``(L,)`` float32; None: 1. Multiplied by 1 / scale in float32.
         start_expert_id, end_expert_id: experts of this rank, both inclusive.
         topk: K. hidden_size: H.
 
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: SGLang ``pre_reorder_triton_kernel``.
+    Raises ArgumentError if an argument breaks one of these rules. Source: SGLang ``pre_reorder_triton_kernel``.
     """
     tokens = topk_ids.shape[0]
     need_shape("input", input, (tokens, hidden_size))
@@ -154,14 +136,11 @@ def silu_and_mul(
         gateup_output: ``(M, 2F)`` float, gate then up. down_input: ``(M, F)`` float or float8_e4m3fn, to write to.
         hidden_size: 2F.
         reorder_topk_ids: ``(M,)`` int32 or int64, the expert of each row.
-        scales: ``(L,)`` float32; None: 1. Multiplied by 1 / scale in float32.
-        start_expert_id, end_expert_id: experts of this rank, both inclusive.
+        scales, start_expert_id, end_expert_id: as of `pre_reorder`, whose scales are a1_scales.
         activation: "silu", or another gated one of `ascend_moe.experts.activations`.
 
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: SGLang ``silu_and_mul_triton_kernel``, ``gelu_and_mul_triton_kernel``.
+    Raises ArgumentError if an argument breaks one of these rules. Source: SGLang ``silu_and_mul_triton_kernel``,
+    ``gelu_and_mul_triton_kernel``.
     """
     rows = reorder_topk_ids.shape[0]
     need_dims("reorder_topk_ids", reorder_topk_ids, 1, dtypes=INDEX_DTYPES)
@@ -189,15 +168,11 @@ def post_reorder(
     float32 inside, k ascending, multiply then add, one rounding (SGLang adds in output's type).
 
     Args:
-        down_output: ``(T*K, H)`` float; rows of other ranks' experts are not read.
-        output: ``(T, H)`` float, to write to.
-        src2dst, topk_ids, start_expert_id, end_expert_id, topk, hidden_size: as `pre_reorder`.
+        down_output: ``(T*K, H)`` float; other ranks' experts' rows are not read. output: ``(T, H)`` float, to write to.
+        src2dst, topk_ids, start_expert_id, end_expert_id, topk, hidden_size: as of `pre_reorder`.
         topk_weights: ``(T, K)`` float.
 
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: SGLang ``post_reorder_triton_kernel``.
+    Raises ArgumentError if an argument breaks one of these rules. Source: SGLang ``post_reorder_triton_kernel``.
     """
     tokens = topk_ids.shape[0]
     need_shape("topk_ids", topk_ids, (tokens, topk), dtypes=INDEX_DTYPES)
@@ -216,12 +191,9 @@ def local_rows(ids: Tensor, start: int, end: int) -> Tensor:
 
 
 class GroupedGemmRunner(nn.Module):
-    """Grouped matrix product: every segment of rows times its expert's weight.
+    """Grouped matrix product: every segment of rows times its expert's weight. Source: SGLang ``GroupedGemmRunner``.
 
-    Args:
-        device, use_flashinfer: have no effect.
-
-    Source: SGLang ``GroupedGemmRunner``.
+    ``device`` and ``use_flashinfer`` have no effect.
     """
 
     def __init__(self, device: torch.device | str | None = None, use_flashinfer: bool = False) -> None:
@@ -245,23 +217,16 @@ class GroupedGemmRunner(nn.Module):
         """Return ``c[seg] = a[seg] @ b[i].T``, summed in float32, for each segment; other rows of c are not changed.
 
         Args:
-            a: ``(M, K)`` bf16, fp16 or fp32; with use_fp8_w8a8 float8_e4m3fn.
-            b: ``(E, N, K)`` of a's type.
+            a: ``(M, K)`` bf16, fp16 or fp32; with use_fp8_w8a8 float8_e4m3fn. b: ``(E, N, K)`` of a's type.
             c: ``(M, N)`` float, to write to; without use_fp8_w8a8 of a's type.
-            batch_size: S, segments.
-            weight_column_major: must be True.
+            batch_size: S, segments. weight_column_major: must be True.
             seg_indptr: ``(S + 1,)`` int64: segment s has the rows ``seg_indptr[s]`` to ``seg_indptr[s + 1] - 1``
                 of a. Read on the host.
             weight_indices: ``(S,)`` int, the weight of each segment; None: segment s has weight s.
-            use_fp8_w8a8: multiply by ``scale_a[i] * scale_b[i]``.
-            scale_a, scale_b: ``(E,)`` float32, with use_fp8_w8a8 only.
-            block_shape: must be None: weights have one scale each.
+            use_fp8_w8a8: multiply by ``scale_a[i] * scale_b[i]``, ``(E,)`` float32; without it scale_a and scale_b are
+                None. block_shape: must be None: weights have one scale each.
 
-        Returns:
-            c.
-
-        Raises:
-            ArgumentError: an argument breaks one of these rules.
+        Returns c. Raises ArgumentError if an argument breaks one of these rules.
         """
         need(weight_column_major, "weight_column_major", "is False; weights are (E, N, K)")
         need(block_shape is None, "block_shape", "is {}; weights have one scale per expert: pass None", block_shape)

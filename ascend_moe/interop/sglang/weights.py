@@ -39,20 +39,15 @@ class Fp8Config:
     def of(cls, given: Any) -> Fp8Config:
         """Return the configuration of SGLang's object, or of a checkpoint's quantization_config.
 
-        Args:
-            given: has activation_scheme. is_checkpoint_fp8_serialized may be absent, quant_method must be "fp8", fmt
-                "e4m3" and weight_block_size None, or absent.
-
-        Raises:
-            ArgumentError: an argument breaks one of these rules.
+        ``given`` has activation_scheme, and maybe is_checkpoint_fp8_serialized. Raises ArgumentError unless its
+        quant_method is "fp8", its fmt "e4m3" and its weight_block_size None, or absent.
         """
 
         def read(name: str) -> Any:
             return given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
 
-        scheme, method, serialized = (
-            read(name) for name in ("activation_scheme", "quant_method", "is_checkpoint_fp8_serialized")
-        )
+        scheme, method = read("activation_scheme"), read("quant_method")
+        serialized = read("is_checkpoint_fp8_serialized")
         rule = "has activation_scheme {!r}; need an Fp8Config, 'dynamic' or 'static'"
         need(scheme in ("dynamic", "static"), "quant_config", rule, scheme)
         need(method in (None, "fp8"), "quant_config", "has quant_method {!r}; need 'fp8'", method)
@@ -63,10 +58,7 @@ class Fp8Config:
 
 
 class UnquantizedEPMoEMethod:
-    """Factory of an EPMoE's parameters, for SGLang's loader: weights in params_dtype.
-
-    Source: SGLang ``UnquantizedEPMoEMethod``.
-    """
+    """Factory of an EPMoE's parameters in params_dtype. Source: SGLang ``UnquantizedEPMoEMethod``."""
 
     quant_config: Fp8Config | None = None
 
@@ -86,9 +78,8 @@ class UnquantizedEPMoEMethod:
         ``w13_input_scale`` and ``w2_input_scale`` ``(L,)``.
 
         Args:
-            layer: receives the parameters.
+            layer: receives the parameters. params_dtype: type of the weights.
             num_experts_per_partition, hidden_size, intermediate_size: L, H and F.
-            params_dtype: type of the weights.
             extra_weight_attrs: attributes of each parameter, such as ``weight_loader``.
         """
         local, config = num_experts_per_partition, self.quant_config
@@ -110,12 +101,9 @@ class UnquantizedEPMoEMethod:
 
 
 class Fp8EPMoEMethod(UnquantizedEPMoEMethod):
-    """Factory of fp8 (e4m3) weights with one scale each.
+    """Factory of fp8 (e4m3) weights with one scale each. Source: SGLang ``Fp8EPMoEMethod``.
 
-    Args:
-        quant_config: argument of `Fp8Config.of`, which refuses a scale per block.
-
-    Source: SGLang ``Fp8EPMoEMethod``.
+    ``quant_config`` is as for `Fp8Config.of`, which refuses a scale per block.
     """
 
     @with_typed_errors
@@ -247,11 +235,9 @@ class ExpertWeights(RankExperts, FittedModule, WholeLayer):
             shard_id: "w1" (gate), "w2" (down) or "w3" (up).
             expert_id: 0..E-1.
 
-        Raises:
-            ArgumentError: the shard has another name, shape or dtype do not fit, w1 and w3 of an expert have input
-                scales that differ by more than 1e-5, or fp8 weights are processed already.
-
-        Source: SGLang ``EPMoE.weight_loader``.
+        Raises ArgumentError if the shard has another name, shape or dtype do not fit, w1 and w3 of an expert have input
+        scales that differ by more than 1e-5, or fp8 weights are processed already. Source: SGLang
+        ``EPMoE.weight_loader``.
         """
         need_one_of("shard_id", shard_id, _SHARDS)
         rule = "have been processed with their scales: load other weights into a new layer"
@@ -286,8 +272,7 @@ class ExpertWeights(RankExperts, FittedModule, WholeLayer):
     def process_weights_after_loading(self) -> None:
         """With fp8, requantize w13's gate and up by one scale, or quantize the loaded weights; else do nothing.
 
-        Raises:
-            ArgumentError: a scale has not been loaded.
+        Raises ArgumentError if a scale has not been loaded.
         """
         if self._ready:
             return
