@@ -73,13 +73,9 @@ class All2AllHandle:
 
 
 class FaultTolerance:
-    """Hooks for fault tolerance of one rank.
+    """Hooks for fault tolerance of one rank. Source: vLLM ``All2AllManagerBase``.
 
-    Args:
-        group_name: as for dispatch and combine.
-        world: ranks of the group.
-
-    Source: vLLM ``All2AllManagerBase``.
+    ``group_name`` is as for dispatch and combine; ``world``: ranks of the group.
     """
 
     support_fault_tolerance = True
@@ -88,10 +84,7 @@ class FaultTolerance:
         self._group, self._ranks = group_name, world
 
     def query_active_mask(self) -> Tensor:
-        """Return ``(world,)`` int32 on the CPU: 0 for a live rank, 1 for one whose process has ended.
-
-        Does not wait for other ranks; zeros before the first op.
-        """
+        """Return ``(world,)`` int32 on the CPU, without waiting: 1 for a rank whose process has ended, else 0."""
         mask = torch.zeros(self._ranks, dtype=torch.int32, device="cpu")
         with contextlib.suppress(ArgumentError):  # its windows are not open
             mask[membership.ended(self._group)] = 1
@@ -105,11 +98,9 @@ class FaultTolerance:
     def clean_buffers(self) -> None:
         """Close this rank's communicator, so that the next op opens new windows; call it on all ranks.
 
-        On NPUs windows belong to HCCL: a failed group stays failed until its process group is created again.
-
-        Raises:
-            ArgumentError: ranks have ended, so that vLLM's "retry" cannot help; `ascend_moe.agree` and `shrink` make
-                a group of the others, which needs its own manager.
+        On NPUs windows belong to HCCL: a failed group stays failed until its process group is created again. Raises
+        ArgumentError if ranks have ended, so that vLLM's "retry" cannot help; `ascend_moe.agree` and `shrink` make a
+        group of the others, which needs its own manager.
         """
         ended = self.query_active_mask().nonzero().flatten().tolist()
         rule = "needs live ranks, but ranks {} have ended: make a group of the others by ascend_moe.agree and shrink"
@@ -143,10 +134,7 @@ class All2AllManager(FaultTolerance):
             kwargs: num_experts; kind, "mc2" by default, or "batched", "alltoall", "allgather"; max_num_tokens, 512 by
                 default, up to 4096, of the first two kinds.
 
-        Raises:
-            ArgumentError: an argument breaks one of these rules.
-
-        Source: vLLM ``All2AllManagerBase.get_handle``.
+        Raises ArgumentError if an argument breaks one of these rules. Source: vLLM ``All2AllManagerBase.get_handle``.
         """
         known = {"kind": "mc2", "max_num_tokens": DEFAULT_MAX_TOKENS, "num_experts": None}
         for name in kwargs:
@@ -179,9 +167,7 @@ def rank_mapping(world: int, alive: Sequence[int]) -> dict[int, int]:
     Args:
         world: ranks of the group. alive: those of the smaller one, from `ascend_moe.agree`.
 
-    Raises:
-        ArgumentError: world is not in 1..MAX_WORLD, or alive contains a rank twice or one outside the group.
-
+    Raises ArgumentError if world is not in 1..MAX_WORLD, or alive contains a rank twice or one outside the group.
     Source: vLLM ``distributed/elastic_ep/elastic_execute.py``.
     """
     need(isinstance(world, int) and 1 <= world <= MAX_WORLD, "world", "is {!r}; it must be in 1..{}", world, MAX_WORLD)

@@ -19,10 +19,7 @@ from ascend_moe.errors import with_signature_of
 
 
 class FusedMoEActivationFormat(Enum):
-    """Layout of the rows between the two parts.
-
-    Standard: ``(M, H)``. BatchedExperts: ``(L, places per expert, H)``.
-    """
+    """Layout of rows between the two parts: Standard ``(M, H)``, or BatchedExperts ``(L, places per expert, H)``."""
 
     Standard = "standard"
     BatchedExperts = "batched_experts"
@@ -30,12 +27,7 @@ class FusedMoEActivationFormat(Enum):
 
 @dataclass
 class ExpertTokensMetadata:
-    """Rows of each local expert.
-
-    Attributes:
-        expert_num_tokens: ``(L,)`` int32 on the device.
-        expert_num_tokens_cpu: the same on the host, or None.
-    """
+    """Rows of each local expert: expert_num_tokens ``(L,)`` int32, and expert_num_tokens_cpu: on the host, or None."""
 
     expert_num_tokens: Tensor
     expert_num_tokens_cpu: Tensor | None

@@ -84,9 +84,8 @@ def int8_w8a8_moe_quant_config(
 ) -> FusedMoEQuantConfig:
     """Return the configuration of int8 weights with a scale per output channel and int8 rows with a scale each.
 
-    Args:
-        w1_scale, w2_scale, a1_scale, a2_scale, w1_bias, w2_bias: as of `FusedMoEQuantConfig`.
-        per_act_token_quant: vLLM's is False by default; experts refuse False.
+    w1_scale, w2_scale, a1_scale, a2_scale, w1_bias, w2_bias are as of `FusedMoEQuantConfig`. per_act_token_quant is
+    False by default in vLLM's; experts refuse False.
     """
     scales = (w1_scale, w2_scale, a1_scale, a2_scale)
     return FusedMoEQuantConfig(torch.int8, per_act_token_quant, True, None, *scales, w1_bias, w2_bias)
@@ -95,11 +94,8 @@ def int8_w8a8_moe_quant_config(
 def is_w8a8(quant_config: Any) -> bool:
     """Return whether rows are sent as int8 with a scale each; False: unquantized.
 
-    Args:
-        quant_config: vLLM's FusedMoEQuantConfig of any release, an object with its attributes, or None.
-
-    Raises:
-        ArgumentError: the configuration has another quantization.
+    quant_config is vLLM's FusedMoEQuantConfig of any release, an object with its attributes, or None. Raises
+    ArgumentError if it has another quantization.
     """
     dtype = getattr(quant_config, "quant_dtype", None)
     if dtype is None:
@@ -131,8 +127,7 @@ def check_experts(quant_config: Any) -> Any:
 def activation_of(name: str, quant_config: Any, moe_config: Any) -> Activation:
     """Return the activation of vLLM's name, with its parameters from the configs.
 
-    Raises:
-        ArgumentError: no such activation, or a parameter that it does not have, with an effective value.
+    Raises ArgumentError if there is no such activation, or a parameter that it does not have, with an effective value.
     """
     need_one_of("activation", name, ACTIVATIONS)
     activation = Activation(ACTIVATIONS[name], interleaved=name == "swigluoai")
@@ -278,8 +273,7 @@ class Experts:
             topk_weights, global_num_experts, workspace13, workspace2, apply_router_weight_on_input: not used.
             a2_scale: None.
 
-        Raises:
-            ArgumentError: an argument breaks one of these rules.
+        Raises ArgumentError if an argument breaks one of these rules.
         """
         self.activation = activation_of(name_of(activation), self.quant_config, self.moe_config)
         self._check(hidden_states, w1, w2, a1q_scale, a2_scale)

@@ -26,10 +26,7 @@ class FusedMoEModularKernel(WholeLayer):
             same methods; their formats must be equal.
         shared_experts: a module for all tokens; it runs while combine is in flight.
 
-    Raises:
-        ArgumentError: the formats differ.
-
-    Source: vLLM 0.11 ``FusedMoEModularKernel``.
+    Raises ArgumentError if the formats differ. Source: vLLM 0.11 ``FusedMoEModularKernel``.
     """
 
     @with_typed_errors
@@ -68,8 +65,7 @@ class FusedMoEModularKernel(WholeLayer):
             activation: "silu". global_num_experts: E; -1: prepare_finalize's.
             expert_map: ``(E,)``. apply_router_weight_on_input: the weights multiply x; K is 1.
 
-        Returns:
-            ``(T, H)``; with shared_experts a pair, their output first.
+        Returns ``(T, H)``; with shared_experts a pair, their output first.
         """
         given: tuple[Any, ...] = (w1, w2, topk_weights, topk_ids, name_of(activation), global_num_experts)
         given = (*given, expert_map, apply_router_weight_on_input)
@@ -187,10 +183,8 @@ def make_prepare_finalize(
         max_num_tokens: most tokens of a rank, the same on all ranks, up to 4096; for windows.
         manager: its handle is used, so that layers share one; None: a new one.
 
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: vLLM ``FusedMoEPrepareAndFinalize``, ``FusedMoEPrepareAndFinalizeModular``.
+    Raises ArgumentError if an argument breaks one of these rules. Source: vLLM ``FusedMoEPrepareAndFinalize``,
+    ``FusedMoEPrepareAndFinalizeModular``.
     """
     need_one_of("kind", kind, DISPATCHERS)
     mk = bases if mk is None else mk
@@ -234,10 +228,8 @@ def make_experts(
         moe_config: of the newest releases, an attribute of the experts. It and quant_config contain the parameters
             (limit, alpha, beta) of the activation.
 
-    Raises:
-        ArgumentError: an argument breaks one of these rules.
-
-    Source: vLLM ``FusedMoEPermuteExpertsUnpermute``, ``FusedMoEExpertsModular``.
+    Raises ArgumentError if an argument breaks one of these rules. Source: vLLM ``FusedMoEPermuteExpertsUnpermute``,
+    ``FusedMoEExpertsModular``.
     """
     need_one_of("kind", kind, EXPERTS)
     need(num_local_experts >= 1, "num_local_experts", "is {}; need at least 1", num_local_experts)
@@ -253,13 +245,10 @@ class MoEKernelConfig:
     """Configuration of `select`.
 
     Attributes:
-        group_name, rank, world, num_experts: as of make_prepare_finalize.
-        max_num_tokens: most tokens of a rank, the same on all.
+        group_name, rank, world, num_experts, max_num_tokens, manager: as of `make_prepare_finalize`.
         kind: of the PrepareAndFinalize; "auto": "mc2" up to 512 tokens per rank, else "alltoall", without a limit.
-        experts_kind: "auto": the one that fits.
+        experts_kind: "auto": the one that fits. shared_experts: of the kernel.
         quant_config, ops, mk, war: as of the two factories.
-        shared_experts: of the kernel.
-        manager: whose handles are shared.
     """
 
     group_name: str
@@ -316,13 +305,9 @@ def select_gemm_impl(config: Any, prepare_finalize: Any) -> Any:
 def select(config: Any) -> Any:
     """Return the kernel of a configuration, of ``config.mk``'s class if that is given.
 
-    Args:
-        config: a `MoEKernelConfig`, or a mapping or an object with its names.
-
-    Raises:
-        ArgumentError: kinds that do not fit, or what either factory refuses.
-
-    Source: vLLM's ``init_prepare_finalize``, which calls ``maybe_make_prepare_finalize`` and ``select_gemm_impl``.
+    ``config``: a `MoEKernelConfig`, or a mapping or an object with its names. Raises ArgumentError if the kinds do not
+    fit, or a factory refuses an argument. Source: vLLM's ``init_prepare_finalize``, which calls
+    ``maybe_make_prepare_finalize`` and ``select_gemm_impl``.
     """
     config = _config(config)
     prepare_finalize = maybe_make_prepare_finalize(config)

@@ -153,9 +153,8 @@ class PrepareAndFinalize:
             scales with a last dimension of 1, expert_num_tokens, and the caller's ids and weights. Pass these
             ids and weights to finalize: they identify the call.
 
-        Raises:
-            ArgumentError: on this rank only, before anything is sent. InvalidExpertId: on every rank, for an id out of
-            range, even if it overflows int32. Other errors: dispatch's.
+        Raises ArgumentError on this rank only, before anything is sent; InvalidExpertId on every rank, for an id out of
+        range, even if it overflows int32; or an error of dispatch.
         """
         self.handle.check(a1, topk_weights, topk_ids, num_experts)
         self.handle.check_map(expert_map)
@@ -229,8 +228,7 @@ class PrepareAndFinalize:
             apply_router_weight_on_input: not read: prepare has applied it.
             weight_and_reduce_impl: any for standard rows; Delegate for batched ones. combine weights and sums.
 
-        Raises:
-            ArgumentError: an argument breaks one of these rules, or no open call has these ids.
+        Raises ArgumentError if an argument breaks one of these rules, or no open call has these ids.
         """
         key, call = self._open_call(topk_ids)
         rows = self._rows_of(call, fused_expert_output, topk_weights, topk_ids, weight_and_reduce_impl)

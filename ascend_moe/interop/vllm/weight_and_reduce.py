@@ -92,10 +92,7 @@ class TopKWeightAndReduceContiguous(_Summing):
 class TopKWeightAndReduceNaiveBatched(_Summing):
     """Reduction of rows by local expert, ``(L, most, H)``, in the order of one rank's tokens.
 
-    The sums are this rank's part; the ids of a token must differ.
-
-    Args:
-        rank: r; the local experts are r*L to r*L + L-1.
+    The sums are this rank's part, of experts ``rank * L`` to ``rank * L + L - 1``; the ids of a token must differ.
     """
 
     def __init__(self, rank: int) -> None:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ascend_moe.comm import comm_name
 from ascend_moe.errors import need, need_dims
@@ -42,14 +43,14 @@ __all__ = ["NAMESPACE", "OPS", "moe_gating_top_k", "moe_gating_top_k_hash", "reg
 
 NAMESPACE = "_C_ascend"
 
-Quantized = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Quantized = tuple[Tensor, Tensor, Tensor]
 
 
 # ---- implementations: called with every argument of the schema by name, they declare those that they read
 
 
 def moe_gating_top_k(
-    x: torch.Tensor,
+    x: Tensor,
     k: int,
     k_group: int,
     group_count: int,
@@ -59,7 +60,7 @@ def moe_gating_top_k(
     out_flag: bool,
     routed_scaling_factor: float,
     eps: float,
-    bias_opt: torch.Tensor | None = None,
+    bias_opt: Tensor | None = None,
 ) -> Quantized:
     """Run `ascend_moe.npu.npu_moe_gating_top_k`.
 
@@ -79,11 +80,11 @@ def moe_gating_top_k(
 
 
 def moe_gating_top_k_hash(
-    x: torch.Tensor,
+    x: Tensor,
     k: int,
-    bias: torch.Tensor | None = None,
-    input_ids: torch.Tensor | None = None,
-    tid2eid: torch.Tensor | None = None,
+    bias: Tensor | None = None,
+    input_ids: Tensor | None = None,
+    tid2eid: Tensor | None = None,
     k_group: int = 1,
     group_count: int = 1,
     routed_scaling_factor: float = 1.0,
@@ -98,12 +99,9 @@ def moe_gating_top_k_hash(
     Args:
         x, k, bias, k_group, group_count, routed_scaling_factor, eps, group_select_mode, norm_type, out_flag: as of
             `ascend_moe.npu.npu_moe_gating_top_k`.
-        input_ids: ``(T,)``.
-        tid2eid: ``(V, k)``, the experts of each id.
-        renorm: must be 0.
+        input_ids: ``(T,)``. tid2eid: ``(V, k)``, the experts of each id. renorm: must be 0.
 
-    Raises:
-        ArgumentError: renorm is not 0, or another argument is invalid.
+    Raises ArgumentError if renorm is not 0, or another argument is invalid.
     """
     need(renorm == 0, "renorm", "is {}; need 0: divide the weights afterwards", renorm)
     groups = Groups(group_count, k_group, group_select_mode)
@@ -122,7 +120,7 @@ _NO_LIMIT = torch.finfo(torch.float32).max
 
 def dequant_swiglu_quant(
     *, swiglu_mode: int, clamp_limit: float, glu_alpha: float, glu_bias: float, **call: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Run `ascend_moe.npu.npu_dequant_swiglu_quant` as ``npu_dequant_swiglu_quant``.
 
     swiglu_mode 0 is SwiGLU. 1: ``g * sigmoid(glu_alpha * g) * (u + glu_bias)`` of g (left) and u (right); with
@@ -138,12 +136,12 @@ def dequant_swiglu_quant(
 
 def swiglu_quant_of_one(
     *,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    bias: torch.Tensor | None,
-    offset: torch.Tensor | None,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    offset: Tensor | None,
     swiglu_limit: float = 0.0,
-    **rows: torch.Tensor,
+    **rows: Tensor,
 ) -> Quantized:
     """Run ``grouped_matmul_swiglu_quant`` or ``…_weight_nz``: weight ``(E, K, N)``, group_list running sums.
 
@@ -158,17 +156,15 @@ def swiglu_quant_of_one(
     return _with_offset(weight=[weight], weight_scale=[weight_scale], swiglu_limit=swiglu_limit, assist=assist, **rows)
 
 
-def _need_int8_or_words(weight: torch.Tensor) -> None:
+def _need_int8_or_words(weight: Tensor) -> None:
     if weight.dtype != torch.int32:
         need_int8_weight("weight", weight)
 
 
-def swiglu_quant_of_lists(
-    *, bias: torch.Tensor | Sequence[torch.Tensor] | None, offset: torch.Tensor | None, **call: Any
-) -> Quantized:
+def swiglu_quant_of_lists(*, bias: Tensor | Sequence[Tensor] | None, offset: Tensor | None, **call: Any) -> Quantized:
     """Run ``grouped_matmul_swiglu_quant_weight_nz_tensor_list``: one weight ``(K, N)`` per expert."""
     _need_absent("offset", offset)
-    return _with_offset(assist=[bias] if isinstance(bias, torch.Tensor) else bias, **call)
+    return _with_offset(assist=[bias] if isinstance(bias, Tensor) else bias, **call)
 
 
 def _with_offset(**call: Any) -> Quantized:
@@ -178,9 +174,9 @@ def _with_offset(**call: Any) -> Quantized:
 
 def swiglu_quant_v2(
     *,
-    weight: Sequence[torch.Tensor],
-    weight_assist_matrix: Sequence[torch.Tensor] | None,
-    bias: torch.Tensor | None,
+    weight: Sequence[Tensor],
+    weight_assist_matrix: Sequence[Tensor] | None,
+    bias: Tensor | None,
     dequant_mode: int | None,
     dequant_dtype: int | None,
     quant_mode: int | None,
@@ -189,7 +185,7 @@ def swiglu_quant_v2(
     group_list_type: int,
     tuning_config: Sequence[int],
     **call: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Run ``grouped_matmul_swiglu_quant_v2``: one weight, or one per expert; group_list sums (0) or counts (1).
 
     Weights are int8, or int4 in int32 with weight_assist_matrix. transpose_weight: int8 weights are ``(…, N, K)``.
@@ -209,15 +205,15 @@ def swiglu_quant_v2(
 
 def ffn_of_any_release(
     *,
-    out: torch.Tensor,
-    weight1: Sequence[torch.Tensor],
-    expert_idx: torch.Tensor,
-    expert_token_nums: torch.Tensor | None = None,
+    out: Tensor,
+    weight1: Sequence[Tensor],
+    expert_idx: Tensor,
+    expert_token_nums: Tensor | None = None,
     bias1: Any = None,
     bias2: Any = None,
     swiglu_limit: float = 0.0,
     **call: Any,
-) -> tuple[torch.Tensor, torch.Tensor] | torch.Tensor:
+) -> tuple[Tensor, Tensor] | Tensor:
     """Run `layer_ops.dispatch_ffn_combine`; 0.18 has no biases, mask and limit, 0.13 no expert_token_nums either."""
     counts = expert_token_nums
     if counts is None:
@@ -229,7 +225,7 @@ def ffn_of_any_release(
     return made[0] if expert_token_nums is None else made
 
 
-def moe_grouped_matmul(*, x: torch.Tensor, weight: torch.Tensor, **groups: Any) -> list[torch.Tensor]:
+def moe_grouped_matmul(*, x: Tensor, weight: Tensor, **groups: Any) -> list[Tensor]:
     """Run `ascend_moe.npu.npu_grouped_matmul` of one x ``(M, K)`` and one weight ``(E, K, N)``, bf16 or fp16.
 
     group_list is ``(n, 2)``: pairs of an expert and its rows. vllm-ascend documents only split_item 2,
@@ -295,18 +291,11 @@ def register(release: str | None = None) -> tuple[str, ...]:
     """Define in ``torch.ops._C_ascend`` the operators of `OPS` that are not there yet, for CPU, NPU and Meta tensors.
 
     Operators of a built vllm-ascend are not replaced: import its ``vllm_ascend_C`` first. A second call changes
-    nothing, and with another release adds the operators that only that one has.
+    nothing, and with another release adds the operators that only that one has. Returns the names that it defines.
 
-    Args:
-        release: release of vllm-ascend, such as "0.23.0"; None: the installed one, or else the newest known. One
-            between two known ones has the schemas of the older; one older than all those of the oldest, with a
-            warning.
-
-    Returns:
-        Names defined by this call.
-
-    Raises:
-        ArgumentError: release is not a release number.
+    ``release`` is one of vllm-ascend, such as "0.23.0"; None: the installed one, or else the newest known. One between
+    two known ones has the schemas of the older; one older than all those of the oldest, with a warning. Raises
+    ArgumentError if it is not a release number.
     """
     chosen = schemas.choose(release)
     space = getattr(torch.ops, NAMESPACE)
@@ -352,13 +341,8 @@ def use_fault_tolerance(communicator: Any, mc2_group: Any) -> FaultTolerance:
         communicator: of the EP group: ``get_ep_group().device_communicator``.
         mc2_group: the group of dispatch and combine: ``get_mc2_group()``, or a process group.
 
-    Returns:
-        The manager.
-
-    Raises:
-        ArgumentError: mc2_group is not a group.
-
-    Source: vllm-ascend ``distributed/device_communicators/npu_communicator.py``.
+    Returns the manager. Raises ArgumentError if mc2_group is not a group. Source: vllm-ascend
+    ``distributed/device_communicators/npu_communicator.py``.
     """
     group = getattr(mc2_group, "device_group", mc2_group)
     manager = FaultTolerance(comm_name(group), int(group.size()))
