@@ -13,13 +13,7 @@ import torch
 
 import ascend_moe
 from ascend_moe import comm
-from ascend_moe.errors import (
-    AscendMoeError,
-    InvalidExpertId,
-    RoutingMismatch,
-    WindowTensorError,
-    WindowTooSmall,
-)
+from ascend_moe.errors import AscendMoeError, InvalidExpertId, RoutingMismatch, WindowTensorError, WindowTooSmall
 
 WORLD, EXPERTS, TOPK, BATCH, HIDDEN = 2, 4, 2, 6, 64
 MOST = WORLD * BATCH * TOPK  # rows of expand_x

@@ -409,10 +409,7 @@ def wrong_values(op: str, world: int) -> Iterator[Bad]:
     if op == "combine_v2":
         for word, (name, limit) in enumerate({"source rank": world, "token": BS, "k": K}.items()):
             for value, row in itertools.product((-1, limit, 1 << 20, INT32_MAX, INT32_MIN), (0, 2)):
-                label, changes = (
-                    f"{name} {value} in row {row}",
-                    {index: _changed(index, 3 * row + word, value)},
-                )
+                label, changes = (f"{name} {value} in row {row}", {index: _changed(index, 3 * row + word, value)})
                 said = (label, f"W {world}, maxBS {BS}, K {K}")
                 yield collective(f"source_index {label}", changes, {"argument": index}, *said)
         return

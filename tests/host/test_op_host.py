@@ -16,20 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from op_host_calls import (
-    A2,
-    A3,
-    GROUP,
-    ONE_CARD_TYPE,
-    PROBE_TYPE,
-    OpCall,
-    Tiled,
-    definition,
-    plan,
-    probe,
-    shapes,
-    tile,
-)
+from op_host_calls import A2, A3, GROUP, ONE_CARD_TYPE, PROBE_TYPE, OpCall, Tiled, definition, plan, probe, shapes, tile
 from torch_calls import local_addends
 
 from ascend_moe.ops import calls as native

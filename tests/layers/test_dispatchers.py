@@ -141,8 +141,7 @@ def made(way: Any, rank: int, group: Any, case: Case) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("way", "world", "over"),
-    [*product(KINDS, (1, 2, 3), ("gloo",)), *product((*KINDS, *WINDOWS), (2,), ("windows",))],
+    ("way", "world", "over"), [*product(KINDS, (1, 2, 3), ("gloo",)), *product((*KINDS, *WINDOWS), (2,), ("windows",))]
 )
 def test_every_dispatcher_equals_the_reference(way: Any, world: int, over: str, clusters: Any) -> None:
     """Over a process group, and over the windows of threads that have none; errors on every rank."""

@@ -10,11 +10,7 @@ import torch
 from expert_values import DYNAMIC, EACH_FLOAT, grouped, int8s
 from torch_npu_calls import values as drawn
 
-from ascend_moe.experts import (
-    npu_dequant_swiglu_quant,
-    npu_dynamic_quant,
-    quantize_weight,
-)
+from ascend_moe.experts import npu_dequant_swiglu_quant, npu_dynamic_quant, quantize_weight
 from ascend_moe.npu import (
     npu_grouped_matmul_finalize_routing,
     npu_grouped_matmul_swiglu_quant,

@@ -44,11 +44,9 @@ def choose_by_loop(
 ) -> tuple[Tensor, Tensor]:
     """Weights and ids of one token."""
     wide = logits.float()
-    scores = {
-        "softmax": wide.softmax(0),
-        "sigmoid": wide.sigmoid(),
-        "sqrtsoftplus": (1 + wide.exp()).log().sqrt(),
-    }[function]
+    scores = {"softmax": wide.softmax(0), "sigmoid": wide.sigmoid(), "sqrtsoftplus": (1 + wide.exp()).log().sqrt()}[
+        function
+    ]
     choice = wide if function == "softmax" and not pre else scores
     if bias is not None and function != "softmax":
         choice = choice + bias

@@ -56,12 +56,7 @@ def wheels(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
 SETTINGS = [
     ({"HCCL_BUFFSIZE": "200MB"}, "HCCL_BUFFSIZE", ERROR, "whole number of MiB"),
     ({"ASCEND_MOE_ENGINE": "slow"}, "ASCEND_MOE_ENGINE", ERROR, "is no engine"),
-    (
-        {"ASCEND_MOE_PROVEN": "push"},
-        "ASCEND_MOE_PROVEN",
-        ERROR,
-        "must be none, all, or a comma-separated list",
-    ),
+    ({"ASCEND_MOE_PROVEN": "push"}, "ASCEND_MOE_PROVEN", ERROR, "must be none, all, or a comma-separated list"),
     ({"ASCEND_MOE_PROVEN": "all"}, "ASCEND_MOE_PROVEN", OK, "on NPUs comm_alg auto is direct"),
     (
         {"ASCEND_MOE_PROVEN": "pull"},

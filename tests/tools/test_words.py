@@ -137,10 +137,7 @@ def test_a_planted_term_is_found(name: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        (
-            "page.md",
-            "`DTYPE_X=half`, half of the rows, both halves of a block; rules are met; `tests/doors.py`",
-        ),
+        ("page.md", "`DTYPE_X=half`, half of the rows, both halves of a block; rules are met; `tests/doors.py`"),
         ("page.md", "SIMD lanes, the first lanes of a repeat, near zero, so far, a post-release, long-standing"),
         ("a.py", 'def _f():\n    """What was told."""\n    return {\'lent\': stamps}  # not text that users see'),
         ("a.h", "int triples = 0;  // indexes of sources"),

@@ -49,10 +49,7 @@ def test_bytes_are_the_same_past_the_caches(row_bytes: int, offset: int) -> None
     memory = np.zeros(rows * row_bytes + 128, np.uint8)
     at = -memory.ctypes.data % 64 + offset
     ctypes.CDLL(str(native_library("row_stores", "fast"))).copy_rows(
-        ctypes.c_void_p(memory.ctypes.data + at),
-        ctypes.c_void_p(source.ctypes.data),
-        ctypes.c_uint64(row_bytes),
-        rows,
+        ctypes.c_void_p(memory.ctypes.data + at), ctypes.c_void_p(source.ctypes.data), ctypes.c_uint64(row_bytes), rows
     )
     assert np.array_equal(memory[at : at + rows * row_bytes], source)
     assert not memory[:at].any() and not memory[at + rows * row_bytes :].any()

@@ -178,10 +178,7 @@ def test_experts_refuse() -> None:
         (FusedMoEQuantConfig(w1_bias=torch.ones(1)), "has w1_bias"),
         (SimpleNamespace(quant_dtype="mxfp4"), "has quant_dtype mxfp4"),
         (FusedMoEQuantConfig.make(block_shape=[128, 128]), "has block_shape"),
-        (
-            int8_w8a8_moe_quant_config(*[torch.ones(1)] * 2, None, None, per_act_token_quant=False),
-            "without per_act",
-        ),
+        (int8_w8a8_moe_quant_config(*[torch.ones(1)] * 2, None, None, per_act_token_quant=False), "without per_act"),
     ):
         with pytest.raises(ArgumentError, match=rule):
             make_experts(None, None, None, config, E)
