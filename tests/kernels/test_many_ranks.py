@@ -116,6 +116,23 @@ def test_a_wrong_count_is_seen_in_every_part(source: int, monkeypatch: pytest.Mo
         assert outcome.error.rank == source
 
 
+def test_a_corrupt_abort_block_of_the_second_chunk_names_its_rank() -> None:
+    """A core loads 128 of them at a time. The op ends before any other rank has called."""
+    case = legal(Case(world=130, local=1, topk=2, cores=2, units=1, batch=1, seed=4, contract=2))
+    with LocalCluster(130, window_mib=1) as cluster:
+
+        def body(rank: int, group_ep: str) -> Caught | None:
+            if rank != 0:
+                return None
+            cluster.communicator(rank)
+            State.of(cluster, rank).forge_abort(129, 2, 0)
+            return caught(op_runs.dispatch, case, rank, group_ep)
+
+        outcome = cluster.run(body)[0]
+    assert outcome is not None and type(outcome.error) is CorruptStatus, repr(outcome)
+    assert outcome.error.rank == 129
+
+
 def test_the_limit_has_one_home() -> None:
     """Python's number is that of op_kernel/protocol/window.h; a plan goes further than a run."""
     limits = plan.limits()

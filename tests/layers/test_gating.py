@@ -64,7 +64,7 @@ def test_gating_top_k_is_the_scalar_loop(
     tokens, experts, k = 9, 64, 6
     number, kept, mode = groups
     x = logits_of(tokens, experts, 1, dtype)
-    for bias in (None, logits_of(1, experts, 2, dtype)[0]):
+    for bias in (None, logits_of(1, experts, 2, dtype)[0] - 1):  # scores that fall below 0
         weights, ids, scores = npu_moe_gating_top_k(
             x, k, bias=bias, k_group=kept, group_count=number, group_select_mode=mode, renorm=renorm,
             norm_type=norm_type, out_flag=True, routed_scaling_factor=2.5,

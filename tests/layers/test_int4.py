@@ -176,6 +176,8 @@ def test_float_rows_meet_codes_that_become_floats(dtype: torch.dtype, groups: in
     assert y.dtype == dtype and torch.equal(y, expected.to(dtype))
     listed = {"antiquant_scale": list(scale), "antiquant_offset": list(offset), "bias": list(bias)}
     assert torch.equal(npu_grouped_matmul([x], list(passed), **listed, **FORM)[0], y)
+    alone = {name: each[:1] for name, each in listed.items()} | FORM | {"group_list": COUNTS[:1]}
+    assert torch.equal(npu_grouped_matmul([x], [passed[0]], **alone)[0][: COUNTS[0]], y[: COUNTS[0]])
     y.float().sum().backward()
     wanted = by_row(torch.ones(ROWS, WIDTH), dense.transpose(1, 2))
     assert rows.grad is not None and torch.equal(rows.grad, wanted.to(dtype))
