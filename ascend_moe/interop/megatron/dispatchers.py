@@ -122,14 +122,6 @@ def padded(
     return x.index_select(0, flat), PaddedAssignments(ids, weights, flat, tokens)
 
 
-def check_routing(hidden: Tensor, routing_map: Tensor, probs: Tensor, experts: int) -> None:
-    """Raise unless rows (T, H), map (T, E) and probabilities (T, E) fit."""
-    need_dims("hidden_states", hidden, 2)
-    need_shape("routing_map", routing_map, (hidden.shape[0], experts))
-    need_shape("probs", probs, (hidden.shape[0], experts))
-    need(probs.is_floating_point(), "probs", "is {}; it must be float", probs.dtype)
-
-
 class Splits(NamedTuple):
     """Splits of Megatron-LM's all-to-all dispatcher: int64, on the device of the rows.
 
@@ -281,7 +273,10 @@ class TokenDispatcher:
         Raises ArgumentError if an argument breaks one of these rules.
         """
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
-        check_routing(tokens, routing_map, probs, self.num_experts)
+        need_dims("hidden_states", tokens, 2)
+        need_shape("routing_map", routing_map, (tokens.shape[0], self.num_experts))
+        need_shape("probs", probs, (tokens.shape[0], self.num_experts))
+        need(probs.is_floating_point(), "probs", "is {}; it must be float", probs.dtype)
         active = None
         if mask is not None:
             need_shape("mask", mask, tuple(hidden_states.shape[:-1]), dtypes=(torch.bool,))
