@@ -350,19 +350,31 @@ def with_signature_of(
     defaults, and a call that does not fit raises TypeError. Without a docstring it inherits the model's. It must be the
     outermost decorator.
     """
-    signature = inspect.signature(model)
-    _, *known = signature.parameters.values()
+    return with_signature_like(model)
+
+
+def with_signature_like(
+    model: Callable[..., object], *, without: str = "", **more: Any
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Return `with_signature_of` ``model``, without the arguments of ``without``, and with ``more`` ones and defaults.
+
+    It raises TypeError as there.
+    """
+    signature, named = inspect.signature(model), inspect.Parameter.POSITIONAL_OR_KEYWORD
+    first, *known = (each for each in signature.parameters.values() if each.name not in without.split())
+    known += [inspect.Parameter(name, named, default=default) for name, default in more.items()]
+    signature = signature.replace(parameters=[first, *known])
     names = {parameter.name for parameter in known}
-    positional = [parameter.name for parameter in known if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    positional = [parameter.name for parameter in known if parameter.kind is named]
     defaults = {parameter.name: parameter.default for parameter in known if parameter.default is not parameter.empty}
 
-    def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
+    def decorate(function: Callable[..., R]) -> Callable[..., R]:
         _, *used = inspect.signature(function).parameters.values()
         takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in used)
         wanted = names if takes_all else {parameter.name for parameter in used}
 
         @functools.wraps(function)
-        def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        def run(self: Any, /, *args: Any, **kwargs: Any) -> R:
             # signature.bind takes ten times as long.
             placed = dict(zip(positional, args, strict=False))
             given = {**defaults, **placed, **kwargs}

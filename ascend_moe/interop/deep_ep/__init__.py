@@ -107,10 +107,7 @@ def install(flavour: str = "deepep", *, package: bool = True) -> None:
         package: False: only deep_ep_cpp, for sgl-kernel-npu's own Python package over it.
 
     A second call changes the flavour. Modules of these names that were imported before are restored by ``uninstall``.
-    Importing an unsupported name raises ImportError with the reason.
-
-    Raises:
-        ArgumentError: flavour is unknown.
+    Importing an unsupported name raises ImportError with the reason. Raises ArgumentError if flavour is unknown.
     """
     need_one_of("flavour", flavour, OURS)
     uninstall()

@@ -30,6 +30,7 @@ from ascend_moe.errors import (
 from ascend_moe.experts.quant import cast_fp8_rows
 from ascend_moe.interop.deep_ep import base, strategies
 from ascend_moe.interop.deep_ep.base import BufferBase, BufferPlace, EventHandle, Group, WaitStats, refused
+from ascend_moe.interop.deep_ep.buffer import FLAVOURS
 from ascend_moe.interop.deep_ep.rows import FP8_ROWS, QUANT_MODES, pack
 from ascend_moe.interop.deep_ep.strategies import LowLatencyEPCommStrategy, NormalEPCommStrategy
 from ascend_moe.layer_ops import calls, dispatch_ffn_combine
@@ -41,6 +42,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _ROWS = (torch.bfloat16, torch.float16)
+# Variables of sgl-kernel-npu that select a feature which is not supported, and the value that does not.
+_FEATURES = (
+    ("MOE_SHARED_EXPERT_RANK_NUM", "0", "ranks of shared experts are"),
+    ("DEEPEP_NORMAL_LONG_SEQ_ROUND", "1", "rounds of a long sequence are"),
+)
 
 
 class FuseMode(IntEnum):
@@ -50,16 +56,6 @@ class FuseMode(IntEnum):
     DISPATCH_FFN_COMBINE = 2
 
 
-def check_environment() -> None:
-    """Raise ArgumentError if a variable selects an unsupported feature of sgl-kernel-npu."""
-    for name, harmless, what in (
-        ("MOE_SHARED_EXPERT_RANK_NUM", "0", "ranks of shared experts are"),
-        ("DEEPEP_NORMAL_LONG_SEQ_ROUND", "1", "rounds of a long sequence are"),
-    ):
-        given = os.environ.get(name, "").strip() or harmless
-        need(given == harmless, name, "is {}; {} not supported: unset it", given, what)
-
-
 # ---- the compiled module
 
 
@@ -67,10 +63,8 @@ def check_environment() -> None:
 class Runtime:
     """``deep_ep_cpp.Buffer``: calls of one rank.
 
-    Args:
-        rank, group_size: this rank, and ranks of the group.
-        num_nvl_bytes, num_rdma_bytes, low_latency_mode: no effect; HCCL_BUFFSIZE sets the window size.
-        group_name: group_ep.
+    ``group_name`` is group_ep, of ``group_size`` ranks. num_nvl_bytes, num_rdma_bytes and low_latency_mode have no
+    effect; HCCL_BUFFSIZE sets the window size.
     """
 
     def __init__(
@@ -82,30 +76,24 @@ class Runtime:
         low_latency_mode: bool = False,
         group_name: str = "",
     ) -> None:
-        check_environment()
+        for name, harmless, what in _FEATURES:
+            given = os.environ.get(name, "").strip() or harmless
+            need(given == harmless, name, "is {}; {} not supported: unset it", given, what)
         self.place = BufferPlace(group_name, group_size, rank)
         self._sent_ids = SentIdStore()
 
     @torch.no_grad()
     def _dispatch(
-        self,
-        x: Tensor,
-        ids: Tensor,
-        experts: int,
-        tokens: int,
-        quant: str,
-        weights: Tensor | None = None,
-        waits: WaitStats | None = None,
+        self, x: Tensor, ids: Tensor, experts: int, tokens: int, quant: str, weights: Tensor | None, waits: WaitStats
     ) -> Dispatched:
         """Dispatch; ``tokens``: most tokens of a rank."""
         need_one_of("quant_mode", quant, (*QUANT_MODES, FP8_ROWS))
         self.place.need_one_server("AscendBuffer", "needs more state of a dispatch than its handles contain")
         dispatch = wide_ids_named(ids, self.place.rank)(self.place.dispatcher(experts).dispatch)
-        waits = waits or WaitStats("", None, x, self.place)
-        times, mode = waits.given(list(range(self.place.world))), QUANT_MODES.get(quant, 0)
+        options: dict[str, Any] = {"quant_mode": QUANT_MODES.get(quant, 0), "max_tokens": max(tokens, 1)}
         rows = pack(*cast_fp8_rows(x)) if quant == FP8_ROWS else x.contiguous()
-        options: dict[str, Any] = {"quant_mode": mode, "max_tokens": max(tokens, 1), **times}
-        sent = waits.after(dispatch)(rows, narrow("topk_idx", ids), expert_scales=weights, **options)
+        options |= {"expert_scales": weights, **waits.given()}
+        sent = waits.after(dispatch)(rows, narrow("topk_idx", ids), **options)
         if quant != FP8_ROWS:
             return sent
         rows, scales = unpack(sent.expand_x, (x.shape[1], torch.float8_e4m3fn), (1, torch.float32))
@@ -130,9 +118,7 @@ class Runtime:
         self, topk_idx: Tensor, num_experts: int, previous_event: EventHandle | None = None, *_: Any
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventHandle]:
         """Return DeepEP's layout, with is_token_in_rank ``(T, W)`` as int32."""
-        base.begin(previous_event)
-        per_rank, servers, per_expert, in_rank = base.dispatch_layout(self.place, topk_idx, num_experts)
-        return per_rank, servers, per_expert, in_rank.int(), EventHandle()
+        return *base.dispatch_layout(self.place, topk_idx, num_experts, previous_event, torch.int32), EventHandle()
 
     def intranode_dispatch(
         self,
@@ -248,7 +234,8 @@ class Runtime:
         base.need_whole("num_max_dispatch_tokens_per_rank", tokens, 0)
         rule = "is {}; x has {} tokens"
         need(tokens >= x.shape[0], "num_max_dispatch_tokens_per_rank", rule, tokens, x.shape[0])
-        rows = self._dispatch(x, topk_ids, num_experts, tokens, quant_mode)
+        waits = WaitStats("", None, x, self.place)
+        rows = self._dispatch(x, topk_ids, num_experts, tokens, quant_mode, None, waits)
         self._sent_ids.add(rows.expand_idx, narrow("topk_idx", topk_ids))
         received = (rows.expand_x, rows.dynamic_scales, rows.expert_token_nums, rows.expand_idx, rows.ep_recv_counts)
         return (*received, EventHandle(), base.nothing)
@@ -289,10 +276,7 @@ class Runtime:
         quant_mode: int = 1,
         profile_enable: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Run dispatch, the experts' MLP and combine; return ``(T, H)`` and dispatch's running sums.
-
-        The weights are those of `AscendBuffer.fused_deep_moe`.
-        """
+        """Run `AscendBuffer.fused_deep_moe`, with its weights; return ``(T, H)`` and dispatch's running sums."""
         given = {"gmm1_weight": gmm1_weight, "gmm2_weight": gmm2_weight}
         scales = {"gmm1_weight_scale": gmm1_weight_scale, "gmm2_weight_scale": gmm2_weight_scale}
         experts = experts_of(x, given | scales)
@@ -369,9 +353,7 @@ class AscendBuffer(BufferBase):
         group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode,
             allow_mnnvl: as for `BufferBase`, which states the limits.
 
-    The attributes of these names are the strategies, and may be set.
-
-    Source: sgl-kernel-npu ``deep_ep.Buffer``.
+    The attributes of these names are the strategies, and may be set. Source: sgl-kernel-npu ``deep_ep.Buffer``.
     """
 
     flavour = "ascend"
@@ -408,12 +390,8 @@ class AscendBuffer(BufferBase):
     def low_latency_dispatch(self, quant_mode: str | None, **others: Any) -> Any:
         """Run the strategy's `LowLatencyEPCommStrategy.low_latency_dispatch`.
 
-        Args:
-            quant_mode: a mode of the strategy; None: "int8" with use_fp8.
-            others: as there; use_ue8m0 and use_mxfp4 must be False.
-
-        Raises:
-            ArgumentError: use_ue8m0 or use_mxfp4 is True. Other errors: as there.
+        quant_mode is a mode of the strategy, or None: "int8" with use_fp8. The others are as there.
+        Raises ArgumentError if use_ue8m0 or use_mxfp4 is True, and the errors as there.
         """
         for name in ("use_ue8m0", "use_mxfp4"):
             need(not others[name], name, "is True; MX formats need the 950 series: pass False")
@@ -453,11 +431,13 @@ class AscendBuffer(BufferBase):
             num_max_dispatch_tokens_per_rank: at least every rank's T; fuse_mode 2: max_output_size.
             fuse_mode: 1 or 2. profile_enable: ignored.
 
-        Raises:
-            ArgumentError: an argument breaks one of these rules.
+        Raises ArgumentError if an argument breaks one of these rules.
         """
         need(fuse_mode in (1, 2), "fuse_mode", "is {}; it must be 1 or 2", fuse_mode)
         whole = fuse_mode == FuseMode.FUSED_DEEP_MOE
         fused = self.runtime.fused_deep_moe if whole else self.runtime.dispatch_ffn_combine
         weights = (gmm1_permuted_weight, gmm1_permuted_weight_scale, gmm2_weight, gmm2_weight_scale)
         return fused(x, topk_idx, *weights, topk_weights, num_max_dispatch_tokens_per_rank, num_experts, quant_mode)
+
+
+FLAVOURS[AscendBuffer.flavour] = AscendBuffer

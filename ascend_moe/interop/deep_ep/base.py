@@ -5,7 +5,6 @@ On the CPU a call has finished when it returns.
 
 from __future__ import annotations
 
-import functools
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -50,13 +49,11 @@ class EventHandle:
 
 
 class EventOverlap:
-    """Event to wait for, and a hook that runs after the wait.
+    """Event to wait for, and a hook that runs after the wait. Source: DeepEP ``EventOverlap``.
 
     Args:
         event: None: nothing to wait for.
         extra_tensors: referenced as long as this object.
-
-    Source: DeepEP ``EventOverlap``.
     """
 
     def __init__(self, event: EventHandle | None = None, extra_tensors: tuple[Any, ...] | None = None) -> None:
@@ -67,8 +64,7 @@ class EventOverlap:
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """Make the current stream wait, then call the hook, once. release_handle: drop the event.
 
-        Raises:
-            ArgumentError: there is no event, because the call had no async_finish.
+        Raises ArgumentError if there is no event, because the call had no async_finish.
         """
         need(self.event is not None, "event", "is None: the call had no async_finish, its results can be used at once")
         assert self.event is not None
@@ -119,13 +115,12 @@ class WaitStats:
 
     Args:
         argument: its name in errors.
-        stats: ``(W,)``: µs for each source rank are added; or ``(W, W)``: to this rank's row, so that the sum of the
-            ranks' tensors contains all waits. int64 or int32. On the device of x.
+        stats: ``(W,)`` int64 or int32 on the device of x: µs for each source rank are added; or ``(W, W)``: to this
+            rank's row, so that the sum of the ranks' tensors contains all waits.
         x: the rows of the call.
         place: this rank's place.
 
-    Raises:
-        ArgumentError: stats has another shape, dtype or device.
+    Raises ArgumentError if stats has another shape, dtype or device.
     """
 
     def __init__(self, argument: str, stats: Tensor | None, x: Tensor, place: Place) -> None:
@@ -137,24 +132,21 @@ class WaitStats:
         need(stats.device == x.device, argument, "is on {}, x on {}; move it there", stats.device, x.device)
         self._row = stats if stats.dim() == 1 else stats[place.rank]
 
-    def given(self, ranks: list[int]) -> dict[str, Tensor]:
-        """Return the op's keyword argument; ``ranks``: the op's ranks, by their numbers in the Buffer's group."""
+    def given(self, ranks: list[int] | None = None) -> dict[str, Tensor]:
+        """Return the op's keyword argument; ``ranks``: the op's, by their numbers in the Buffer's group; None: all."""
         if self._row is None:
             return {}
-        self._ranks = ranks
-        self._times = torch.zeros(len(ranks), dtype=torch.int64, device=self._row.device)
+        self._ranks = self._ranks if ranks is None else ranks
+        self._times = torch.zeros(len(self._ranks), dtype=torch.int64, device=self._row.device)
         return {"performance_info": self._times}
 
     def after(self, call: Callable[P, R]) -> Callable[P, R]:
         """Return the call, after which the waits are added."""
-        row = self._row
-        if row is None:
-            return call
 
-        @functools.wraps(call)
         def timed(*args: P.args, **kwargs: P.kwargs) -> R:
             result = call(*args, **kwargs)
-            row[self._ranks] += self._times.to(row.dtype)
+            if self._row is not None:
+                self._row[self._ranks] += self._times.to(self._row.dtype)
             return result
 
         return timed
@@ -223,9 +215,9 @@ class Handle(tuple):  # type: ignore[type-arg]
 
 def call_of(handle: object, kind: type[R], function: str) -> R:
     """Return the state of a handle. Raises ArgumentError unless ``function`` returned the handle."""
-    call = getattr(handle, "call", None)
+    call: R = getattr(handle, "call", None)  # type: ignore[assignment]
     need(isinstance(call, kind), "handle", "is a {}; pass the handle that {} returned", type(handle).__name__, function)
-    return call  # type: ignore[return-value]
+    return call
 
 
 def need_whole(argument: str, value: object, least: int, most: int = 2**31 - 1) -> None:
@@ -248,8 +240,11 @@ def refused(name: str, instead: str) -> Any:
 # ---- dispatch layout and window size
 
 
-def dispatch_layout(place: BufferPlace, topk_idx: Tensor, experts: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+def dispatch_layout(
+    place: BufferPlace, topk_idx: Tensor, experts: int, previous_event: Any, in_rank_dtype: torch.dtype = torch.bool
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """Return the first four results of ``get_dispatch_layout``; the second is None on one server."""
+    begin(previous_event)
     need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
     local, world = place.local_experts(experts), place.world
     ranks = torch.where(topk_idx >= 0, topk_idx // local, world).long()
@@ -262,7 +257,7 @@ def dispatch_layout(place: BufferPlace, topk_idx: Tensor, experts: int) -> tuple
     if place.ranks_per_server:
         servers = in_rank.view(-1, world // place.ranks_per_server, place.ranks_per_server).any(2)
         servers = servers.sum(0, dtype=torch.int32)
-    return in_rank.sum(0, dtype=torch.int32), servers, per_expert, in_rank
+    return in_rank.sum(0, dtype=torch.int32), servers, per_expert, in_rank.to(in_rank_dtype)
 
 
 def agreed_head(own: int, topk_idx: Tensor | None, experts: int, device: torch.device) -> Tensor:
@@ -279,8 +274,7 @@ def agreed_head(own: int, topk_idx: Tensor | None, experts: int, device: torch.d
 def most_tokens(heads: Tensor, topk_idx: Tensor | None, experts: int) -> int:
     """Return the largest number of tokens of a rank, from every rank's head; read on the host.
 
-    Raises:
-        InvalidExpertId: on every rank, for the first rank's invalid id.
+    Raises InvalidExpertId, on every rank, for the first rank's invalid id.
     """
     table = heads.tolist()
     for rank, (_, place, low, high) in enumerate(table):
@@ -294,13 +288,8 @@ def most_tokens(heads: Tensor, topk_idx: Tensor | None, experts: int) -> int:
 
 
 def most_tokens_of(place: BufferPlace, own: int, topk_idx: Tensor, experts: int) -> int:
-    """Return the largest number of tokens of any rank; ``own``: this rank's. Collective; read on the host.
-
-    Raises:
-        InvalidExpertId: on every rank, for the first rank's invalid id.
-    """
-    head = agreed_head(own, topk_idx, experts, topk_idx.device)
-    return most_tokens(gather_rows(head, place), topk_idx, experts)
+    """Return `most_tokens`; ``own``: this rank's tokens. Collective."""
+    return most_tokens(gather_rows(agreed_head(own, topk_idx, experts, topk_idx.device), place), topk_idx, experts)
 
 
 @with_typed_errors
@@ -309,25 +298,16 @@ def get_low_latency_rdma_size_hint(
 ) -> int:
     """Return the bytes of window per rank for low-latency dispatch and combine, whole MiB.
 
-    For the ops' largest number of experts per token. HCCL_BUFFSIZE sets the window size.
-
-    Args:
-        num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts: the largest T of a rank, H, W and E.
-
-    Raises:
-        ArgumentError: a number is out of range.
-
-    Source: DeepEP ``get_low_latency_rdma_size_hint``.
+    For the ops' largest number of experts per token. HCCL_BUFFSIZE sets the window size. The arguments are the largest
+    T of a rank, H, W and E. Raises ArgumentError if one is out of range. Source: DeepEP
+    ``get_low_latency_rdma_size_hint``.
     """
     topk = min(plan.limits()["topk"], num_experts)
     return _window(num_ranks, num_experts, topk, hidden, num_max_dispatch_tokens_per_rank)
 
 
 def _window(ranks: int, experts: int, topk: int, hidden: int, tokens: int) -> int:
-    """Return the bytes for these sizes, of the algorithm of ASCEND_MOE_COMM_ALG, else of the smaller one.
-
-    Between servers (ASCEND_MOE_RANKS_PER_SERVER) the algorithm is hierarchy, as in a Buffer.
-    """
+    """Return the bytes of ASCEND_MOE_COMM_ALG's algorithm, else of the smaller; between servers of hierarchy."""
     asked = plan.Request(ranks, experts, topk, hidden, tokens, equal_batches=False)
     servers = plan.on_servers(ranks, "hierarchy", weights=True)
     if servers:
@@ -340,11 +320,11 @@ def _window(ranks: int, experts: int, topk: int, hidden: int, tokens: int) -> in
 
 @dataclass
 class Config:
-    """Launch configuration of DeepEP's kernels, without effect here except for the size hints.
+    """Launch configuration of DeepEP's kernels, whose numbers have no effect here; its methods are size hints.
 
     Attributes:
         num_sms, num_max_nvl_chunked_send_tokens, num_max_nvl_chunked_recv_tokens, num_max_rdma_chunked_send_tokens,
-            num_max_rdma_chunked_recv_tokens: no effect.
+            num_max_rdma_chunked_recv_tokens: as in DeepEP.
 
     Source: DeepEP ``Config``.
     """

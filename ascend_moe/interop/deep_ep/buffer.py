@@ -18,7 +18,6 @@ from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.dispatchers.rows import unpack
 from ascend_moe.errors import need, need_dims, need_one_of, need_shape, typed_methods
 from ascend_moe.interop.deep_ep import base
-from ascend_moe.interop.deep_ep.ascend import AscendBuffer
 from ascend_moe.interop.deep_ep.base import BufferPlace, Config, EventOverlap, Group, Handle, call_of, need_whole
 from ascend_moe.interop.deep_ep.low_latency import _LowLatencyMode
 from ascend_moe.interop.deep_ep.rows import FLOATS, check_x, pack
@@ -49,19 +48,22 @@ class Sent:
         return self.dispatcher.combine(rows.contiguous(), self.arrived, ones, shared_expert_x=bias)
 
 
+FLAVOURS: dict[str, Any] = {}  # Buffers; the module of each adds its own
+
+
 class _ByFlavour(type):
     """Metaclass: ``Buffer(group, ..., flavour="ascend")`` makes an AscendBuffer."""
 
     def __call__(cls, *args: Any, flavour: str = "deepep", **kwargs: Any) -> Any:
-        need_one_of("flavour", flavour, ("deepep", AscendBuffer.flavour))
-        if cls is Buffer and flavour == AscendBuffer.flavour:
-            return AscendBuffer(*args, **kwargs)
+        need_one_of("flavour", flavour, FLAVOURS)
+        if cls is Buffer and flavour != cls.flavour:
+            return FLAVOURS[flavour](*args, **kwargs)
         return super().__call__(*args, **kwargs)
 
 
 @typed_methods
 class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
-    """Dispatch and combine with DeepEP's names, arguments, results and handles.
+    """Dispatch and combine with DeepEP's names, arguments, results and handles. Source: DeepEP ``Buffer``.
 
     Args:
         group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode,
@@ -73,8 +75,6 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         comm: must be None.
         flavour: "deepep", or "ascend": make an ``AscendBuffer`` from the arguments, with sgl-kernel-npu's rows,
             counts and handles.
-
-    Source: DeepEP ``Buffer``.
     """
 
     flavour = "deepep"
@@ -114,19 +114,16 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         Args:
             topk_idx: ``(T, K)`` int64 (or int32); -1: not routed.
             num_experts: E, a multiple of W.
-            previous_event: waited for first.
+            previous_event: waited for first. allocate_on_comm_stream: ignored.
             async_finish: return the event of the stream's work; False: an EventOverlap whose event is None.
-            allocate_on_comm_stream: ignored.
 
         Returns:
             tokens per rank ``(W,)`` int32; per server, None for one server; (token, k) pairs per expert ``(E,)``
             int32; whether a token is sent to a rank ``(T, W)`` bool; the event.
 
-        Raises:
-            ArgumentError: an argument breaks one of these rules.
+        Raises ArgumentError if an argument breaks one of these rules.
         """
-        base.begin(previous_event)
-        found = base.dispatch_layout(self._place, topk_idx, num_experts)
+        found = base.dispatch_layout(self._place, topk_idx, num_experts, previous_event)
         return (*found, base.finished(async_finish, topk_idx))
 
     @torch.no_grad()
@@ -158,18 +155,16 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
             expert_alignment: round counts of experts up to a multiple of it.
             num_worst_tokens: above 0, equal on all ranks: number of rows of the results, at least W times the largest
                 T; nothing is read on the host.
-            num_tokens_per_rdma_rank, config, previous_event, async_finish, allocate_on_comm_stream: no effect
-                except events.
+            num_tokens_per_rdma_rank, config: no effect. previous_event, async_finish, allocate_on_comm_stream: as for
+                get_dispatch_layout.
 
         Returns:
             n rows like x, by source rank, then in the source's order; local ids ``(n, K)`` int64, -1 for experts of
             other ranks and unused rows; weights ``(n, K)``, 0 there; a list of (token, k) pairs per local expert,
             empty with num_worst_tokens; the handle; the event. With a handle the middle four are None.
 
-        Collective. Raises:
-            ArgumentError: an argument breaks one of these rules.
-            InvalidExpertId: on every rank, for an invalid id of topk_idx; not checked with num_worst_tokens.
-            Other errors: the ops'.
+        Collective. Raises ArgumentError if an argument breaks one of these rules; InvalidExpertId on every rank, for an
+        invalid id of topk_idx, which is not checked with num_worst_tokens; or another error of the ops.
         """
         base.begin(previous_event)
         self._pending.wait()
@@ -235,8 +230,7 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
             ``(T, H)`` of x's dtype: fp32 sums, ranks ascending, then the biases, one rounding; ``(T, K)`` float32 or
             None; the event.
 
-        Collective. Raises:
-            ArgumentError: an argument breaks one of these rules. Other errors: the ops'.
+        Collective. Raises ArgumentError if an argument breaks one of these rules, or another error of the ops.
         """
         base.begin(previous_event)
         self._pending.wait()
@@ -317,8 +311,7 @@ def _ones(dispatcher: MC2Dispatcher, ranks: Tensor) -> Tensor | None:
 
 def _received(sent: Dispatched, number: int, columns: list[Tensor]) -> list[Tensor]:
     """Return the columns of ``number`` received rows, padded with zeros."""
-    rows = _first(sent.expand_x, number)
-    return unpack(rows, *((column.shape[1], column.dtype) for column in columns))
+    return unpack(_first(sent.expand_x, number), *((column.shape[1], column.dtype) for column in columns))
 
 
 def _first(rows: Tensor, number: int) -> Tensor:
@@ -357,3 +350,6 @@ def _handle(sent: Sent, per_rank: Tensor, in_rank: Tensor, arrived: Tensor) -> H
         in_rank,  # is_token_in_rank (T, W) bool
         head,  # send_head (T, W)
     )
+
+
+FLAVOURS[Buffer.flavour] = Buffer

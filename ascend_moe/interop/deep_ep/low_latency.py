@@ -19,15 +19,7 @@ from ascend_moe.dispatchers.base import InFlight
 from ascend_moe.errors import ArgumentError, CommError, PeerLost, need, need_dims, need_dtype, need_shape, typed_methods
 from ascend_moe.experts.quant import FP8
 from ascend_moe.interop.deep_ep import base
-from ascend_moe.interop.deep_ep.base import (
-    BufferBase,
-    BufferPlace,
-    EventOverlap,
-    Handle,
-    WaitStats,
-    call_of,
-    need_whole,
-)
+from ascend_moe.interop.deep_ep.base import BufferBase, BufferPlace, EventOverlap, Handle, WaitStats, call_of
 from ascend_moe.interop.deep_ep.rows import Format, places_of
 from ascend_moe.ops.sent_ids import SentIds
 
@@ -90,11 +82,7 @@ class RankMask:
             self._shrink([place for place, rank in enumerate(self.alive) if rank not in self._to_mask])
 
     def watched(self, call: Callable[P, R]) -> Callable[P, R]:
-        """Return the call; if it loses a rank, the others continue without it from the next call on.
-
-        Raises:
-            PeerLost: on every remaining rank, if a rank was lost in this call, whose results are incomplete.
-        """
+        """Return the call, which raises PeerLost on every remaining rank if it loses one; the next goes without it."""
 
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
@@ -158,8 +146,7 @@ class Received:
     Args:
         dispatcher: of the op, whose ranks may be fewer than those of the Buffer's group.
         tokens: most tokens of a rank. x, ids: this rank's rows, and their ids as sent.
-        stats: counts to which the received rows are added, or None.
-        finish: waits for the op's result.
+        stats: counts to which the received rows are added, or None. finish: waits for the op's result.
     """
 
     def __init__(
@@ -257,26 +244,16 @@ class _LowLatencyMode(BufferBase):
         self._shrinkable("low_latency_query_mask_buffer").query(mask_status)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Unmask all ranks; the next call opens new windows. Call it on all ranks.
-
-        Raises:
-            ArgumentError: a masked rank has ended.
-        """
+        """Unmask all ranks; the next call opens new windows. Call it on all ranks. None may have ended."""
         self._shrinkable("low_latency_clean_mask_buffer").clean()
 
     def get_local_buffer_tensor(
         self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False
     ) -> Tensor:
-        """Return a tensor ``(0,)``, for callers that zero the whole buffer after a fault.
+        """Return a tensor ``(0,)`` of dtype, for callers that zero the whole buffer after a fault.
 
-        Zeroing is not needed: messages are numbered, and values of earlier calls are never read. Needs enable_shrink.
-
-        Args:
-            dtype: dtype of the tensor. size, offset: must be None and 0. use_rdma_buffer: must be True.
-
-        Raises:
-            ArgumentError: it is not the whole buffer, or the Buffer has no enable_shrink; `ascend_moe.window_empty`
-                returns tensors in a window.
+        Zeroing is not needed: messages are numbered, and values of earlier calls are never read. Raises ArgumentError
+        unless size is None, offset 0 and use_rdma_buffer True, in a Buffer with enable_shrink.
         """
         if not (self.enable_shrink and use_rdma_buffer and size is None and offset == 0):
             self._no_local_buffer()
@@ -332,9 +309,8 @@ class _LowLatencyMode(BufferBase):
             rows per expert ``(L,)`` int32; the handle; the event; the hook. At most two results may be in use, that
             is neither combined nor dropped.
 
-        Collective. Raises:
-            ArgumentError: an argument breaks one of these rules, or two results are in use.
-            InvalidExpertId: on every rank, for an invalid id. Other errors: the ops'.
+        Collective. Raises ArgumentError if an argument breaks one of these rules or two results are in use,
+        InvalidExpertId on every rank for an invalid id, or another error of the ops.
         """
         format, tokens = Format(use_fp8, round_scale, use_ue8m0), num_max_dispatch_tokens_per_rank
         self._place.need_one_server("low latency", "weights rows before they return, but weights belong to combine")
@@ -407,8 +383,7 @@ class _LowLatencyMode(BufferBase):
         Returns:
             ``(T, H)`` bf16: fp32 sums, k ascending, one rounding; the event; the hook.
 
-        Collective. Raises:
-            ArgumentError: an argument breaks one of these rules. Others: as the ops.
+        Collective. Raises ArgumentError if an argument breaks one of these rules, or another error of the ops.
         """
         rule = "is True, but combine's kernel sums bf16 rows and does not decode LogFMT: pass False"
         need(not use_logfmt, "use_logfmt", rule)
@@ -443,10 +418,7 @@ class _LowLatencyMode(BufferBase):
         return total, base.finished(async_finish, *finished), hook
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
-        """Return ``(L, max * W, H)`` bf16, to be filled for a combine of ``handle`` with zero_copy.
-
-        Combine still copies it into the window.
-        """
+        """Return ``(L, max * W, H)`` bf16, to be filled for a combine of ``handle`` with zero_copy, which copies it."""
         result = call_of(handle, Received, "low_latency_dispatch")
         if result.next_rows is None:
             result.next_rows = torch.zeros(result.shape, dtype=torch.bfloat16, device=result.count.device)
@@ -461,7 +433,7 @@ def _check(x: Tensor, topk_idx: Tensor, tokens: int, stats: Tensor | None, local
     need_dims("x", x, 2, dtypes=(torch.bfloat16,))
     need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
     need(topk_idx.shape[0] == x.shape[0], "topk_idx", "has {} tokens; x has {}", topk_idx.shape[0], x.shape[0])
-    need_whole("num_max_dispatch_tokens_per_rank", tokens, 1)
+    base.need_whole("num_max_dispatch_tokens_per_rank", tokens, 1)
     rule = "is {}; x has {} tokens: pass the largest number of all ranks"
     need(tokens >= x.shape[0], "num_max_dispatch_tokens_per_rank", rule, tokens, x.shape[0])
     if stats is not None:

@@ -17,22 +17,25 @@ from torch import Tensor
 from ascend_moe._tensors import narrow, wide_ids_named
 from ascend_moe.dispatchers import AllToAllDispatcher, Dispatched
 from ascend_moe.errors import (
-    ArgumentError,
     need,
     need_dims,
     need_one_of,
     need_shape,
+    with_signature_like,
     with_signature_of,
     with_typed_errors,
 )
 from ascend_moe.interop.deep_ep import base
 from ascend_moe.interop.deep_ep.base import BufferPlace, EventHandle, EventOverlap, Group
+from ascend_moe.interop.deep_ep.buffer import Buffer
 from ascend_moe.interop.deep_ep.rows import FP8_ROWS, QUANT_MODES, places_of
 from ascend_moe.ops.sent_ids import SentIds
 
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound="type[EPCommStrategy]")
+LowLatencyDispatched = tuple[Any, Tensor, tuple[Any, ...], EventOverlap, Callable[[], None]]
+LowLatencyCombined = tuple[Tensor, EventOverlap, Callable[[], None]]
 
 # As in sgl-kernel-npu; its MX formats need the 950 series and are refused here.
 VALID_QUANT_MODES = frozenset(("bf16", "int8", "mx_fp8_e4m3", "mx_fp8_e5m2", FP8_ROWS, "mx_fp4_e2m1"))
@@ -74,11 +77,10 @@ class StrategyMap:
 
 
 class EPCommStrategy(ABC):
-    """Base of a transport for dispatch and combine.
+    """Base of a transport for dispatch and combine, registered as ``name`` for the ``modes``.
 
     Args:
-        runtime: ``Runtime`` of the Buffer, or None.
-        group: as for ``Buffer``. Opened on first use, which is collective.
+        runtime: ``Runtime`` of the Buffer, or None. group: as for ``Buffer``; opened on first use, which is collective.
 
     A custom class takes these two by name, and is registered under its own name.
     """
@@ -112,44 +114,22 @@ class EPCommStrategy(ABC):
 
 
 class NormalEPCommStrategy(EPCommStrategy):
-    """Base of strategies for normal mode."""
+    """Base of strategies for normal mode. The arguments are those of `Buffer`, and further ones."""
 
     modes = ("normal",)
 
+    @with_signature_of(Buffer.get_dispatch_layout)
     @with_typed_errors
     def get_dispatch_layout(
-        self,
-        topk_idx: Tensor,
-        num_experts: int,
-        previous_event: EventOverlap | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
+        self, topk_idx: Tensor, num_experts: int, previous_event: EventOverlap | None
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventOverlap]:
         """Return the layout of `Buffer.get_dispatch_layout`, with is_token_in_rank as int32."""
-        base.begin(previous_event)
-        per_rank, servers, per_expert, in_rank = base.dispatch_layout(self.place, topk_idx, num_experts)
-        return per_rank, servers, per_expert, in_rank.int(), EventOverlap(EventHandle())
+        found = base.dispatch_layout(self.place, topk_idx, num_experts, previous_event, torch.int32)
+        return *found, EventOverlap(EventHandle())
 
     @abstractmethod
-    def dispatch(
-        self,
-        x: Any,
-        handle: Any = None,
-        num_tokens_per_rank: Tensor | None = None,
-        num_tokens_per_rdma_rank: Tensor | None = None,
-        is_token_in_rank: Tensor | None = None,
-        num_tokens_per_expert: Tensor | None = None,
-        topk_idx: Tensor | None = None,
-        topk_weights: Tensor | None = None,
-        expert_alignment: int = 1,
-        num_worst_tokens: int = 0,
-        config: object = None,
-        previous_event: EventOverlap | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-        dispatch_wait_recv_cost_stats: Tensor | None = None,
-        quant_mode: str | None = None,
-    ) -> Any:
+    @with_signature_like(Buffer.dispatch, dispatch_wait_recv_cost_stats=None, quant_mode=None)
+    def dispatch(self) -> Any:
         """Send each (token, expert) row to the expert's rank.
 
         Args:
@@ -163,32 +143,20 @@ class NormalEPCommStrategy(EPCommStrategy):
             rows ``(n, H)``, quantized a tuple of them and their scales; ids and weights ``(n, K)``, -1 and 0 except at
             the row's k; rows per local expert as a list; the handle; the event.
 
-        Collective. Raises:
-            ArgumentError: invalid arguments. InvalidExpertId: invalid ids, on every rank. Other errors: the ops'.
+        Collective. Raises the errors of `Buffer.dispatch`.
         """
 
     @abstractmethod
-    def combine(
-        self,
-        x: Tensor,
-        handle: Any,
-        topk_weights: Tensor | None = None,
-        bias: Any = None,
-        config: object = None,
-        previous_event: EventOverlap | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-        combine_send_cost_stats: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None, EventOverlap]:
+    @with_signature_like(Buffer.combine, combine_send_cost_stats=None)
+    def combine(self) -> tuple[Tensor, Tensor | None, EventOverlap]:
         """Combine: return each token's sum of rows, weighted by dispatch's topk_weights; topk_weights has no effect.
 
-        Returns:
-            ``(T, H)``: fp32 sums, k ascending, one rounding; dispatch's topk_weights; the event.
+        Returns ``(T, H)``: fp32 sums, k ascending, one rounding; dispatch's topk_weights; the event.
         """
 
 
 class LowLatencyEPCommStrategy(EPCommStrategy):
-    """Base of strategies for low-latency mode."""
+    """Base of strategies for low-latency mode. The arguments are those of `Buffer`, but for some."""
 
     modes = ("low_latency",)
 
@@ -208,7 +176,7 @@ class LowLatencyEPCommStrategy(EPCommStrategy):
         return_recv_hook: bool = False,
         topk_weights: Tensor | None = None,
         quant_mode: str | None = None,
-    ) -> tuple[Any, Tensor, tuple[Any, ...], EventOverlap, Callable[[], None]]:
+    ) -> LowLatencyDispatched:
         """Send each (token, expert) row to the expert's rank.
 
         Args:
@@ -219,26 +187,15 @@ class LowLatencyEPCommStrategy(EPCommStrategy):
             rows in the compacted layout, quantized a tuple of them and their scales; rows per local expert ``(L,)``
             int64; the handle; the event; a hook that does nothing.
 
-        Collective. Raises:
-            ArgumentError: invalid arguments. InvalidExpertId: invalid ids, on every rank. Other errors: the ops'.
+        Collective. Raises the errors of `Buffer.low_latency_dispatch`.
         """
 
     @abstractmethod
-    def low_latency_combine(
-        self,
-        x: Tensor,
-        topk_idx: Tensor,
-        topk_weights: Tensor,
-        handle: tuple[Any, ...],
-        zero_copy: bool = False,
-        async_finish: bool = False,
-        return_recv_hook: bool = False,
-        out: Tensor | None = None,
-    ) -> tuple[Tensor, EventOverlap, Callable[[], None]]:
+    @with_signature_like(Buffer.low_latency_combine, without="use_logfmt combine_wait_recv_cost_stats")
+    def low_latency_combine(self) -> LowLatencyCombined:
         """Combine: return each token's weighted sum of its rows.
 
-        Returns:
-            ``(T, H)``: fp32 sums, k ascending, one rounding; the event; a hook that does nothing.
+        Returns ``(T, H)``: fp32 sums, k ascending, one rounding; the event; a hook that does nothing.
         """
 
 
@@ -301,10 +258,9 @@ def _begin_combine(bias: Any, previous_event: EventOverlap | None) -> None:
 
 def _entries(handle: Any, *sizes: int) -> tuple[Any, ...]:
     """Return the entries of a handle. Raises ArgumentError unless it has one of these sizes."""
-    if isinstance(handle, tuple) and len(handle) in sizes:
-        return handle
-    listed = " or ".join(map(str, sizes))
-    raise ArgumentError(f"handle is not a tuple of {listed} entries; pass dispatch's", argument="handle")
+    fits = isinstance(handle, tuple) and len(handle) in sizes
+    need(fits, "handle", f"is not a tuple of {' or '.join(map(str, sizes))} entries; pass dispatch's")
+    return handle  # type: ignore[no-any-return]
 
 
 @register_normal_strategy("default")
@@ -373,10 +329,6 @@ class AlltoAllNormalCommStrategy(NormalEPCommStrategy):
         return handle.dispatcher.combine(x, handle.dispatched, weights.float()), None, EventOverlap()
 
 
-LowLatencyDispatched = tuple[Any, Tensor, tuple[Any, ...], EventOverlap, Callable[[], None]]
-LowLatencyCombined = tuple[Tensor, EventOverlap, Callable[[], None]]
-
-
 @register_low_latency_strategy("default")
 class DefaultLowLatencyCommStrategy(LowLatencyEPCommStrategy):
     """Low latency by window ops; quant_mode None: bf16. Source: sgl-kernel-npu ``DefaultLowLatencyCommStrategy``."""
@@ -411,10 +363,7 @@ class DefaultLowLatencyCommStrategy(LowLatencyEPCommStrategy):
 class OpsLowLatencyCommStrategy(DefaultLowLatencyCommStrategy):
     """Default strategy with handles of ten entries. Source: sgl-kernel-npu ``OpsLowLatencyCommStrategy``.
 
-    After the seven entries: the mask of tokens, their ids as int32 and weights.
-
-    Args:
-        comm_alg: one of sgl-kernel-npu's; no effect.
+    After the seven entries: the mask of tokens, their ids as int32 and weights. ``comm_alg`` has no effect.
     """
 
     name = "ops"

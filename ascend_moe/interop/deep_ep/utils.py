@@ -32,10 +32,7 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int
     """Start torch.distributed, and set torch's default dtype to bf16 and its device to this rank's.
 
     MASTER_ADDR and MASTER_PORT are the rendezvous address; WORLD_SIZE and RANK count nodes. The backend is "hccl" with
-    torch.npu, else "gloo".
-
-    Returns:
-        rank, number of ranks, group of all.
+    torch.npu, else "gloo". Returns rank, number of ranks, group of all.
     """
     global _local_rank
     _local_rank = local_rank
@@ -218,8 +215,7 @@ def bench_kineto(
         num_kernels_per_period: ops of a name per call; if several, the result of each name is a list of that length.
         suppress_kineto_output, flush_l2: have no effect; the profiler prints nothing.
 
-    Raises:
-        ArgumentError: the number of ops of a name is not a multiple of the period.
+    Raises ArgumentError if the number of ops of a name is not a multiple of the period.
     """
     words = (kernel_names,) if isinstance(kernel_names, str) else kernel_names
     wait = barrier or (lambda: dist.all_reduce(torch.ones(1, dtype=torch.float32, device="cpu")))
@@ -247,11 +243,7 @@ def _mean_seconds(events: Any, word: str, period: int) -> float | list[float]:
 
 
 def _within(event: Any, word: str) -> bool:
-    while event is not None:
-        if word in event.name:
-            return True
-        event = event.cpu_parent
-    return False
+    return event is not None and (word in event.name or _within(event.cpu_parent, word))
 
 
 def _synchronize() -> None:

@@ -65,7 +65,7 @@ def test_ascend_low_latency(clusters: Clusters, case: Case, strategy: str, entri
     def run(rank: int, group_ep: str) -> None:
         buffer = AscendBuffer((group_ep, case.world, rank), low_latency_strategy=strategy)
         for quant in (None, "int8"):
-            got, count, handle, _, hook = low(case, rank, buffer, quant_mode=quant, topk_weights=case.weights(rank))
+            got, count, handle, _, hook = low(case, rank, buffer, use_fp8=bool(quant), topk_weights=case.weights(rank))
             most = case.world * (case.most + 1)
             expected = v2(case, rank, buffer._place, quant_mode=2 if quant else 0, global_bs=most)
             n = int(expected.ep_recv_counts[-1])

@@ -143,9 +143,9 @@ def test_a_worst_number_of_rows(clusters: Clusters, extra: int) -> None:
         assert torch.equal(total, expected[0]) and torch.equal(summed, expected[1])
 
     def too_small(rank: int, buffer: Buffer) -> None:
-        if case.tokens(rank):  # it raises before anything is sent
-            with pytest.raises(ArgumentError, match=rf"num_worst_tokens is 1; .* at least {2 * case.tokens(rank)}$"):
-                send(case, rank, buffer, num_worst_tokens=1)
+        if (few := 2 * case.tokens(rank) - 1) > 0:  # it raises before anything is sent
+            with pytest.raises(ArgumentError, match=rf"num_worst_tokens is {few}; .* at least {few + 1}$"):
+                send(case, rank, buffer, num_worst_tokens=few)
 
     on_all(clusters, case, body)
     on_all(clusters, case, too_small)

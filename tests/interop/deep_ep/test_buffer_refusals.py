@@ -145,8 +145,7 @@ def test_what_is_not_there_is_refused_by_name() -> None:
 
     def run(rank: int, group_ep: str) -> None:
         buffer = Buffer((group_ep, 1, 0))
-        sent = low(case, rank, buffer)
-        small = (case.x(0), case.ids(0), 3, case.experts)
+        sent, normal = low(case, rank, buffer), send(case, 0, buffer)[4]
         refused: list[tuple[str, Callable[[], Any]]] = [
             ("use_logfmt is True, but combine's kernel sums", lambda: finish(case, 0, buffer, sent, use_logfmt=True)),
             ("low_latency_update_mask_buffer", lambda: buffer.low_latency_update_mask_buffer(0, True)),
@@ -155,11 +154,10 @@ def test_what_is_not_there_is_refused_by_name() -> None:
             ("get_local_buffer_tensor", lambda: buffer.get_local_buffer_tensor(BF16)),
             ("num_tokens_per_rank is missing", lambda: buffer.dispatch(case.x(0))),
             ("handle is a tuple", lambda: buffer.dispatch(case.x(0), handle=tuple(sent[2]))),
-            ("topk_idx is given with a handle", lambda: send(case, 0, buffer, handle=send(case, 0, buffer)[4])),
-            (
-                "num_max_dispatch_tokens_per_rank is 3",
-                lambda: buffer.low_latency_dispatch(*small),
-            ),
+            ("topk_idx is given with a handle", lambda: send(case, 0, buffer, handle=normal)),
+            ("x has 4 rows; dispatch returned 5", lambda: buffer.combine(case.x(0)[:4], normal)),
+            ("bias has 3 tensors", lambda: buffer.combine(case.x(0), normal, bias=(case.x(0),) * 3)),  # type: ignore[arg-type]
+            ("per_rank is 3", lambda: buffer.low_latency_dispatch(case.x(0), case.ids(0), 3, case.experts)),
             ("num_experts is 7", lambda: Buffer((group_ep, 2, 0)).get_dispatch_layout(case.ids(0), 7)),
             ("comm is not supported", lambda: Buffer((group_ep, 1, 0), comm=object())),
             ("flavour is 'other'", lambda: Buffer((group_ep, 1, 0), flavour="other")),
@@ -224,8 +222,8 @@ def test_internode_calls_take_deepeps_positions(clusters: Clusters) -> None:
         per_rank, servers, per_expert, in_rank, event = buffer.get_dispatch_layout(ids, case.experts, None, True)
         config, given = Buffer.get_dispatch_config(2), (None, per_rank, servers, in_rank, per_expert, ids, weights)
         rows, _, _, numbers, handle, event = buffer.internode_dispatch(case.x(rank), *given, 4, config, event, True)
-        wanted, *_ = send(case, rank, buffer)
-        assert torch.equal(rows, wanted) and all(number % 4 == 0 for number in numbers) and event.event is not None
+        wanted, _, _, exact, *_ = send(case, rank, buffer)
+        assert torch.equal(rows, wanted) and numbers == [-(-n // 4) * 4 for n in exact] and event.event is not None
         home, summed, _ = buffer.internode_combine(rows, handle, None, case.x(rank), config, event)
         assert torch.equal(home, buffer.combine(rows, handle, bias=case.x(rank))[0]) and summed is None
 
