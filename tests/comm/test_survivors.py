@@ -291,6 +291,10 @@ def test_shrinking_twice_and_what_is_left_after_run(library: WindowLibrary) -> N
                 raise Dies
             with pytest.raises(PeerLost):
                 cases.layers(place, 2)
+            alive = ascend_moe.agree(place.group_ep)
+            if place.rank == 0:
+                with pytest.raises(CommTimeout, match="has not called shrink"):  # the others agree again
+                    ascend_moe.shrink(place.group_ep, alive, 0.2)
             place = ascend_moe.shrink(place.group_ep, ascend_moe.agree(place.group_ep))
             assert place.group_ep in ascend_moe.comm.threads.names()
             sizes.append(place.world)

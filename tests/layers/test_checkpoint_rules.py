@@ -93,13 +93,16 @@ def test_a_scale_or_offset_that_is_no_number_is_refused(kind: str, dequantize: b
         assert isinstance(last, str) and name in last and "not finite" in last
 
 
-def test_int4_of_rows_that_no_word_divides_becomes_floats(tmp_path: Path) -> None:
-    """A hidden size of 36: int4 is kept eight in an int32."""
+@pytest.mark.parametrize(("row", "inner"), [(36, 32), (64, 30)])
+def test_int4_of_rows_that_no_word_divides_becomes_floats(row: int, inner: int, tmp_path: Path) -> None:
+    """Int4 is kept eight in an int32, of a row and of gate and up side by side."""
     made = tiny("int4 in bytes").changed()
-    made.config["hidden_size"] = 36
+    made.config |= {"hidden_size": row, "moe_intermediate_size": inner}
     for name, value in made.tensors.items():
-        made.tensors[name] = value[:36] if "down_proj" in name else value if name.endswith("_scale") else value[:, :36]
-    made.gate_up, made.down = [each[:36] for each in made.gate_up], [each[:, :36] for each in made.down]
+        shape = (row, inner) if "down_proj" in name else (inner, row) if "experts" in name else (E, row)
+        made.tensors[name] = value[: shape[0], : shape[1]]
+    made.gate_up = [torch.cat([half[:row, :inner] for half in each.chunk(2, 1)], 1) for each in made.gate_up]
+    made.down = [each[:inner, :row] for each in made.down]
     check_values(made, tmp_path)
 
 

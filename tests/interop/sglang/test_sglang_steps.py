@@ -148,10 +148,12 @@ def test_fp8_products_are_scaled() -> None:
     scale_a, scale_b = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1.0, 0.5, 0.25])
     c, bounds = torch.empty(5, F), torch.tensor([0, 2, 2, 5])
     given = {"use_fp8_w8a8": True, "scale_a": scale_a, "scale_b": scale_b}
-    GroupedGemmRunner()(a, b, c, 3, True, bounds, **given)
-    for rows, expert in ((slice(0, 2), 0), (slice(2, 5), 2)):
-        expected = a[rows].double() @ b[expert].double().T * float(scale_a[expert] * scale_b[expert])
-        torch.testing.assert_close(c[rows].double(), expected, rtol=1e-5, atol=1e-3)
+    for order in (None, torch.tensor([2, 0, 1])):
+        GroupedGemmRunner()(a, b, c, 3, True, bounds, order, **given)
+        for rows, segment in ((slice(0, 2), 0), (slice(2, 5), 2)):
+            expert = segment if order is None else int(order[segment])
+            expected = a[rows].double() @ b[expert].double().T * float(scale_a[expert] * scale_b[expert])
+            torch.testing.assert_close(c[rows].double(), expected, rtol=1e-5, atol=1e-3)
     for changed, name in (
         ({"scale_a": None}, "scale_a"),
         ({"use_fp8_w8a8": False}, "scale_a"),

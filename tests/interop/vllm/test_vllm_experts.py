@@ -35,6 +35,7 @@ from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import grouped_mlp, npu_dynamic_quant
 from ascend_moe.interop.fused_moe import fused_experts
 from ascend_moe.interop.vllm import FusedMoEQuantConfig, int8_w8a8_moe_quant_config, make_experts
+from ascend_moe.interop.vllm.experts import activation_of
 
 
 @windows
@@ -194,6 +195,8 @@ def test_experts_refuse() -> None:
         apply(made, activation="gelu")
     neutral = SimpleNamespace(gemm1_clamp_limit=None, gemm1_alpha=1.0, gemm1_beta=0.0)
     make_experts(None, None, None, neutral, E, moe_config=SimpleNamespace(swiglu_limit=None))
+    both = SimpleNamespace(gemm1_clamp_limit=3.0), SimpleNamespace(swiglu_limit=5.0, swiglu_alpha=2.0)
+    assert activation_of("swigluoai", *both).numbers == {"limit": 3.0, "alpha": 2.0}  # quant_config's go first
     scales = int8_w8a8_moe_quant_config(quantized.config.w1_scale[:, :3], quantized.config.w2_scale)
     with pytest.raises(ArgumentError, match=r"w1_scale is \(8, 3, 1\); it must be \(8, 64\) or \(8, 64, 1\) or"):
         apply(
