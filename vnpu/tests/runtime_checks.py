@@ -80,8 +80,14 @@ def check_streams() -> None:
     stream.synchronize()
     end.synchronize()
     assert begin.query() and end.query() and stream.query()
-    assert begin.elapsed_time(end) >= 0
-    assert target.cpu().equal(source.cpu())
+    assert begin.elapsed_time(end) >= 0 and target.cpu().equal(source.cpu())
+    large = torch.ones(1 << 22, device="npu")
+    with torch.npu.stream(stream):
+        for _ in range(50):
+            large.add_(1)
+        end.record()
+    end.synchronize()  # recorded again, it stands for its later place
+    assert stream.query() and large.cpu()[0] == 51
 
 
 def check_memory() -> None:
