@@ -264,10 +264,11 @@ void Communicator::ListAreas(bool levels) {
     for (int r = 0; r < world_; ++r) {
         const size_t first = ranges_.size();
         uint32_t* doorbell = DoorbellOf(bases_[static_cast<size_t>(r)]);
-        if (r == rank_ && staging_ != nullptr) {
-            ListOwnData(data(r), levels);
+        // Inter-node peers poll in their data; this rank stores status messages of hierarchy into its neighbours'.
+        const int share = levels ? static_cast<int>(ranks_per_server_) : 1;
+        if (staging_ != nullptr && r / share == rank_ / share) {
+            ListData(r, levels, r == rank_ ? nullptr : doorbell);
         } else {
-            // Inter-node peers poll in their data.
             ranges_.push_back(RangeOf(data(r), data_bytes_, twin::GmKind::kWindowData, "data window", r,
                                       staging_ != nullptr ? doorbell : nullptr));
         }
@@ -304,16 +305,16 @@ void Communicator::ListAreas(bool levels) {
     }
 }
 
-// This rank's own data: status messages of inter-node peers arrive there; blocks are read whole.
-void Communicator::ListOwnData(uint8_t* data, bool levels) {
+// A rank's data where status messages arrive, of inter-node peers or of hierarchy; blocks are read whole.
+void Communicator::ListData(int rank, bool levels, uint32_t* doorbell) {
     const uint32_t world = static_cast<uint32_t>(world_), local_ranks = levels ? ranks_per_server_ : 0;
     const uint32_t regions = moe::RegionsOf(world, local_ranks),
-                   mine = levels ? static_cast<uint32_t>(rank_) / local_ranks : 0;
+                   mine = levels ? static_cast<uint32_t>(rank) / local_ranks : 0;
     const uint64_t run = moe::RowsEnd(data_bytes_, world, regions);
     uint64_t at = 0;
     const auto list = [&](uint64_t end, const char* name, bool blocks) {
         if (end == at) return;
-        ranges_.push_back(RangeOf(data + at, end - at, twin::GmKind::kWindowData, name, rank_));
+        ranges_.push_back(RangeOf(data(rank) + at, end - at, twin::GmKind::kWindowData, name, rank, doorbell));
         ranges_.back().atomic_blocks = blocks;
         at = end;
     };

@@ -97,7 +97,7 @@ private:
     void ListRanges();
     void ListAreas(bool levels);
     twin::Reach ReachOf(int peer) const;
-    void ListOwnData(uint8_t* data, bool levels);
+    void ListData(int rank, bool levels, uint32_t* doorbell);
     void DropStaging();
 
     std::vector<int> live_fds_;
