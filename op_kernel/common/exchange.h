@@ -63,9 +63,6 @@ private:
     uint32_t cycles_[kMostTimestamps];
 };
 
-// Whom SetStatus sends to.
-enum class Peers { kAll, kIntraNode, kInterNode };
-
 class Exchange {
 public:
     // Reads the context and the epoch. Returns false if the context does not match the tiling; core 0 has then written
@@ -163,8 +160,15 @@ public:
     // The second core barrier: all rows, or lists, of this rank have left. Agrees on the worst of the statuses so far
     // and `mine`.
     __aicore__ inline void BarrierAfterSend(const OpStatus& mine) { BarrierAt(1, mine); }
-    // Hierarchy, after the third core barrier and before the next UB layout: the barriers' rounds start again.
-    __aicore__ inline void BeginSecondLevel() { barrierTag_ = kSecondLevelTag; }
+    // Hierarchy, after so many waits and before the next UB layout: the barriers' rounds start again.
+    __aicore__ inline void BeginAfterWait(uint32_t waits) { barrierTag_ = WaitTag(waits); }
+    // Hierarchy: goes on with an earlier status of this rank, so that its messages carry no other rank's error. Returns
+    // the present one.
+    __aicore__ inline OpStatus Recall(const OpStatus& status) {
+        const OpStatus present = status_;
+        status_ = status;
+        return present;
+    }
     __aicore__ inline void BarrierAt(uint32_t round, const OpStatus& mine) {
         sender_.Flush();
         OpStatus all = status_;
@@ -194,7 +198,7 @@ public:
     // Sends this rank's messages to the core's share of the peers. Without an error it calls counts.Select(peer), then
     // counts.Rows(peer, i) for each count i of the message. `rowBytes`: bytes of a row in the item to another server.
     template <typename Counts>
-    __aicore__ inline void SetStatus(Counts& counts, uint32_t rowBytes, Peers peers = Peers::kAll) {
+    __aicore__ inline void SetStatus(Counts& counts, uint32_t rowBytes, const ServerPass& pass = ServerPass()) {
         MOE_PHASE(timestamps_, SetStatus);
         const uint32_t bytes = StatusMessageBytes(config_.counts), ring = MessagesInUb(*info_);
         if (prepared_ == 0) MessagesInit();
@@ -203,7 +207,10 @@ public:
         for (uint32_t i = FirstPeer(), sent = 0; i < info_->world; i += Senders()) {
             const uint32_t peer = PeerAfter(i), at = sent % ring;
             const bool interNode = sender_.servers().InterNode(peer);
-            if (peers != Peers::kAll && interNode != (peers == Peers::kInterNode)) continue;
+            // The message to itself, by which reports know that this rank has sent, is in the first pass.
+            if (info_->algorithm == kAlgorithmHierarchy &&
+                !(peer == info_->rank ? pass.first <= 1 && pass.last > 1 : pass.Has(*info_, Server(*info_, peer))))
+                continue;
             uint32_t rows = 0;
             if (sent >= prepared_) {
                 if (sent < ring) BeginMessage(at);
@@ -222,10 +229,10 @@ public:
         if (info_->transport == kTransportRdma && info_->algorithm != kAlgorithmHierarchy)
             PostItems(sender_.servers().InterNodeCount());
     }
-    // When all cores have staged rows, messages and items, core 0 posts the first `count` items of the list.
-    __aicore__ inline void PostItems(uint32_t count) {
+    // When all cores have staged rows, messages and items, core 0 posts `count` items of the list.
+    __aicore__ inline void PostItems(uint32_t count, uint32_t first = 0) {
         sync_.Wait();
-        if (core_ == 0) link_.Post(items_.address(), count);
+        if (core_ == 0) link_.Post(items_.address() + static_cast<uint64_t>(first) * kBlock, count);
     }
 
     // Whether this launch is over: a send launch without an error. With an error it waits like a whole op, because
@@ -238,9 +245,11 @@ public:
 
     // Window: waits for the messages of this core's share of the sources and, if all are good, calls
     // arrived.Arrived(source, message) for each. The third core barrier follows. Returns whether no core has an error.
-    // `rowBytes`: as in SetStatus. `awaited`: hierarchy: which messages; a source is then the rank of a place.
+    // `rowBytes`: as in SetStatus. Hierarchy: `awaited`: which messages; a source is then the rank of a place; `pass`:
+    // of which servers' places.
     template <typename Arrived>
-    __aicore__ inline bool WaitStatus(Arrived& arrived, uint32_t rowBytes, Awaited awaited = Awaited::kOwn) {
+    __aicore__ inline bool WaitStatus(Arrived& arrived, uint32_t rowBytes, Awaited awaited = Awaited::kOwn,
+                                      const ServerPass& pass = ServerPass()) {
         MOE_PHASE(timestamps_, WaitStatus);
         const uint32_t first = PartBegin(info_->world, core_, info_->cores);
         const uint32_t count = PartBegin(info_->world, core_ + 1, info_->cores) - first;
@@ -248,7 +257,7 @@ public:
         LocalAbortFlag localAbort;
         localAbort.Init(*pipe_, context_, epoch_);
         waiter.Init(*pipe_, context_, sender_.servers(), *info_, config_, epoch_, first, count);
-        if (awaited != Awaited::kOwn) waiter.WaitFor(awaited);
+        if (awaited != Awaited::kOwn) waiter.WaitFor(awaited, pass);
         // During a SyncAll core 0 could signal nobody, so every core polls the aborts.
         const bool calls = info_->coreBarrier == kBarrierByBlocks && info_->cores > 1;
         if (calls && core_ != 0) waiter.ListenTo(localAbort);
@@ -262,12 +271,15 @@ public:
         OpStatus mine = status_;
         Worsen(mine, waiter.Wait());
         if (mine.code == kOk || mine.code == kRoutingMismatch) {
-            for (uint32_t i = 0; i < count; ++i) Worsen(mine, arrived.Arrived(first + i, waiter.Message(i)));
+            for (uint32_t i = 0; i < count; ++i) {
+                if (waiter.Awaits(i)) Worsen(mine, arrived.Arrived(first + i, waiter.Message(i)));
+            }
         }
+        const uint32_t round = awaited == Awaited::kSums ? 0 : 2;  // the previous barrier had another one
         if (calls && core_ == 0) {
-            status_ = barrier_.ArriveAndWait(2, mine, AbortCaller(waiter.aborts(), localAbort, hints));
+            status_ = barrier_.ArriveAndWait(round, mine, AbortCaller(waiter.aborts(), localAbort, hints));
         } else {
-            status_ = barrier_.ArriveAndWait(2, mine);
+            status_ = barrier_.ArriveAndWait(round, mine);
         }
         // A message may report the mismatch before a hint does. Ranks that wait for messages that are never sent need
         // hints anyway.
@@ -380,7 +392,7 @@ private:
         OpStatus found = status_;
         found.code = kConfigMismatch;
         if (core_ == 0) Worsen(found, HintWaiter().Wait(*pipe_, context_, *info_, epoch_, hints_));
-        status_ = barrier_.ArriveAndWait(0, found);
+        status_ = barrier_.ArriveAndWait(1, found);
     }
     __aicore__ inline bool TakeEpoch() {
         // From here on this epoch is taken; none of its blocks has left yet. A failed op takes its epoch too, or the

@@ -166,6 +166,20 @@ __aicore__ inline __gm__ uint32_t* RelayedMessage(const WindowContext& context, 
                                               RelayMessageOffset(info.world, localRank));
 }
 
+// Hierarchy: servers of which a part of an op is; counted from this rank's on, [first, last).
+struct ServerPass {
+    uint32_t first = 0, last = kMaxWorld;
+    __aicore__ inline bool Has(const MoeDistributeInfo& info, uint32_t server) const {
+        const uint32_t servers = Servers(info), at = (server + servers - Server(info, info.rank)) % servers;
+        return at >= first && at < last;
+    }
+    // The server at a place of the pass.
+    __aicore__ inline uint32_t At(const MoeDistributeInfo& info, uint32_t at) const {
+        return (Server(info, info.rank) + at) % Servers(info);
+    }
+    __aicore__ inline bool Own() const { return first == 0; }
+};
+
 // Which ranks are inter-node: all except a contiguous range.
 class ServerMap {
 public:

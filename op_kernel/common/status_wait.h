@@ -66,12 +66,12 @@ enum class Awaited : uint32_t {
                 // rank i here
     kRelayed,   // dispatch, second: its own, which the rank of this server with the same local rank has relayed
     kReturned,  // combine, first: of the rank (s, i): what rank i here sends to the rank of server s with this local
-                // rank
-    kSums       // combine, second: its own, which the rank of its server with the same local rank has relayed
+                // rank; a wait for each pass
+    kSums       // combine, last: its own, which the rank of its server with the same local rank has relayed
 };
 
 __aicore__ inline uint32_t LevelOf(Awaited awaited) {
-    return awaited == Awaited::kOwn ? 0 : awaited == Awaited::kRecords || awaited == Awaited::kReturned ? 1 : 2;
+    return awaited == Awaited::kOwn ? 0 : awaited == Awaited::kRelayed || awaited == Awaited::kSums ? 2 : 1;
 }
 
 // Waits for the status messages of a contiguous range of source ranks: intra-node ones in the state area, inter-node
@@ -101,8 +101,9 @@ public:
         if (count > 0) pipe.InitBuffer(buf_, StatusWaiterUb(info, config.counts, count).messages);
     }
     // Hierarchy, after Init.
-    __aicore__ inline void WaitFor(Awaited awaited) {
+    __aicore__ inline void WaitFor(Awaited awaited, const ServerPass& pass) {
         awaited_ = awaited;
+        pass_ = pass;
         if (awaited == Awaited::kRelayed) servers_.InitIntraNode(info_->world);
         // A relaying rank then gives up first and names the rank it missed.
         if (LevelOf(awaited) == 2) deadline_ += kCyclesPerSecond;
@@ -154,6 +155,10 @@ public:
     // After Init or InitAll, on the one core that measures these sources. `times`: performance_info.
     __aicore__ inline void Measure(TPipe& pipe, GM_ADDR times, uint32_t epoch) {
         times_.Init(pipe, times, epoch, first_, count_);
+    }
+    // Hierarchy: whether this wait is for the source at `index`.
+    __aicore__ inline bool Awaits(uint32_t index) const {
+        return awaited_ != Awaited::kReturned || pass_.Has(*info_, Server(*info_, first_ + index));
     }
 
     // Returns kOk, the worst collective error of the messages, or a fatal one. On a timeout `source` is the first
@@ -347,6 +352,7 @@ private:
     }
     __aicore__ inline uint32_t Advance(uint32_t next, uint32_t end, OpStatus& worst) {
         for (; next < end; ++next) {
+            if (!Awaits(next)) continue;
             OpStatus status;
             if (reader_.Judge(Message(next), SourceOf(first_ + next), servers_.InterNode(first_ + next), odd_,
                               status) == StatusReader::kPending)
@@ -382,6 +388,7 @@ private:
     const MoeDistributeInfo* info_ = nullptr;
     int64_t deadline_ = 0;
     Awaited awaited_ = Awaited::kOwn;
+    ServerPass pass_;
     uint32_t first_ = 0;
     uint32_t count_ = 0;
     uint32_t atOnce_ = 0;           // sources of a part

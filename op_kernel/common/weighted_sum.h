@@ -423,6 +423,17 @@ private:
     uint32_t scalesAt_ = 0;  // bytes of a part's codes
 };
 
+// Adds the part of an addend; it is loaded through the queue.
+template <typename Queue, typename Parts, typename Sum>
+__aicore__ inline void AddPart(Queue& queue, const Parts& parts, Sum& sum, const Addend& addend, uint32_t part) {
+    LocalTensor<int8_t> piece = queue.template AllocTensor<int8_t>();
+    parts.Load(piece, addend.address, addend.travelled, part);
+    queue.EnQue(piece);
+    piece = queue.template DeQue<int8_t>();
+    sum.Add(piece, addend);
+    queue.FreeTensor(piece);
+}
+
 }  // namespace moe
 
 #endif  // ASCEND_MOE_COMMON_WEIGHTED_SUM_H

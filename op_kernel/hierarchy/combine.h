@@ -2,150 +2,48 @@
 // local rank. That rank sums them, weighted, in fp32 and in ascending k, one sum per token, and sends the rounded sums
 // to the source. The source adds the servers' sums in ascending order, then special experts and the shared expert.
 //
+// Phases 3 to 6 run for each pass: first for the rows of other servers' sources, in up to three passes, last for those
+// of this server's. So sums are in transit while rows of the next passes leave.
+//
 // Source: the rank whose token a row is. A: rows of expand_x. S: servers.
 //
-// phase | function         | which      | reads                 | writes                 | which cores
-//       |                  | cores      |                       |                        | synchronize
-// ------+------------------+------------+-----------------------+------------------------+------------
-// 0     | Exchange::Enter  | all        | context, epoch word   | nothing                |
-// 1     | RoutingTable::   | all: a     | expert_ids [BS][K]    | workspace: histograms  | cores of
-//       | Count,           | share of   | int32, x_active_mask, | [cores][E] int32,      | the rank
-//       | ServerTokens::   | the        | ep_send_counts [L*W]; | tokens a server        |
-//       | Count,           | tokens,    | core 0: abort blocks  | [cores][S] int32; core |
-//       | LoadSegments,    | all        |                       | 0: epoch               |
-//       | Exchange::Open   | segments   |                       |                        |
-// 2     | RowPlaces::Find, | all; core  | histograms            | workspace: totals [E]  |
-//       | StoreTotals      | 0 stores   |                       | int32                  |
-// 3     | SetWaitTpStatus- | all: a     | expand_x [A][H]       | ping-pong buffers of   | cores of
-//       | AndDisPatch,     | share of   |                       | this server: rows      | the rank
-//       | BarrierAfterSend | the rows   |                       |                        |
-// 4     | SetStatus        | all: a     | nothing: the segments | messages: state areas  |
-//       |                  | share of   | are in UB             | and ping-pong buffers  |
-//       |                  | the peers  |                       | of this server         |
-// 5     | WaitStatus,      | all: a     | messages of this      | workspace: rows        | the server,
-//       | Arrived          | share of   | server's ranks to     | received [W] int32     | then cores
-//       |                  | the places | this one and its rail |                        |
-// 6     | SumServer,       | all: a     | records behind the    | windowsOut: sums,      | cores of
-//       | StageMessages,   | share of   | source indices, rows  | messages; own          | the rank
-//       | StageItems       | (token,    | in the own ping-pong  | ping-pong buffer: the  |
-//       |                  | part of    | buffer                | sums of its own        |
-//       |                  | H),        |                       | tokens; an item a      |
-//       |                  | messages   |                       | server                 |
-// 7     | WaitStatus,      | all: a     | messages of the       | nothing: compares      | all ranks,
-//       | Arrived          | share of   | inter-node ranks,     | counts with its totals | cores
-//       |                  | the places | numbers of sums       |                        |
-// 8     | SumRows          | all: a     | sums in the own       | x [BS][H]              |
-//       |                  | share of   | ping-pong buffer,     |                        |
-//       |                  | (token,    | other addends         |                        |
-//       |                  | part of H) | (Addends)             |                        |
+// phase | function              | which cores     | reads                      | writes                 | which cores
+//       |                       |                 |                            |                        | synchronize
+// ------+-----------------------+-----------------+----------------------------+------------------------+------------
+// 0     | Exchange::Enter       | all             | context, epoch word        | nothing                |
+// 1     | RoutingTable::Count,  | all: a share of | expert_ids [BS][K] int32,  | workspace: histograms  | cores of
+//       | ServerTokens::Count,  | the tokens, all | x_active_mask,             | [cores][E] int32, to-  | the rank
+//       | LoadSegments,         | segments        | ep_send_counts [L*W]; core | kens a server [cores]  |
+//       | Exchange::Open        |                 | 0: abort blocks            | [S] int32; core 0: ep. |
+// 2     | RowPlaces::Find,      | all; core 0     | histograms                 | workspace: totals [E]  |
+//       | StoreTotals           | stores          |                            | int32                  |
+// 3     | SetWaitTpStatusAnd-   | all: a share of | expand_x [A][H]            | ping-pong buffers of   | cores of
+//       | DisPatch, SetStatus   | rows, of peers  |                            | this server: rows;     | the rank
+//       |                       |                 |                            | then messages, also to |
+//       |                       |                 |                            | state areas            |
+// 4     | WaitStatus, Arrived   | all: a share of | messages of this server's  | workspace: rows        | the server,
+//       |                       | the places      | ranks for its rail's ranks | received [W] int32     | then cores
+// 5     | SumServer,            | all: a share of | records behind the source  | windowsOut: sums,      | cores of
+//       | StageMessages         | (token, part of | indices, rows in the own   | messages; last pass:   | the rank
+//       |                       | H), of messages | ping-pong buffer           | own ping-pong buffer   |
+// 6     | PostItems; not in the | all: a share of | nothing                    | windowsOut: counting   | SyncAll
+//       | last pass             | the servers     |                            | blocks; items          |
+// 7     | WaitStatus, Arrived   | all: a share of | messages of inter-node     | nothing: compares      | all ranks,
+//       |                       | the places      | ranks, numbers of sums     | counts with its totals | cores
+// 8     | SumRows               | all: a share of | sums in the own ping-pong  | x [BS][H]              |
+//       |                       | (token, part)   | buffer, other addends      |                        |
 //
 // Errors are handled as in dispatch. A RoutingMismatch concerns this rank only and stops nothing that others wait for.
 // After any failure Leave writes zeros into x, and core 0 writes the error record. In split mode, send returns after
-// phase 4; finish counts its ids again and continues at phase 5.
+// phase 3, which it runs once for all rows; finish counts its ids again and runs phases 4 to 6 of each pass.
 #ifndef ASCEND_MOE_HIERARCHY_COMBINE_H
 #define ASCEND_MOE_HIERARCHY_COMBINE_H
 
 #include "../common/inputs.h"
-#include "../common/weighted_sum.h"
+#include "../window/combine.h"
 #include "relay.h"
 
 namespace moe {
-
-// Rows of pairs do not return as such: Addends then contains only special and shared experts.
-class NoRows {
-public:
-    __aicore__ inline void Load(uint32_t, uint32_t) {}
-    __aicore__ inline void Place(RoutingTable&, uint32_t, uint32_t) {}
-    __aicore__ inline GM_ADDR Address(RoutingTable&, int32_t, uint32_t, uint32_t, uint32_t) { return nullptr; }
-};
-
-// The sums of a core's share of the items (token, part of H): of the servers' sums and the source's local addends.
-template <typename XType, bool kQuant>
-class SourceSums {
-public:
-    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling,
-                                const CombineArguments& arguments, RoutingTable& routing, Relay& relay, uint32_t core) {
-        info_ = &tiling.info;
-        routing_ = &routing;
-        relay_ = &relay;
-        x_ = arguments.x;
-        sumBytes_ = ReturnedRowBytes(*info_, sizeof(XType));
-        parts_.Init(tiling);
-        addends_.Init(pipe, tiling, arguments, none_);
-        tokens_.Init(pipe, *info_, arguments.workspace);
-        core_ = core;
-        const TokenSumUb ub(tiling, sizeof(XType));
-        pipe.InitBuffer(inQueue_, Ring(ub.ring), ub.piece);
-        sum_.Init(pipe, tiling);
-        const uint32_t items = parts_.Items(info_->batch);
-        begin_ = PartBegin(items, core, info_->cores);
-        end_ = PartBegin(items, core + 1, info_->cores);
-    }
-    __aicore__ inline void Run() {
-        if (begin_ == end_) return;
-        tokens_.Find(core_);  // its first item belongs to the first token of its share, whichever part of H
-        for (uint32_t item = begin_; item < end_;) {
-            const uint32_t first = parts_.Token(item);
-            addends_.Load(*routing_, first, Min(addends_.ChunkTokens(), parts_.Token(end_ - 1) + 1 - first));
-            SyncFunc<HardEvent::MTE2_S>();
-            for (; item < end_ && parts_.Token(item) < first + addends_.tokens(); ++item) {
-                const uint32_t token = parts_.Token(item), part = parts_.Part(item);
-                if (item == begin_ || part == 0) FindSums(token);
-                sum_.Begin(parts_.Elements(part));
-                for (uint32_t i = 0; i < count_; ++i)
-                    Add({sums_[i], 1.0f, false, true, AddendKind::kWhole, 0.0f}, part);
-                addends_.Begin(token);
-                for (Addend addend; addends_.Next(*routing_, addend);) Add(addend, part);
-                sum_.Store(parts_.Place(x_, token, part));
-            }
-        }
-    }
-
-private:
-    // Finds the servers' sums of a token, servers ascending.
-    __aicore__ inline void FindSums(uint32_t token) {
-        count_ = 0;
-        for (uint32_t k = 0; k < info_->topK; ++k) {
-            const int32_t id = routing_->pairs().Id((token - addends_.first()) * info_->topK + k, token);
-            if (!routing_->pairs().Routed(id)) continue;
-            const uint32_t server = ServerOf(*info_, id);
-            if (!tokens_.First(server, token)) continue;
-            const uint32_t fromEnd = tokens_.Total(server) - tokens_.Take(server);
-            uint32_t at = count_++;
-            for (; at > 0 && servers_[at - 1] > server; --at) {
-                servers_[at] = servers_[at - 1];
-                sums_[at] = sums_[at - 1];
-            }
-            servers_[at] = server;
-            sums_[at] = relay_->Arrived(server) - static_cast<uint64_t>(fromEnd) * sumBytes_;
-        }
-    }
-    __aicore__ inline void Add(const Addend& addend, uint32_t part) {
-        LocalTensor<int8_t> piece = inQueue_.template AllocTensor<int8_t>();
-        parts_.Load(piece, addend.address, addend.travelled, part);
-        inQueue_.EnQue(piece);
-        piece = inQueue_.template DeQue<int8_t>();
-        sum_.Add(piece, addend);
-        inQueue_.FreeTensor(piece);
-    }
-
-    const MoeDistributeInfo* info_ = nullptr;
-    RoutingTable* routing_ = nullptr;
-    Relay* relay_ = nullptr;
-    GM_ADDR x_ = nullptr;
-    NoRows none_;
-    Addends<XType, NoRows> addends_;
-    ServerTokens tokens_;
-    RowParts<XType, kQuant> parts_;
-    AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
-    WeightedSum<XType, kQuant> sum_;
-    uint32_t servers_[kMaxTopK];
-    GM_ADDR sums_[kMaxTopK];
-    uint32_t count_ = 0;  // servers of the token
-    uint32_t sumBytes_ = 0;
-    uint32_t core_ = 0;
-    uint32_t begin_ = 0, end_ = 0;  // items
-};
 
 template <typename XType, bool kQuant>
 class HierarchyCombine : PairTables {
@@ -168,6 +66,8 @@ public:
         exchange_.Exit();
     }
 
+    // For TokenSum; after a core barrier there is nothing to publish.
+    __aicore__ inline void ArriveBeforeSums(const OpStatus&) {}
     // For Exchange::WaitStatus, for each message of this core's share: from the rank of a place; in phase 7 from the
     // place itself.
     __aicore__ inline OpStatus Arrived(uint32_t place, const LocalTensor<uint32_t>& message) {
@@ -178,11 +78,13 @@ public:
 
 private:
     __aicore__ inline void Run() {
+        exchange_.BarrierInit();
         PlanInit();
         if (!Send()) {
             Leave();
             return;
         }
+        if (info_->part == kPartSend) SendRows(ServerPass{0, Servers(*info_)});
         if (exchange_.Sent()) return;
         if (Relayed() && WaitSums()) {
             SumRows();
@@ -202,18 +104,31 @@ private:
         if (sends ? !exchange_.Open(mine) : !exchange_.Agree(mine)) return false;
         exchange_.Fail(places_.Find());
         routing_.StoreTotals();
-        if (sends) ReturnRowsToRail();
-        exchange_.BarrierAfterSend(OpStatus());
-        if (sends) exchange_.SetStatus(segments_, rowBytes_);
         return true;
+    }
+    // Passes the rows for a pass's servers to the ranks of this server that sum them, then a message to each of these
+    // ranks.
+    __aicore__ inline void SendRows(const ServerPass& pass) {
+        ReturnRowsToRail(pass);
+        exchange_.BarrierAfterSend(OpStatus());
+        exchange_.SetStatus(segments_, rowBytes_, pass);
     }
 
     // UB layout 1 (phases 1 to 5).
     __aicore__ inline void PlanInit() {
         MOE_PHASE(exchange_.timestamps(), BuffInit);
-        TPipe& pipe = exchange_.pipe();
         TablesInit(exchange_, *info_, args_);
-        loader_.Init(pipe, *tiling_, args_.expandX, rowBytes_);
+        ReturnInit();
+    }
+    // UB layout 3: totals, segments, messages.
+    __aicore__ inline void NextPassInit() {
+        exchange_.NextPlan();
+        exchange_.LoadPeers();
+        LoadTotals();
+        ReturnInit();
+    }
+    __aicore__ inline void ReturnInit() {
+        TPipe& pipe = exchange_.pipe();
         segments_.Init(pipe, *info_);
         const ReturnToRailUb ub(*info_);
         pipe.InitBuffer(prefixBuf_, ub.counts);
@@ -242,23 +157,43 @@ private:
         if (status.code == kOk) segments_.AlignEnd();
         return status;
     }
-    // Passes this core's share of the rows to the ranks of this server that sum them.
-    __aicore__ inline void ReturnRowsToRail() {
+    // The first slot of a run: the rows of a local expert for a server of the pass, which are contiguous.
+    __aicore__ inline uint32_t RunSlot(const ServerPass& pass, uint32_t run) const {
+        const uint32_t servers = pass.last - pass.first, server = pass.At(*info_, pass.first + run % servers);
+        return run / servers * info_->world + server * info_->intraNodeRanks;
+    }
+    // Passes on this core's share of the rows of a pass.
+    __aicore__ inline void ReturnRowsToRail(const ServerPass& pass) {
         MOE_PHASE(exchange_.timestamps(), SetWaitTpStatusAndDisPatch);
         if (exchange_.Failed()) return;
-        const uint32_t begin = PartBegin(segments_.Rows(), exchange_.core(), info_->cores);
-        const uint32_t end = PartBegin(segments_.Rows(), exchange_.core() + 1, info_->cores);
-        if (begin == end) return;
-        uint32_t slot = segments_.Seek(begin);
-        for (uint32_t row = begin; row < end;) {
-            while (segments_.End(slot) <= row) ++slot;
-            const uint32_t count = Min(tiling_->sendRows, Min(end, segments_.End(slot)) - row);
-            loader_.Load(row, count);
-            const LocalTensor<int8_t> chunk = loader_.Take();
-            const int32_t at = segments_.Offset(slot) + static_cast<int32_t>(row - segments_.Start(slot));
-            StoreRows(RailPlace(slot % info_->world) + RowOffsetBytes(at, rowBytes_), chunk, count * rowBytes_);
-            loader_.Free(chunk);
-            row += count;
+        const uint32_t runs = info_->localExperts * (pass.last - pass.first), ranks = info_->intraNodeRanks;
+        uint32_t rows = 0;
+        for (uint32_t run = 0; run < runs; ++run) {
+            const uint32_t slot = RunSlot(pass, run);
+            rows += segments_.Start(slot + ranks) - segments_.Start(slot);
+        }
+        uint32_t skip = PartBegin(rows, exchange_.core(), info_->cores);
+        uint32_t left = PartBegin(rows, exchange_.core() + 1, info_->cores) - skip;
+        ReturnLoader<XType, false> loader;
+        if (left > 0) loader.Init(exchange_.pipe(), *tiling_, args_.expandX, rowBytes_);
+        for (uint32_t run = 0; left > 0; ++run) {
+            uint32_t slot = RunSlot(pass, run), row = segments_.Start(slot) + skip, end = segments_.Start(slot + ranks);
+            if (row >= end) {
+                skip = row - end;
+                continue;
+            }
+            skip = 0;
+            end = Min(end, row + left);
+            left -= end - row;
+            for (uint32_t count; row < end; row += count) {
+                while (segments_.End(slot) <= row) ++slot;
+                count = Min(tiling_->sendRows, Min(end, segments_.End(slot)) - row);
+                loader.Load(row, count);
+                const LocalTensor<int8_t> chunk = loader.Take();
+                const int32_t at = segments_.Offset(slot) + static_cast<int32_t>(row - segments_.Start(slot));
+                StoreRows(RailPlace(slot % info_->world) + RowOffsetBytes(at, rowBytes_), chunk, count * rowBytes_);
+                loader.Free(chunk);
+            }
         }
     }
     // Where the rows end that this rank returns for a source: at this server's rank with the source's local rank, in
@@ -285,26 +220,56 @@ private:
         AscendC::DataCopy(arrivedRows_[place * kBlockWords], came, kBlockWords);
     }
 
-    // Phases 5 and 6. Returns false on a fatal error.
+    // Phases 3 to 6, for each pass. Returns false on a fatal error.
     __aicore__ inline bool Relayed() {
-        exchange_.WaitStatus(*this, 0, Awaited::kReturned);
-        if (exchange_.Over()) return false;
-        exchange_.BeginSecondLevel();
-        exchange_.NextPlan();
-        Relay relay;
-        relay.Init(exchange_, *info_);
-        relay.InitMessages();
-        const OpStatus mine = SumServer(relay);  // UB layout 2
-        relay.StageMessages();
-        exchange_.BarrierAt(0, mine);
-        if (exchange_.Over()) return false;
-        relay.StageItems(*this, sumBytes_);
-        relay.Post();
+        const uint32_t passes = 1 + OtherPasses();
+        OpStatus sent;  // what messages say
+        for (uint32_t i = 0; i < passes; ++i) {
+            const ServerPass pass = PassAt(i, passes);
+            if (i > 0) NextPassInit();
+            if (info_->part == kPartWhole) {
+                OpStatus learnt;
+                if (i > 0) {
+                    LoadAllSegments();
+                    learnt = exchange_.Recall(sent);
+                }
+                SendRows(pass);
+                sent = exchange_.status();
+                exchange_.Fail(learnt);
+            }
+            exchange_.WaitStatus(*this, 0, Awaited::kReturned, pass);
+            if (exchange_.Over()) return false;
+            exchange_.BeginAfterWait(i + 1);
+            exchange_.NextPlan();
+            Relay relay;
+            relay.Init(exchange_, *info_);
+            relay.InitMessages();
+            const OpStatus mine = SumServer(relay, pass);  // UB layout 2
+            if (pass.Own()) {
+                exchange_.Fail(mine);
+                break;
+            }
+            relay.StageMessages(pass);
+            exchange_.BarrierAt(0, mine);
+            relay.PostItems(*this, sumBytes_, pass);
+        }
         return true;
+    }
+    // Passes for other servers. A pass costs about as much as the NIC needs for kPassTokens sums.
+    __aicore__ inline uint32_t OtherPasses() const {
+        constexpr uint32_t kPassTokens = 64, kMostPasses = 3;
+        const uint32_t others = Servers(*info_) - 1, passes = Min(others * info_->maxBatch / kPassTokens, kMostPasses);
+        return Max(1, Min(passes, others));
+    }
+    // The other servers, in passes, then this one.
+    __aicore__ inline ServerPass PassAt(uint32_t i, uint32_t passes) const {
+        const uint32_t others = Servers(*info_) - 1;
+        if (i + 1 == passes) return {0, 1};
+        return {1 + PartBegin(others, i, passes - 1), 1 + PartBegin(others, i + 1, passes - 1)};
     }
 
     // UB: rows that have arrived, a block per place; numbers of records, a record, sums.
-    __aicore__ inline OpStatus SumServer(Relay& relay) {
+    __aicore__ inline OpStatus SumServer(Relay& relay, const ServerPass& pass) {
         MOE_PHASE(exchange_.timestamps(), SumServer);
         TPipe& pipe = exchange_.pipe();
         const ServerSumsUb ub(*tiling_, sizeof(XType));
@@ -316,22 +281,22 @@ private:
         if (status.code != kOk) return status;
         UbBuf recordBuf;
         pipe.InitBuffer(recordBuf, ub.records);
-        ServerSums sums;
+        RailSums sums;
         sums.Init(pipe, *tiling_);
-        ServerItem loads(*info_, exchange_.core(), tiling_->partsPerToken), item = loads;
-        while (item.Find(*this)) {
+        ServerItem<HierarchyCombine> loads(*info_, *this, pass, exchange_.core(), tiling_->partsPerToken), item = loads;
+        while (item.Find()) {
             uint32_t count = 0;
             SyncFunc<HardEvent::S_MTE2>();
-            for (; count < kSumRecords && loads.Find(*this); ++count, ++loads.at)
-                stored_.Load(RecordWords(recordBuf, count), loads.server(), sums.Token(loads.at));
+            for (; count < kSumRecords && loads.Find(); ++count, loads.Next())
+                stored_.Load(RecordWords(recordBuf, count), loads.server(), sums.Token(loads.at()));
             SyncFunc<HardEvent::MTE2_S>();
-            for (uint32_t i = 0; i < count && item.Find(*this); ++i, ++item.at) {
+            for (uint32_t i = 0; i < count && item.Find(); ++i, item.Next()) {
                 const LocalTensor<int32_t> words = RecordWords(recordBuf, i);
-                const uint32_t server = item.server(), fromEnd = Stored(server) - sums.Token(item.at);
+                const uint32_t server = item.server(), fromEnd = Stored(server) - sums.Token(item.at());
                 status = CheckRecord(words, server);
                 if (status.code != kOk) return status;
                 GM_ADDR end = server == Mine() ? relay.Arrived(server) : relay.Staged(server);
-                SumRecord(sums, words, server, sums.Part(item.at), end - static_cast<uint64_t>(fromEnd) * sumBytes_);
+                SumRecord(sums, words, server, sums.Part(item.at()), end - static_cast<uint64_t>(fromEnd) * sumBytes_);
             }
         }
         return status;
@@ -361,7 +326,7 @@ private:
     }
 
     // Sums plain rows, and stores the sums as rows or codes.
-    class ServerSums {
+    class RailSums {
     public:
         __aicore__ inline void Init(TPipe& pipe, const MoeDistributeCombineTiling& tiling) {
             const ServerSumsUb ub(tiling, sizeof(XType));
@@ -378,13 +343,7 @@ private:
         __aicore__ inline uint32_t Part(uint32_t item) const { return parts_.Part(item); }
         __aicore__ inline void Begin(uint32_t part) { sum_.Begin(parts_.Elements(part)); }
         __aicore__ inline void Add(GM_ADDR row, float weight, uint32_t part) {
-            const Addend addend = {row, weight, true, true, AddendKind::kWhole, 0.0f};
-            LocalTensor<int8_t> piece = inQueue_.template AllocTensor<int8_t>();
-            parts_.Load(piece, row, false, part);
-            inQueue_.EnQue(piece);
-            piece = inQueue_.template DeQue<int8_t>();
-            sum_.Add(piece, addend);
-            inQueue_.FreeTensor(piece);
+            AddPart(inQueue_, parts_, sum_, {row, weight, true, true, AddendKind::kWhole, 0.0f}, part);
         }
         __aicore__ inline void Store(GM_ADDR place, uint32_t part) {
             if constexpr (kQuant) {
@@ -415,8 +374,8 @@ private:
         AscendC::TQue<AscendC::QuePosition::VECIN, 1> inQueue_;
         AscendC::TQue<AscendC::QuePosition::VECOUT, 1> codeQueue_;
     };
-    __aicore__ inline void SumRecord(ServerSums& sums, const LocalTensor<int32_t>& words, uint32_t server,
-                                     uint32_t part, GM_ADDR place) {
+    __aicore__ inline void SumRecord(RailSums& sums, const LocalTensor<int32_t>& words, uint32_t server, uint32_t part,
+                                     GM_ADDR place) {
         RecordView record;
         record.Init(words, info_->topK);
         sums.Begin(part);
@@ -434,12 +393,18 @@ public:
     __aicore__ inline uint32_t Total(uint32_t server) { return Stored(server); }
 
 private:
-    // UB layout 3 (phase 7): totals, messages.
+    __aicore__ inline void LoadTotals() {
+        RoutingInit();
+        routing_.LoadTotals();
+    }
+    __aicore__ inline void RoutingInit() {
+        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
+    }
+    // UB layout 4 (phase 7): totals, messages.
     __aicore__ inline bool WaitSums() {
         exchange_.NextPlan();
         second_ = true;
-        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
-        routing_.LoadTotals();
+        LoadTotals();
         Relay relay;
         relay.Init(exchange_, *info_);
         if (!exchange_.WaitStatus(*this, 0, Awaited::kSums)) return false;
@@ -461,16 +426,18 @@ private:
         return exchange_.status().code == kOk;
     }
 
-    // UB layout 4 (phase 8): the ids again, and the sums of this core's share.
+    // UB layout 5 (phase 8): the ids again, and the sums of this core's share.
     __aicore__ inline void SumRows() {
         MOE_PHASE(exchange_.timestamps(), SumRows);
         exchange_.NextPlan();
-        routing_.Init(exchange_.pipe(), *info_, args_.expertIds, args_.xActiveMask, args_.workspace, exchange_.core());
+        RoutingInit();
         Relay relay;
         relay.Init(exchange_, *info_);
-        SourceSums<XType, kQuant> sums;
-        sums.Init(exchange_.pipe(), *tiling_, args_, routing_, relay, exchange_.core());
-        sums.Run();
+        ServerSums sums;
+        sums.Init(exchange_.pipe(), *info_, args_.workspace, relay, sumBytes_, exchange_.core());
+        TokenSum<XType, kQuant, ServerSums> sum;
+        sum.Init(exchange_.pipe(), *tiling_, args_, sums);
+        sum.Run(routing_, exchange_.core(), info_->cores, *this);
         AscendC::PipeBarrier<PIPE_ALL>();
     }
 
@@ -480,7 +447,6 @@ private:
     const MoeDistributeCombineTiling* tiling_ = nullptr;
     Exchange exchange_;
     ServerTokens totals_;
-    ReturnLoader<XType, false> loader_;
     SegmentTable segments_;
     StoredRecords stored_;
     GlobalTensor<int32_t> arrivedRows_;

@@ -82,9 +82,8 @@ public:
 
 private:
     __aicore__ inline void Run() {
-        if (info_->part == kPartFinish) {
-            exchange_.BarrierInit();
-        } else if (!Send()) {
+        exchange_.BarrierInit();
+        if (info_->part != kPartFinish && !Send()) {
             Leave();
             return;
         }
@@ -218,9 +217,9 @@ private:
         Relay relay;
         relay.Init(exchange_, *info_);
         TotalCounts counts = {&routing_, info_->localExperts};
-        exchange_.SetStatus(counts, rowStride_, Peers::kInterNode);
-        relay.StageItems(tokens_, ItemRowBytes());
-        relay.Post();
+        const ServerPass others = {1, Servers(*info_)};
+        exchange_.SetStatus(counts, rowStride_, others);
+        relay.PostItems(tokens_, ItemRowBytes(), others);
     }
     __aicore__ inline uint32_t ItemRowBytes() const { return rowBytes_ + recordBytes_; }
     // Stores a row of `source` into its region at the owner, a rank of this server.
@@ -244,7 +243,7 @@ private:
         totals.Find(0);
         Relay relay;
         relay.Init(exchange_, *info_);
-        exchange_.SetStatus(counts, rowStride_, Peers::kIntraNode);
+        exchange_.SetStatus(counts, rowStride_, ServerPass{0, 1});
         // The records of this rank's own tokens are already there.
         if (exchange_.core() == 0) stored_.StoreCount(relay, Mine(), exchange_.Failed() ? 0 : totals.Total(Mine()));
     }
@@ -253,7 +252,7 @@ private:
     __aicore__ inline bool Forward() {
         exchange_.WaitStatus(*this, 0, Awaited::kRecords);
         if (exchange_.Over()) return false;
-        exchange_.BeginSecondLevel();
+        exchange_.BeginAfterWait(1);
         exchange_.NextPlan();
         exchange_.LoadPeers();
         Relay relay;

@@ -115,7 +115,6 @@ class PairTables {
 protected:
     template <typename Arguments>
     __aicore__ inline void TablesInit(Exchange& exchange, const MoeDistributeInfo& info, const Arguments& arguments) {
-        exchange.BarrierInit();
         exchange.LoadPeers();
         routing_.Init(exchange.pipe(), info, arguments.expertIds, arguments.xActiveMask, arguments.workspace,
                       exchange.core());
@@ -156,25 +155,25 @@ public:
         return exchange_->context().data(info_->rank) + Offset(server);
     }
     __aicore__ inline GM_ADDR Staged(uint32_t server) const { return exchange_->context().staging() + Offset(server); }
-    // Stages the block that counts the rows, and the item that carries all, for each server of this core's share.
-    // Totals: rows of `rowBytes` for a server.
+    // Stages the block that counts the rows, and the item that carries all, for each server of this core's share of a
+    // pass; then core 0 posts them. Totals: rows of `rowBytes` for a server.
     template <typename Totals>
-    __aicore__ inline void StageItems(Totals& totals, uint32_t rowBytes) {
-        const uint32_t begin = PartBegin(Servers(*info_), exchange_->core(), info_->cores);
-        const uint32_t end = PartBegin(Servers(*info_), exchange_->core() + 1, info_->cores);
-        for (uint32_t server = begin; server < end; ++server) {
-            if (server == Server(*info_, info_->rank)) continue;
+    __aicore__ inline void PostItems(Totals& totals, uint32_t rowBytes, const ServerPass& pass) {
+        const uint32_t count = pass.last - pass.first, core = exchange_->core();
+        const uint32_t end = pass.first + PartBegin(count, core + 1, info_->cores);
+        for (uint32_t at = pass.first + PartBegin(count, core, info_->cores); at < end; ++at) {
+            const uint32_t server = pass.At(*info_, at);
             const uint32_t rows = exchange_->Failed() ? 0 : totals.Total(server);
             SyncFunc<HardEvent::MTE3_S>();
             FillBlock(rows);
             FillItem(server, static_cast<uint64_t>(rows) * rowBytes);
             SyncFunc<HardEvent::S_MTE3>();
             StoreWords(Staged(server), blockBuf_.Get<uint32_t>(), kBlock);
-            StoreWords(exchange_->items() + ItemIndex(server) * kBlock, itemBuf_.Get<uint32_t>(), kBlock);
+            StoreWords(exchange_->items() + (at - 1) * kBlock, itemBuf_.Get<uint32_t>(), kBlock);
         }
         exchange_->sender().Flush();
+        exchange_->PostItems(count, pass.first - 1);
     }
-    __aicore__ inline void Post() { exchange_->PostItems(Servers(*info_) - 1); }
 
     // The number of rows received from a server whose messages have come; corrupt if no rank can have sent it.
     __aicore__ inline OpStatus Rows(uint32_t server, uint32_t& rows) {
@@ -192,7 +191,7 @@ public:
         rows = 0;
         return status;
     }
-    // Stores a block that begins with a number, and waits until it has left, as StageItems does.
+    // Stores a block that begins with a number, and waits until it has left, as PostItems does.
     __aicore__ inline void StoreNumber(GM_ADDR place, uint32_t number) {
         ClearBlock().SetValue(0, number);
         SyncFunc<HardEvent::S_MTE3>();
@@ -220,12 +219,12 @@ public:
                  context.state(target) + StatusOffset(info_->world, parity, RailPeer(server)));
         }
     }
-    // Combine: stages the messages of this server's ranks to this rail's inter-node ranks, after the sums for them.
-    __aicore__ inline void StageMessages() {
+    // Combine: stages the messages of this server's ranks to this rail's ranks of a pass, after the sums for them.
+    __aicore__ inline void StageMessages(const ServerPass& pass) {
         const WindowContext& context = exchange_->context();
         for (uint32_t place = Begin(); place < End(); ++place) {
             const uint32_t server = Server(*info_, place), localRank = LocalRank(*info_, place);
-            if (server == Server(*info_, info_->rank)) continue;
+            if (!pass.Has(*info_, server)) continue;
             Move(reinterpret_cast<GM_ADDR>(InterNodeMessage(context, Parity(exchange_->epoch()), place)),
                  Staged(server) + RelayMessageOffset(info_->world, localRank));
         }
@@ -237,9 +236,6 @@ private:
     }
     __aicore__ inline uint32_t Begin() const { return PartBegin(info_->world, exchange_->core(), info_->cores); }
     __aicore__ inline uint32_t End() const { return PartBegin(info_->world, exchange_->core() + 1, info_->cores); }
-    __aicore__ inline uint32_t ItemIndex(uint32_t server) const {
-        return server < Server(*info_, info_->rank) ? server : server - 1;
-    }
     __aicore__ inline uint32_t HashOf(uint32_t source, uint32_t rows) const {
         return HashMix(HashMix(exchange_->config().hash, source), rows);
     }
@@ -296,6 +292,55 @@ private:
     UbBuf blockBuf_, itemBuf_;
 };
 
+// Combine, for TokenSum: the servers' sums of a token. Rows of pairs do not return as such: its other addends are
+// special and shared experts.
+class ServerSums {
+public:
+    __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR workspace, Relay& relay,
+                                uint32_t sumBytes, uint32_t core) {
+        info_ = &info;
+        relay_ = &relay;
+        sumBytes_ = sumBytes;
+        tokens_.Init(pipe, info, workspace);
+        tokens_.Find(core);  // its first item belongs to the first token of its share, whichever part of H
+    }
+    __aicore__ inline void Load(uint32_t, uint32_t) {}
+    __aicore__ inline void Place(RoutingTable&, uint32_t, uint32_t) {}
+    __aicore__ inline GM_ADDR Address(RoutingTable&, int32_t, uint32_t, uint32_t, uint32_t) { return nullptr; }
+    __aicore__ inline OpStatus missing() const { return OpStatus(); }
+    // Servers ascending. `first`: token of the chunk.
+    __aicore__ inline uint32_t FindSums(RoutingTable& routing, uint32_t first, uint32_t token) {
+        if (token == token_) return count_;
+        token_ = token;
+        count_ = 0;
+        for (uint32_t k = 0; k < info_->topK; ++k) {
+            const int32_t id = routing.pairs().Id((token - first) * info_->topK + k, token);
+            if (!routing.pairs().Routed(id)) continue;
+            const uint32_t server = ServerOf(*info_, id);
+            if (!tokens_.First(server, token)) continue;
+            const uint32_t fromEnd = tokens_.Total(server) - tokens_.Take(server);
+            uint32_t at = count_++;
+            for (; at > 0 && servers_[at - 1] > server; --at) {
+                servers_[at] = servers_[at - 1];
+                sums_[at] = sums_[at - 1];
+            }
+            servers_[at] = server;
+            sums_[at] = relay_->Arrived(server) - static_cast<uint64_t>(fromEnd) * sumBytes_;
+        }
+        return count_;
+    }
+    __aicore__ inline GM_ADDR Sum(uint32_t i) const { return sums_[i]; }
+
+private:
+    const MoeDistributeInfo* info_ = nullptr;
+    Relay* relay_ = nullptr;
+    ServerTokens tokens_;
+    uint32_t servers_[kMaxTopK];
+    GM_ADDR sums_[kMaxTopK];
+    uint32_t token_ = kMaxBatch, count_ = 0;  // the token, its servers
+    uint32_t sumBytes_ = 0;
+};
+
 // The records of this server's pairs, after the source indices of assist_info_for_combine: [S] numbers, [S][maxBS]
 // records.
 class StoredRecords {
@@ -333,27 +378,37 @@ private:
     uint32_t bytes_ = 0;
 };
 
-// An item (token, part of H) of a core's share of each server's items, servers ascending.
-struct ServerItem {
-    __aicore__ inline ServerItem(const MoeDistributeInfo& of, uint32_t itsCore, uint32_t partsPerToken)
-        : info(&of), core(itsCore), parts(partsPerToken) {}
-    // Goes on to the next server with an item where this one has none left. Returns false if none is left. `totals`:
-    // tokens of a server.
-    template <typename Totals>
-    __aicore__ inline bool Find(Totals& totals) {
-        while (at == end) {
-            if (servers == Servers(*info)) return false;
-            const uint32_t items = totals.Total(servers++) * parts;
-            at = PartBegin(items, core, info->cores);
-            end = PartBegin(items, core + 1, info->cores);
-        }
-        return true;
+// An item (token, part of H) of a core's share of the items of a pass, one server's after another's.
+template <typename Totals>
+class ServerItem {
+public:
+    // `totals`: tokens of a server.
+    __aicore__ inline ServerItem(const MoeDistributeInfo& info, Totals& totals, const ServerPass& pass, uint32_t core,
+                                 uint32_t parts)
+        : info_(&info), totals_(&totals), pass_(pass), parts_(parts) {
+        uint32_t items = 0;
+        for (uint32_t i = pass.first; i < pass.last; ++i) items += totals.Total(pass.At(info, i)) * parts;
+        at_ = PartBegin(items, core, info.cores);
+        left_ = PartBegin(items, core + 1, info.cores) - at_;
     }
-    __aicore__ inline uint32_t server() const { return servers - 1; }
+    // Goes on to the next server where this one has none left. Returns false if none is left.
+    __aicore__ inline bool Find() {
+        for (uint32_t items; left_ > 0 && at_ >= (items = totals_->Total(server()) * parts_); ++pass_.first)
+            at_ -= items;
+        return left_ > 0;
+    }
+    __aicore__ inline void Next() {
+        ++at_;
+        --left_;
+    }
+    __aicore__ inline uint32_t server() const { return pass_.At(*info_, pass_.first); }
+    __aicore__ inline uint32_t at() const { return at_; }  // of the server's items
 
-    const MoeDistributeInfo* info;
-    uint32_t core, parts;
-    uint32_t at = 0, end = 0, servers = 0;
+private:
+    const MoeDistributeInfo* info_;
+    Totals* totals_;
+    ServerPass pass_;
+    uint32_t parts_, at_, left_;
 };
 
 // A record's lists in UB.

@@ -84,7 +84,7 @@ MOE_FN uint64_t CoreBarrierOffset(uint32_t world, uint32_t round) {
     return StatusOffset(world, 2, 0) + static_cast<uint64_t>(round) * kMaxCores * kBlock;
 }
 // Timestamps of the last dispatch and the last combine, if enabled (info.timestamps).
-constexpr uint32_t kTimestampWords = 2 * kBlockWords;
+constexpr uint32_t kTimestampWords = 3 * kBlockWords;
 constexpr uint32_t kTimestampedOps = 2;
 MOE_FN uint64_t TimestampsOffset(uint32_t world, uint32_t op, uint32_t core) {
     return CoreBarrierOffset(world, kCoreBarrierRounds) +
@@ -318,9 +318,9 @@ enum CoreBarrierBlock : uint32_t {
 MOE_FN uint32_t CoreBarrierTag(uint32_t epoch, bool finish) {
     return kCoreBarrierMagic ^ epoch ^ (finish ? 1u << 31 : 0u);
 }
-// The second level of hierarchy: its core barriers start again at the first block. All cores have read what lay there,
+// After each wait of hierarchy, core barriers start again at the first block. All cores have read what lay there,
 // because all have posted to the blocks after it.
-constexpr uint32_t kSecondLevelTag = 1u << 30;
+MOE_FN uint32_t WaitTag(uint32_t waits) { return waits << 24; }
 // The same for the core barrier after ranks have found different algorithms.
 constexpr uint32_t kHintedTag = 1u << 29;
 
@@ -347,7 +347,7 @@ enum Phase : uint32_t { kInLaunch, ASCEND_MOE_PHASES(ASCEND_MOE_PHASE) kAtEnd };
 #undef ASCEND_MOE_PHASE
 // Words of a core's timestamps: the tag; their number
 // algorithm << 8; a byte for each phase that begins; the low words of GetSystemCycle then. The first is the launch's.
-enum TimestampBlock : uint32_t { kStTag, kStCount, kStPhases, kStCycles = 5 };
+enum TimestampBlock : uint32_t { kStTag, kStCount, kStPhases, kStCycles = 7 };
 constexpr uint32_t kMostTimestamps = kTimestampWords - kStCycles, kTimestampsOfWord = 4;
 static_assert(kMostTimestamps <= (kStCycles - kStPhases) * kTimestampsOfWord && kAtEnd < 256, "a phase is a byte");
 constexpr uint32_t kTimestampMagic = 0x5354414Du;
@@ -378,7 +378,7 @@ constexpr uint32_t kCountsOfSource = 0x80000000u;
 constexpr uint32_t kAbortBlockIndex = 0xFFFFu;
 constexpr uint32_t kRelayBlockIndex = 0xFFFEu;  // hierarchy: the block that counts rows,
 constexpr uint32_t kRecordIndex = 0xFFFDu;      // a record
-// Hierarchy waits twice in an op: at level 1 for what a rank forwards, at level 2 for what others forward to it. The
+// Waits of hierarchy: at level 1 for what a rank forwards or sums, at level 2 for what others forward to it. The
 // upper half of detail 0 of kPeerLost, kCommTimeout and kCorruptStatus is the level; 0: another algorithm, or not
 // detected by a wait.
 MOE_FN uint32_t AtLevel(uint32_t detail, uint32_t level) { return detail | level << 16; }

@@ -42,7 +42,8 @@
 namespace moe {
 
 // The sums of a core's share of the items (token, part of H). Rows come through a queue of sumRing parts. `Rows`: see
-// Addends; also missing(): the first row that has not come, or kOk.
+// Addends; also missing(): the first row that has not come, or kOk; and FindSums(addends, token), the number of sums to
+// which the addends of a token are added, and Sum(i), where they lie.
 template <typename XType, bool kQuant, typename Rows>
 class TokenSum {
 public:
@@ -85,15 +86,11 @@ private:
     }
     __aicore__ inline void AddAddends(RoutingTable& routing, uint32_t token, uint32_t part) {
         sum_.Begin(parts_.Elements(part));
+        const uint32_t sums = rows_->FindSums(routing, addends_.first(), token);
+        for (uint32_t i = 0; i < sums; ++i)
+            AddPart(inQueue_, parts_, sum_, {rows_->Sum(i), 1.0f, false, true, AddendKind::kWhole, 0.0f}, part);
         addends_.Begin(token);
-        for (Addend addend; addends_.Next(routing, addend);) {
-            LocalTensor<int8_t> piece = inQueue_.template AllocTensor<int8_t>();
-            parts_.Load(piece, addend.address, addend.travelled, part);
-            inQueue_.EnQue(piece);
-            piece = inQueue_.template DeQue<int8_t>();
-            sum_.Add(piece, addend);
-            inQueue_.FreeTensor(piece);
-        }
+        for (Addend addend; addends_.Next(routing, addend);) AddPart(inQueue_, parts_, sum_, addend, part);
     }
 
     Addends<XType, Rows> addends_;
@@ -103,6 +100,12 @@ private:
     Rows* rows_ = nullptr;
     GM_ADDR x_ = nullptr;
     uint32_t batch_ = 0;
+};
+
+// What rows of pairs share that come without sums.
+struct WithoutSums {
+    __aicore__ inline uint32_t FindSums(RoutingTable&, uint32_t, uint32_t) { return 0; }
+    __aicore__ inline GM_ADDR Sum(uint32_t) const { return nullptr; }
 };
 
 class WindowCombineBase {
@@ -146,7 +149,7 @@ protected:
 
 // Finds a pair's row in this rank's own window: in the region of the expert's rank, at the rank's earlier rows for that
 // owner plus expand_idx.
-class CompactedRows {
+class CompactedRows : public WithoutSums {
 public:
     // `pingPong`: of this epoch, at row 0 of its first region; `regionBytes`: of one source rank in it.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, GM_ADDR expandIdx, uint32_t rowBytes,

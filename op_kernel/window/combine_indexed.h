@@ -39,7 +39,7 @@ namespace moe {
 
 // Finds a pair's row in this rank's own window: at index token * K + k of the ping-pong buffer, with a tag that says
 // whether it has come.
-class IndexedRows {
+class IndexedRows : public WithoutSums {
 public:
     // `pingPong`: of this epoch.
     __aicore__ inline void Init(TPipe& pipe, const MoeDistributeInfo& info, uint32_t rowBytes, GM_ADDR pingPong,

@@ -24,7 +24,9 @@ ORDER = {
         *("SendBuffInit", "AlltoAllDispatch", "SetStatus", "WaitStatus", "ForwardRows", "WaitStatus", "LocalWindowCopy")
     ],
     ("hierarchy", "combine"): [
-        *("BuffInit", "SetWaitTpStatusAndDisPatch", "SetStatus", "WaitStatus", "SumServer", "WaitStatus", "SumRows")
+        "BuffInit",
+        *(["SetWaitTpStatusAndDisPatch", "SetStatus", "WaitStatus", "SumServer"] * 2),
+        *("WaitStatus", "SumRows"),
     ],
 }
 
@@ -87,7 +89,7 @@ def test_timestamps_of_cycles_that_wrap_around_and_of_an_older_op_differ() -> No
         at = core * words_of_core()
         words[at : at + 2] = mark, len(cycles)
         words[at + 2] = sum(phase << 8 * i for i, phase in enumerate((0, 1, 15)))
-        words[at + 5 : at + 5 + len(cycles)] = [cycle & 0xFFFFFFFF for cycle in cycles]
+        words[at + 7 : at + 7 + len(cycles)] = [cycle & 0xFFFFFFFF for cycle in cycles]
 
     put(0, 7, 3, 14, 34)
     put(1, 7, -1, 6, 29)

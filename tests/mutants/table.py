@@ -110,12 +110,24 @@ PATCHES = r"""
 + seen_ = blocks;
 
 # Two levels: what hierarchy sends, forwards and sums.
-@ hierarchy/combine
+@ window/combine
 = sums_of_the_first_chunk: every chunk of tokens has the ids and weights of the first
 ! drawn
-- addends_.Load(*routing_, first, Min(
-+ addends_.Load(*routing_, 0, Min(
+- addends_.Load(routing, token, tokens);
++ addends_.Load(routing, 0, tokens);
 % two levels
+= own_terms_before_servers: special experts and the shared expert's row are added before the servers' sums
+- for (uint32_t i = 0; i < sums; ++i)
+      AddPart(inQueue_, parts_, sum_, {rows_->Sum(i), 1.0f, false, true, AddendKind::kWhole, 0.0f}, part);
+  addends_.Begin(token);
+  for (Addend addend; addends_.Next(routing, addend);) AddPart(inQueue_, parts_, sum_, addend, part);
++ for (uint32_t i = 0; i < sums; ++i)
++     AddPart(inQueue_, parts_, sum_, {rows_->Sum(i), 1.0f, false, true, AddendKind::kWhole, 0.0f}, part);
+@ hierarchy/combine
+= an_error_travels_on_in_the_next_pass: messages of a later pass carry errors that earlier ones have brought
+- learnt = exchange_.Recall(sent);
++ learnt = exchange_.status();
+@ hierarchy/relay
 = servers_by_first_pair: the source adds the sums of servers in the order of its pairs
 - for (; at > 0 && servers_[at - 1] > server; --at) {
 + for (; at > kMaxTopK; --at) {
@@ -136,11 +148,6 @@ PATCHES = r"""
 = sums_of_servers_not_counted: a source takes another number of sums than it waits for
 - if (rows != totals_.Total(server) && mine.code == kOk)
 + if (rows > info_->maxBatch && mine.code == kOk)
-= own_terms_before_servers: special experts and the shared expert's row are added before the servers' sums
-- for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, AddendKind::kWhole, 0.0f}, part);
-  addends_.Begin(token);
-  for (Addend addend; addends_.Next(*routing_, addend);) Add(addend, part);
-+ for (uint32_t i = 0; i < count_; ++i) Add({sums_[i], 1.0f, false, true, AddendKind::kWhole, 0.0f}, part);
 
 # Its failures: who is named, in which level, and what ranks that run other algorithms report.
 @ common/status_wait
@@ -173,13 +180,19 @@ PATCHES = r"""
 = messages_pass_on_before_rows: a forwarder's cores do not synchronize between rows and messages
 - exchange_.BarrierAt(0, ForwardRows(relay));
 + exchange_.Fail(ForwardRows(relay));
+@ hierarchy/combine
+= own_rows_not_awaited: a rank sums its own tokens without a wait for its server's rows
+- exchange_.WaitStatus(*this, 0, Awaited::kReturned, pass);
++ if (!pass.Own()) exchange_.WaitStatus(*this, 0, Awaited::kReturned, pass);
+= own_message_overtakes_rows: messages leave while rows of the pass are in flight
+- exchange_.BarrierAfterSend(OpStatus());
 @ hierarchy/relay
 = a_relayed_message_before_it_is_loaded: no EnQue and DeQue between load and store of a message
 - messageQueue_.EnQue(message);
 - message = messageQueue_.template DeQue<uint32_t>();
 @ common/exchange
 = meetings_of_both_levels_alike: the second level's core barriers have the first one's tag
-- { barrierTag_ = kSecondLevelTag; }
+- { barrierTag_ = WaitTag(waits); }
 + { barrierTag_ = 0; }
 % two levels killed
 = nobody_is_asked: a rank names the one that it misses, which may wait itself
@@ -244,7 +257,7 @@ PATCHES = r"""
 @ common/exchange
 = wait_for_own_share_only: dispatch: a core goes on when its own share of the sources is there
 ! window | out of bounds, race between cores, race between ranks, wrong result | seen, model
-- status_ = barrier_.ArriveAndWait(2, mine);
+- status_ = barrier_.ArriveAndWait(round, mine);
 + status_ = config_.op == kOpDispatch ? mine : barrier_.ArriveAndWait(2, mine);
 = publish_epoch_too_early: the last core publishes the epoch while others have yet to read it
 ! window | hang, CorruptStatus, wrong part of a window, stale scalar read, race between cores | unseen, model
@@ -580,8 +593,8 @@ PATCHES = r"""
 - if (end_ - begin_ > chunk) pairs_.Load(at, count);
 @ window/combine
 = the shared expert's row in the first part only
-- for (Addend addend; addends_.Next(routing, addend);) {
-+ for (Addend addend; addends_.Next(routing, addend) && (addend.travelled || part == 0);) {
+- for (Addend addend; addends_.Next(routing, addend);)
++ for (Addend addend; addends_.Next(routing, addend) && (addend.travelled || part == 0);)
 @ common/exchange
 = the item of an inter-node peer lacks a row
 - items_.Put(peer, static_cast<uint64_t>(rows) * rowBytes, bytes);

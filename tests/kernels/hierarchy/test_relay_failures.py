@@ -336,7 +336,7 @@ def test_the_same_counts_of_other_tokens_are_this_ranks_error_alone() -> None:
 @pytest.mark.parametrize("wrong", ["number", "row"])
 def test_records_that_are_not_dispatchs_are_refused(wrong: str) -> None:
     """They lie behind the source_indices: a number of tokens a server, then for each token ids, rows and weights."""
-    odd = 2
+    odd, lane = 3, 1
 
     def body(rank: int, group_ep: str) -> torch.Tensor | Exception:
         sent = list(op_runs.dispatch(CASE, rank, group_ep))
@@ -347,10 +347,10 @@ def test_records_that_are_not_dispatchs_are_refused(wrong: str) -> None:
             assert 0 < sent[2][numbers] <= CASE.batch
             if wrong == "number":
                 sent[2][numbers] = CASE.batch + 1
-            else:  # of a token of rank 0, one beyond the rows that its owner has handed over
+            else:  # of a token of its lane's rank, one beyond the rows that its owner has handed over
                 record = sent[2][numbers + 2 * 8 :]
                 k, owner = next((k, int(record[8 + k]) // CASE.local) for k in range(CASE.topk) if record[8 + k] >= 4)
-                handed = int((CASE.inputs[0].expert_ids // CASE.local == owner).sum())
+                handed = int((CASE.inputs[lane].expert_ids // CASE.local == owner).sum())
                 assert -handed <= record[16 + k] < 0
                 record[16 + k] = -handed - 1
         try:
@@ -361,11 +361,11 @@ def test_records_that_are_not_dispatchs_are_refused(wrong: str) -> None:
     with LocalCluster(CASE.world, window_mib=8) as cluster:
         found = cluster.run(body)
     assert isinstance(found[odd], ArgumentError) and "behind its source indices" in str(found[odd])
-    for rank in {0, 1, 3}:
+    for rank in {0, 1, 2}:
         if wrong == "number":  # known before messages leave
             assert isinstance(found[rank], ArgumentError) and found[rank].details == found[odd].details
         else:  # its lane gets no sums
-            assert isinstance(found[rank], RoutingMismatch if rank == 0 else torch.Tensor), found[rank]
+            assert isinstance(found[rank], RoutingMismatch if rank == lane else torch.Tensor), found[rank]
 
 
 # ---- a rank that is gone, of which nothing is awaited but what others forward

@@ -19,6 +19,7 @@ from ascend_moe.reference.cases import Case, legal
 
 __all__ = ["fork_server", "nothing_left"]  # fixtures
 SOON_S = 15.0  # half of the deadline
+LEVELS = {"dispatch": ("level 2", "what others forward to it"), "combine": ("level 1", "what it forwards")}
 CASE = legal(
     Case(world=4, local=2, topk=3, share=2, batches="unequal", cores=2, quant_mode=2, comm_quant_mode=2, seed=21)
 )
@@ -59,23 +60,23 @@ def combine() -> str:
 def halt_before_passing_on(op: str) -> None:
     """This process stands still for good at the first store by which it would pass on what level 1 has brought.
 
-    In dispatch that of a message from its lane's other rank to the other rank of its server; in combine that of a sum
-    of its own, before the sums for others leave. Their pages may be read only, and the thread that stores there waits.
+    In dispatch that of a message from its lane's other rank to the other rank of its server; in combine that of a row
+    to that rank, after the sums for others. Their pages may be read only, and the thread that stores there waits.
     """
     place = here()
     end = comm.lookup(place.group_ep, CASE.world, place.rank)
-    own, server, world = end.vote._bases[place.rank] + PAGE, place.rank // 2, CASE.world
+    data, world = end.vote._bases[place.rank ^ 1] + PAGE, CASE.world  # of the other rank
     if op == "dispatch":
-        neighbour, lane = place.rank ^ 1, (place.rank + 2) % world
-        state = end.vote._bases[neighbour] + PAGE + end.data_bytes + end.registered_bytes  # on A2 it comes last
+        lane = (place.rank + 2) % world
+        state = data + end.data_bytes + end.registered_bytes  # on A2 it comes last
         runs = -(-(1024 + 32 * world) // 512) * 512
         stride = 32 * (2 + 2048 // world // 4)
         pages = [((state + runs + stride * (parity * world + lane)) // PAGE * PAGE, PAGE) for parity in (0, 1)]
-    else:  # the region of its own server's sums
+    else:  # the region of its own rows
         half = end.data_bytes // 2 // 512 * 512
         region = half // (world + world // 2) // 512 * 512
-        begins = [-(-(own + parity * half + (world + server) * region) // PAGE) * PAGE for parity in (0, 1)]
-        pages = [(begin, region // PAGE * PAGE - PAGE) for begin in begins]
+        begins = [data + parity * half + place.rank * region for parity in (0, 1)]
+        pages = [(at := -(-begin // PAGE) * PAGE, (begin + region) // PAGE * PAGE - at) for begin in begins]
     library = ctypes.CDLL(None, use_errno=True)
     library.signal(signal.SIGSEGV, ctypes.cast(library.pause, ctypes.c_void_p))
     for begin, size in pages:
@@ -108,7 +109,7 @@ def test_a_rank_killed_at_any_time_is_named_by_all(seed: int) -> None:
 
 def halted_between_the_levels(ranks: Ranks, op: str) -> tuple[int, int]:
     """Starts ``op`` on four ranks, one of which halts before it passes rows on; returns it and the rank that waits."""
-    victim, waits = {"dispatch": (2, 3), "combine": (3, 1)}[op]
+    victim, waits = 2, 3
     call = {"dispatch": dispatch, "combine": combine}[op]
     opened(ranks)
     if op == "combine":
@@ -123,7 +124,7 @@ def halted_between_the_levels(ranks: Ranks, op: str) -> tuple[int, int]:
 def test_a_rank_killed_between_the_levels_is_named_by_all(op: str) -> None:
     """It has had what it forwards, and stands at a store before it passes that on.
 
-    Who waits for that store says so, of its second level; the others have all of this op, and hear of it in the next.
+    Who waits for that store says so, and of which level; the others have all of this op, and hear of it in the next.
     """
     with Ranks(4, timeout_s=30.0) as ranks:
         victim, waits = halted_between_the_levels(ranks, op)
@@ -132,9 +133,9 @@ def test_a_rank_killed_between_the_levels_is_named_by_all(op: str) -> None:
         ranks.kill(victim)
         killed = time.monotonic()
         outcome = ranks.wait(waits)
-        assert_named(outcome, "PeerLost", victim, "level 2", "what others forward to it")
+        assert_named(outcome, "PeerLost", victim, *LEVELS[op])
         found = {name: outcome.details[name] for name in ("reporter", "phase", "level")}
-        assert found == {"reporter": waits, "phase": op, "level": 2}
+        assert found == {"reporter": waits, "phase": op, "level": int(LEVELS[op][0][-1])}
         for rank in others:
             assert_named(ranks.call(layers, 1, ranks=[rank])[0], "PeerLost", victim)
         assert time.monotonic() - killed < SOON_S
@@ -157,5 +158,5 @@ def test_a_rank_that_stands_still_between_the_levels_is_named_by_all(op: str) ->
             ranks.start(rank, layers, 1)
         for rank in (*others, waits):
             outcome = ranks.wait(rank)
-            assert_named(outcome, "CommTimeout", victim, "level 2")
-            assert (outcome.details["reporter"], outcome.details["level"]) == (waits, 2)
+            assert_named(outcome, "CommTimeout", victim, LEVELS[op][0])
+            assert outcome.details["reporter"] == waits
