@@ -103,6 +103,7 @@ RELAYING = (
     Mutant("messages_overtake_forwarded_rows", (ROW,)),
     Mutant("messages_before_rows", (ROW,)),
 )
+IN_PASSES = (Mutant("own_rows_not_awaited", (ROW,)), Mutant("own_message_overtakes_rows", (ROW,)))
 OUT_EARLY = Mutant("single_half_of_windows_out", (HANG, ROW))
 ASKING = (
     Mutant("nobody_is_asked", (BLAME,)),
@@ -174,5 +175,7 @@ CASES = [
     hierarchy("deadline of one", 2, ("DEADLINES", "FINALIZE"), HEEDING),
     hierarchy("collective, one op", 1, ("COLLECTIVE", "FINALIZE"), (Mutant("error_stops_messages", (HANG,)),)),
     hierarchy("misread message", 2, ("ODD", "FINALIZE"), (Mutant("error_stops_forwarding", (ROW,)),)),
+    hierarchy("passes", 2, ("PASSES",), IN_PASSES),
+    hierarchy("misread in passes", 1, ("PASSES", "ODD"), (Mutant("error_stops_own_rows", (ROW,)),)),
     hierarchy("three ops, finalize", 3, ("FINALIZE",), RELAYING[:2], full=True),
 ]

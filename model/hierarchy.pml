@@ -2,12 +2,13 @@
    A "run" in names of this file is a status message. See docs/model.md.
 
    This file has what the relay adds to window.pml: rows and messages that reach their owner by way of the rank of its
-   server with the source's lane, two waits in an op, sums that are staged where rows were. Cores of a rank, blocks of a
+   server with the source's lane, two or three waits in an op, sums that are staged where rows were. Cores of a rank, blocks of a
    message and the wrap are window.pml's. A rank is one process, and Memory lets its stores become visible: in any
    order, at the latest when it drains. What it has posted for the other server leaves at any time, an item's rows
    before its messages, one after the other.
 
-   Macros of a run: FINALIZE (an op ends when its items have left), MIXED (some ops are window's, over the same halves
+   Macros of a run: FINALIZE (an op ends when its items have left), PASSES (combine sends this server's rows
+   when it has posted the sums, not all at once as in two launches), MIXED (some ops are window's, over the same halves
    and windowsOut), COLLECTIVE (ranks find errors that travel in the messages), ODD (one rank takes a good message for
    a collective error, once), DEADLINES (the deadlines of one rank fire, at any time), KILL (a rank stops for good
    anywhere; when nothing can move, the deadline of any rank fires); M_<mutant>. A rank whose deadline is over asks the
@@ -48,13 +49,19 @@ short st[2 * W];      /* state area: messages, for each source three bits, the o
 #define WITH(word, c, tag) (((word) & ~(7 << (3 * (c)))) | (tag) << (3 * (c)))
 byte ab[W];           /* bit s: an abort block of source s lies here */
 
-#define ROWS_NEAR 1   /* stores under way: rows to the neighbour */
+#define ROWS_NEAR 1   /* stores under way: rows to the neighbour; combine: those of the other server */
 #define ROWS_OUT 2    /* rows to windowsOut */
 #define RUN_NEAR 4    /* the message to the neighbour */
 #define RUN_LANE 8    /* combine: the message for the inter-node rank with the neighbour's local rank */
 #define RUNS_OUT 16   /* messages to windowsOut */
 #define FORWARDED 32  /* dispatch: rows of the other server to the neighbour */
 #define RELAY 64      /* dispatch: the message of the other server to the neighbour */
+#define ROWS_HERE 128 /* combine: this server's rows to the neighbour */
+#ifdef PASSES
+#define AT_ONCE false
+#else
+#define AT_ONCE true
+#endif
 byte way[W];
 byte abortWay[W];     /* abort blocks under way: bit q */
 byte item[2 * W];     /* posted, [rank][half]: 0 nothing, 1 all is to leave, then rows have left, then a message */
@@ -200,8 +207,10 @@ proctype Memory(byte r) {
 end_memory:
     do
     LANDS(ROWS_NEAR)
-        e = cur[r]; PutRow(NEAR, PARITY(e), e, r);
-        if :: KIND == COMBINE -> PutRow(NEAR, PARITY(e), e, LANEMATE) :: else fi; e = 0 }
+        e = cur[r];
+        if :: KIND == COMBINE -> PutRow(NEAR, PARITY(e), e, LANEMATE) :: else fi;
+        if :: KIND != COMBINE || AT_ONCE -> PutRow(NEAR, PARITY(e), e, r) :: else fi; e = 0 }
+    LANDS(ROWS_HERE) e = cur[r]; PutRow(NEAR, PARITY(e), e, r); e = 0 }
     LANDS(ROWS_OUT)
         e = cur[r];
         if
@@ -238,8 +247,13 @@ end_memory:
 #define BAD(q) bad[PARITY(e) * W + (q)]
 #define ARRIVED_1 (HAS(r) && \
     (a == DISPATCH -> HAS(NEAR) && HAS_RELAYED : \
-    (a == COMBINE -> HAS(NEAR) && HAS_RUN(OTHER * LANES) && HAS_RUN(OTHER * LANES + 1) : \
+    (a == COMBINE -> (!AT_ONCE || HAS(NEAR)) && HAS_RUN(OTHER * LANES) && HAS_RUN(OTHER * LANES + 1) : \
                      HAS_RUN(NEAR) && HAS_RUN(LANEMATE) && HAS_RUN(ACROSS))))
+#ifdef M_own_rows_not_awaited
+#define ARRIVED_HERE true
+#else
+#define ARRIVED_HERE HAS(NEAR)
+#endif
 #ifdef M_relayed_message_not_awaited
 #define ARRIVED_2 (a == COMBINE -> HAS_RELAYED : HAS(LANEMATE))
 #else
@@ -349,14 +363,15 @@ inline SendRows() {
     :: BAD(r)
     :: else ->
         if :: a == COMBINE -> PutRow(r, PARITY(e), e, LANEMATE) :: else fi;
-        if :: a != DISPATCH -> PutRow(r, PARITY(e), e, r) :: else fi;
+        if :: a == WINDOW || (a == COMBINE && AT_ONCE) -> PutRow(r, PARITY(e), e, r) :: else fi;
         way[r] = (a == COMBINE -> ROWS_NEAR : ROWS_OUT)
     fi
 }
 inline SendRuns() {
     if
     :: a == DISPATCH -> way[r] = way[r] | RUNS_OUT
-    :: a == COMBINE -> PutStatus(r, e, r); PutRun(r, PARITY(e), e, LANEMATE); way[r] = way[r] | RUN_NEAR | RUN_LANE
+    :: a == COMBINE -> PutStatus(r, e, r); PutRun(r, PARITY(e), e, LANEMATE);
+        way[r] = way[r] | RUN_LANE | (AT_ONCE -> RUN_NEAR : 0)
     :: a == WINDOW -> PutStatus(r, e, r); way[r] = way[r] | RUNS_OUT
     fi
 }
@@ -394,17 +409,35 @@ inline Forward() {
     fi
 #endif
 }
-/* Combine: a sum for each token of the lane's ranks, and the messages to relay behind those for the other server. */
+/* Combine: a sum for each token of this rank. */
+inline SumHere() {
+    if
+    :: v
+    :: else -> ROW_IS_HERE(r, r); ROW_IS_HERE(NEAR, NEAR); PutRow(r, PARITY(e), e, W + MINE)
+    fi
+}
+/* Combine: a sum for each token of the lane's other rank, and the messages to relay behind them. */
 inline SumServer() {
     Learn(r); Learn(NEAR); Misread();
     if
     :: v -> noSums[PARITY(e) * W + r] = 1
     :: else ->
-        ROW_IS_HERE(r, r); ROW_IS_HERE(r, LANEMATE);
-        ROW_IS_HERE(NEAR, NEAR); ROW_IS_HERE(NEAR, ACROSS);
-        PutRow(r, PARITY(e), e, W + MINE); way[r] = way[r] | ROWS_OUT
+        ROW_IS_HERE(r, LANEMATE); ROW_IS_HERE(NEAR, ACROSS); way[r] = way[r] | ROWS_OUT;
+        if :: AT_ONCE -> SumHere() :: else fi
     fi;
     way[r] = way[r] | RUNS_OUT
+}
+/* Combine: this server's rows, also if this rank has learnt of a collective error. */
+inline SendHere() {
+#ifdef M_error_stops_own_rows
+    if
+    :: BAD(r) || v
+#else
+    if
+    :: BAD(r)
+#endif
+    :: else -> PutRow(r, PARITY(e), e, r); way[r] = ROWS_HERE
+    fi
 }
 inline RelayRuns() { PutRelayed(r); way[r] = way[r] | RELAY }
 /* What a rank reads when its second wait is over. */
@@ -481,9 +514,30 @@ end_host:
     :: atomic { ALIVE && a == DISPATCH && DRAINED -> RelayRuns(); waits[r] = 1 }
 #endif
     :: atomic { ALIVE && a == COMBINE && DRAINED ->
-           itemRows[AT(r, e)] = !noSums[PARITY(e) * W + r]; Post(); waits[r] = 1 }
+           itemRows[AT(r, e)] = !noSums[PARITY(e) * W + r]; Post();
+#ifdef PASSES
+           SendHere() }
+#else
+           waits[r] = 1 }
+#endif
     STOP
     fi;
+#ifdef PASSES
+    if
+    :: a != COMBINE
+    :: a == COMBINE ->
+#ifdef M_own_message_overtakes_rows
+        if :: atomic { ALIVE -> way[r] = way[r] | RUN_NEAR; waits[r] = 1 } STOP fi;
+#else
+        if :: atomic { ALIVE && DRAINED -> way[r] = RUN_NEAR; waits[r] = 1 } STOP fi;
+#endif
+        do
+        :: atomic { ALIVE && ARRIVED_HERE -> SumHere(); break }
+        GIVE_UP(ARRIVED_HERE, v = 1 + NEAR)
+        STOP
+        od
+    fi;
+#endif
     if
     :: a == WINDOW
     :: a != WINDOW ->
