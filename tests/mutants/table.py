@@ -118,7 +118,7 @@ PATCHES = r"""
 % two levels
 = own_terms_before_servers: special experts and the shared expert's row are added before the servers' sums
 - for (uint32_t i = 0; i < sums; ++i)
-      AddPart(inQueue_, parts_, sum_, {rows_->Sum(i), 1.0f, false, true, AddendKind::kWhole, 0.0f}, part);
+-     AddPart(inQueue_, parts_, sum_, {rows_->Sum(i), 1.0f, false, true, AddendKind::kWhole, 0.0f}, part);
   addends_.Begin(token);
   for (Addend addend; addends_.Next(routing, addend);) AddPart(inQueue_, parts_, sum_, addend, part);
 + for (uint32_t i = 0; i < sums; ++i)
