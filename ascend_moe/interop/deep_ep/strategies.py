@@ -259,7 +259,7 @@ def _begin_combine(bias: Any, previous_event: EventOverlap | None) -> None:
 def _entries(handle: Any, *sizes: int) -> tuple[Any, ...]:
     """Return the entries of a handle. Raises ArgumentError unless it has one of these sizes."""
     fits = isinstance(handle, tuple) and len(handle) in sizes
-    need(fits, "handle", f"is not a tuple of {' or '.join(map(str, sizes))} entries; pass dispatch's")
+    need(fits, "handle", "is not a tuple of {} entries; pass dispatch's", " or ".join(map(str, sizes)))
     return handle  # type: ignore[no-any-return]
 
 
