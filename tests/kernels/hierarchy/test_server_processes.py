@@ -159,4 +159,4 @@ def test_a_rank_that_stands_still_between_the_levels_is_named_by_all(op: str) ->
         for rank in (*others, waits):
             outcome = ranks.wait(rank)
             assert_named(outcome, "CommTimeout", victim, LEVELS[op][0])
-            assert outcome.details["reporter"] == waits
+            assert (outcome.details["reporter"], outcome.details["level"]) == (waits, int(LEVELS[op][0][-1]))
