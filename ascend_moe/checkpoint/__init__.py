@@ -48,12 +48,12 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torc
 
 @dataclass
 class LayerWeights:
-    """One rank's weights of one layer.
+    """One rank's weights of one MoE layer, as `load_layer` returns them.
 
     Attributes:
-        config: the layer's numbers.
-        tensors: by the names of MoELayer's parameters; int8 and int4 experts as after ``quantize_``.
-        dtype: the layer's dtype.
+        config: sizes, router and activation of the layer.
+        tensors: CPU tensors by the names of MoELayer's parameters; int8 and int4 experts as after its ``quantize_``.
+        dtype: dtype of the layer's weights, except the router's (fp32) and int8 or int4 experts.
         reads: every read from the files, in order; ``bytes_read`` is the sum of their sizes.
     """
 
@@ -69,10 +69,10 @@ class LayerWeights:
 
 
 class PairLayer(MoELayer):
-    """A MoELayer for decoder layers that unpack two values from their MoE block, as gpt-oss's and Llama-4's do."""
+    """A MoELayer whose forward returns two values, as the decoder layers of gpt-oss and Llama-4 expect."""
 
     def forward(self, *args: Any, **options: Any) -> tuple[Tensor, None]:  # type: ignore[override]
-        """Return the output, and None instead of the router's scores, which these decoder layers ignore.
+        """Return ``(output, None)``: these decoder layers ignore the second value, which would be the router's scores.
 
         Args:
             args, options: as in `MoELayer.forward`.
@@ -95,16 +95,16 @@ def build_layer(
 ) -> MoELayer:
     """Return a MoELayer with the weights of ``load_layer`` for the dispatcher's rank.
 
-    It replaces the MoE block in transformers' model. If that block returns two values (gpt-oss, Llama-4), the layer is
-    a `PairLayer`, which returns ``(y, None)``.
+    The layer can replace the MoE block in transformers' model. If that block returns two values (gpt-oss, Llama-4), the
+    layer is a `PairLayer`, which returns ``(y, None)``.
 
     Args:
         directory, layer, dtype, config, dequantize: as in `load_layer`.
-        dispatcher: its rank and world size determine the experts to read; the layer uses it.
+        dispatcher: transports the layer's rows; its rank and world size select the experts to read.
         router_dtype, device, global_bs: as in `MoELayer`.
 
     Raises:
-        ArgumentError: as in `load_layer`.
+        ArgumentError, LibraryError: as in `load_layer`.
     """
     weights = load_layer(
         directory,
@@ -140,21 +140,21 @@ def load_layer(
     config: MoEConfig | None = None,
     dequantize: bool = False,
 ) -> LayerWeights:
-    """Read the router, the shared expert and experts rank * L .. (rank + 1) * L - 1 of one layer.
+    """Read the router, the shared expert and this rank's share of the experts of one MoE layer.
 
     Args:
         directory: folder with config.json and the safetensors files.
         layer: index of the decoder layer, from 0.
-        rank, world: determine the experts.
-        dtype: dtype of the experts' weights; None: config.json's, else bf16. The router's are fp32.
-        config: replaces the numbers of config.json.
-        dequantize: convert int8 experts with channel scales and int8 activations per token (W8A8), and int4 experts, to
-            floats. By default they keep their codes, and dispatch sends int8 rows; with int4 (W4A8) also if the file
-            leaves the activations in float.
+        rank, world: read experts rank * L .. (rank + 1) * L - 1 of E = world * L; world must divide E.
+        dtype: dtype of the weights; None: config.json's, or bf16 if it names none. The router's are always fp32.
+        config: sizes, router and activation of the layer; None: read them from config.json.
+        dequantize: convert all quantized experts to ``dtype``. False: if all experts have int8 weights with a scale per
+            channel and int8 activations per token (W8A8), or all have int4 weights (W4A8, even if the file leaves
+            activations in float), they stay quantized, and dispatch sends int8 rows; others are converted.
 
     Raises:
         ArgumentError: a file, layer or tensor is missing or does not fit. The message names what was looked for
-            and what was found (``.missing``, ``.found`` for a tensor).
+            and what was found; for a missing tensor so do the error's attributes ``missing`` and ``found``.
         LibraryError: safetensors is not installed.
     """
     need(dtype is None or isinstance(dtype, torch.dtype), "dtype", "is {!r:.60}; it must be a torch.dtype", dtype)
@@ -181,16 +181,17 @@ def load_layer(
 
 @with_typed_errors
 def kept_bits(directory: str | Path, layer: int) -> int:
-    """Return the bits of the codes that `load_layer` keeps for a layer's experts: 8, 4, or 0 if they become floats.
+    """Return 8 or 4 if `load_layer` keeps a layer's experts in int8 or int4, or 0 if it converts them to floats.
 
-    Reads names and headers only. 8-bit codes whose zero is not code 0, which only the data show, become floats.
+    Reads names and headers only, so it also returns 8 for int8 experts whose offsets are not all 0; `load_layer`, which
+    reads the offsets, converts those to floats.
 
     Args:
         directory: folder with config.json and the safetensors files.
-        layer: index of the decoder layer.
+        layer: index of the decoder layer, from 0.
 
     Raises:
-        ArgumentError: as `load_layer`.
+        ArgumentError, LibraryError: as in `load_layer`.
     """
     values = text_values(read_json(directory))
     with CheckpointFiles(directory) as files:
@@ -201,10 +202,11 @@ def kept_bits(directory: str | Path, layer: int) -> int:
 
 @with_typed_errors
 def layer_kinds(directory: str | Path) -> dict[str, list[int]]:
-    """Return decoder layers by kind ("routed", "hash" and "dense"), from the names of a checkpoint's tensors.
+    """Return the indices of decoder layers by kind: "routed" and "hash" (MoE, the latter by token id), and "dense".
 
     Raises:
-        ArgumentError: the directory is not a safetensors checkpoint.
+        ArgumentError: the ``directory`` is not a safetensors checkpoint.
+        LibraryError: safetensors is not installed.
     """
     with CheckpointFiles(directory) as files:
         routers = {int(match["layer"]): match for name in files.names if (match := _ROUTER.fullmatch(name))}
@@ -223,7 +225,8 @@ def _find_block(files: CheckpointFiles, layer: int) -> tuple[str, str]:
         return here[0]["block"], here[0]["router"]
     if here:
         raise ArgumentError(
-            f"{files.directory} has {len(here)} routers for layer {layer}: {', '.join(match[0] for match in here)}",
+            f"{files.directory} has {len(here)} routers for layer {layer}; only one per layer is supported: "
+            f"{', '.join(match[0] for match in here)}",
             argument="layer",
         )
     with_router = sorted({int(match["layer"]) for match in routers})

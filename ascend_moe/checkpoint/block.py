@@ -60,9 +60,10 @@ class Block:
     """Reader of the tensors of one layer's MoE block.
 
     Attributes:
-        prefix, router: the block's name, and the router's name in it.
-        dtype: dtype of the experts.
-        dequantize: convert all codes to floats.
+        prefix, router: name of the block, as model.layers.3.mlp, and of the router in it, as gate.
+        dtype: dtype of the layer's weights; the router's are fp32.
+        fp8, quantized: how the files store fp8, and int8 or other quantized, matrices.
+        dequantize: convert all quantized experts to ``dtype``.
     """
 
     files: CheckpointFiles
@@ -75,7 +76,7 @@ class Block:
     dequantize: bool = False
 
     def tensors(self, own: range) -> dict[str, Tensor]:
-        """Return all tensors of a layer by the names of MoELayer's parameters, with the experts ``own``.
+        """Read the layer's tensors, of the experts only those in ``own``; return them by MoELayer's parameter names.
 
         Raises:
             ArgumentError: a tensor of the block is missing, invalid or unused.
@@ -96,9 +97,9 @@ class Block:
         return tensors
 
     def kept_bits(self) -> int:
-        """Return the bits of the codes that the layer keeps, 8 or 4, or 0 if its experts become floats.
+        """Return 8 or 4 if the layer keeps its experts in int8 or int4, or 0 if it converts them to floats.
 
-        It depends on all experts, equally on every rank, and only on names and headers.
+        The result is equal on every rank: it depends on the names and headers of all experts, not on data.
         """
         self._single()
         return self._kept_bits(self._experts())
@@ -195,7 +196,8 @@ class Block:
         if shapes not in (as_rows, as_columns):
             raise ArgumentError(
                 f"{names[0]} is {there[0]} and {names[1]} is {there[1]}; with config.json's numbers they must be "
-                f"{experts} of {as_rows[0]} and {as_rows[1]}, or of {as_columns[0]} and {as_columns[1]}",
+                f"{(experts, *as_rows[0])} and {(experts, *as_rows[1])}, or "
+                f"{(experts, *as_columns[0])} and {(experts, *as_columns[1])}: correct config.json, or pass config=",
                 argument="directory",
             )
         return [
@@ -260,7 +262,8 @@ class Block:
         for name in self.files.below(f"{self.prefix}."):
             if name not in known and not name.startswith(unread):
                 raise ArgumentError(
-                    f"{self.files.directory} has {name}, which a layer with config.json's numbers does not use",
+                    f"{self.files.directory} has {name}, which a layer with config.json's numbers does not use: "
+                    "correct config.json, or pass config=",
                     argument="directory",
                 )
 
@@ -281,7 +284,7 @@ class Block:
             for stored, _ in (*expert.gate_up, *expert.down):
                 if stored.zero is None:
                     continue
-                rule = "has {} in a file that is missing, and every rank needs all offsets: download it, or dequantize"
+                rule = "has {} in a file that is missing, and every rank needs it: download it, or pass dequantize=True"
                 need(self.files.is_here(stored.zero.name), "directory", rule, stored.zero.name)
                 if bool(self.files.take(stored.zero).any()):
                     return False

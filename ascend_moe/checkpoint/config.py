@@ -20,30 +20,31 @@ LFS = "it is a pointer of git-lfs: run git lfs pull"
 
 
 def need_directory(directory: object) -> None:
-    """Raise unless ``directory`` is a path."""
+    """Raise ArgumentError unless ``directory`` is a path, str or PathLike; it need not exist."""
     rule = "is {!r:.60}; it must be the path of a checkpoint's directory"
     need(isinstance(directory, (str, PathLike)), "directory", rule, directory)
 
 
 def read_json(directory: str | Path) -> Json:
-    """config.json as a dictionary."""
+    """Return the values of a checkpoint's config.json; raise ArgumentError if it is absent or no JSON object."""
     need_directory(directory)
     path = Path(directory) / "config.json"
     if not path.is_file():
-        raise ArgumentError(f"{path} does not exist; pass a checkpoint's directory", argument="directory")
+        raise ArgumentError(f"{path} does not exist; pass a directory with a config.json", argument="directory")
     return read_object(path)
 
 
 def read_object(path: Path) -> Json:
-    """Return a file with one JSON object."""
+    """Return the JSON object in a file; raise ArgumentError if there is none, or a key has two different values."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError, OSError) as error:
-        why = LFS if path.is_file() and is_pointer(path) else error
+        why = LFS if path.is_file() and is_pointer(path) else f"{error}; correct it, or download it again"
         raise ArgumentError(f"{path} cannot be read: {why}", argument="directory") from error
     if not isinstance(values, dict):
         raise ArgumentError(
-            f"{path} contains a {type(values).__name__}; it must contain a JSON object", argument="directory"
+            f"{path} contains a {type(values).__name__}; it must contain a JSON object: download it again",
+            argument="directory",
         )
     return values
 
@@ -58,15 +59,15 @@ def _once(pairs: list[tuple[str, Any]]) -> Json:
 
 
 def is_pointer(path: Path) -> bool:
-    """Return whether a file is a git-lfs pointer."""
+    """Return whether a file is a git-lfs pointer, which git stores in place of the data until ``git lfs pull``."""
     return path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://git-lfs")
 
 
 @dataclass(frozen=True)
 class Fp8Format:
-    """fp8 weights according to a config: block size of the scales, and whether the scales are exponents.
+    """Format of a checkpoint's fp8 weights: one scale per block of ``rows`` x ``columns`` weights.
 
-    fp4_experts: the experts' weights are fp4 instead (DeepSeek-V4).
+    exponents: scales are powers of two (e8m0). fp4_experts: the experts' weights are fp4 instead (DeepSeek-V4).
     """
 
     rows: int = 128
@@ -76,14 +77,14 @@ class Fp8Format:
 
     @staticmethod
     def of(values: Json) -> Fp8Format:
-        """Read it from the values of a config.json."""
+        """Return the format from the ``values`` of a config.json; raise ArgumentError for a wrong weight_block_size."""
         quantized = values.get("quantization_config") or {}
         known = isinstance(quantized, dict)
         sides = quantized.get("weight_block_size") if known else quantized
         if sides is None:
             sides = (Fp8Format.rows, Fp8Format.columns)
         if not isinstance(sides, (list, tuple)) or len(sides) != 2 or not all(type(n) is int and n > 0 for n in sides):
-            raise _unfit(f"has weight_block_size {sides!r:.60}; need two numbers of at least 1")
+            raise _unfit(f"has weight_block_size {sides!r:.60}; need two integers of at least 1, like [128, 128]")
         dtype = values.get("expert_dtype") or (quantized.get("expert_dtype") if known else None)
         return Fp8Format(sides[0], sides[1], known and quantized.get("scale_fmt") == "ue8m0", dtype == "fp4")
 
@@ -92,8 +93,8 @@ def moe_config(values: Json) -> MoEConfig:
     """Return the MoEConfig of a config.json's values.
 
     Raises:
-        ArgumentError: the model_type is not in ``MODEL_TYPES``, a number is missing, the model has a feature that this
-            layer does not support, or a key is unknown and may affect the layer.
+        ArgumentError: the model_type is not in ``MODEL_TYPES``, a value is missing or of a wrong type, the model has a
+            feature that `MoELayer` does not support, or a key is unknown and may affect the layer.
     """
     values = text_values(values)
     kind = values.get("model_type")
@@ -107,12 +108,12 @@ def moe_config(values: Json) -> MoEConfig:
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, ArgumentError):
             raise
-        raise _unfit(f"has a value of the wrong kind: {error}") from error
+        raise _unfit(f"has a value of the wrong kind: {error}; correct it, or pass a MoEConfig as config") from error
     return numbers
 
 
 def text_values(values: Json) -> Json:
-    """Return the values of the language model: a wrapper's text_config, with the wrapper's quantization and dtype."""
+    """Return a config.json's ``values``, or a multimodal model's text_config, with outer quantization and dtype."""
     text = values.get("text_config")
     if values.get("model_type") not in WRAPPERS or not isinstance(text, dict):
         return values
@@ -122,7 +123,7 @@ def text_values(values: Json) -> Json:
 
 
 def returns_pair(values: Json) -> bool:
-    """Return whether transformers' MoE block of the model with this config.json returns two values."""
+    """Return whether the MoE block of the model returns two values in transformers; ``values``: its config.json."""
     model = MODEL_TYPES.get(str(text_values(values).get("model_type")))
     return model is not None and model.pair
 
@@ -154,7 +155,7 @@ class _Values:
         for name in there[1:]:
             if self._values[name] != self._values[there[0]]:
                 both = f"{there[0]} {self._values[there[0]]!r:.60} and {name} {self._values[name]!r:.60}"
-                raise _unfit(f"has {both}")
+                raise _unfit(f"has {both}, which must be equal; correct one of them")
         return there[0] if there else names[0]
 
     def int(self, name: str, default: int | None = None) -> int:
@@ -163,9 +164,9 @@ class _Values:
         if isinstance(value, list) and value and all(each == value[0] for each in value):
             value = value[0]
         if value is None:
-            raise _unfit(f"of a {self._values['model_type']} has no {name}")
+            raise _unfit(f"of model_type {self._values['model_type']} has no {name}; add it, or pass config=")
         if type(value) is not int:
-            raise TypeError(f"{name} is {value!r:.60}, not a whole number")
+            raise TypeError(f"{name} is {value!r:.60}, not an integer")
         return value
 
     def bool(self, name: str, default: bool) -> bool:
@@ -184,7 +185,7 @@ class _Values:
         """Return the value, which must be one of these; the first if absent."""
         value = self.get(name, allowed[0])
         if not any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in allowed):
-            raise _unfit(f"has {name} {value!r:.60}; need {' or '.join(map(str, allowed))}")
+            raise _unfit(f"has {name} {value!r:.60}; need {' or '.join(map(str, allowed))}; or pass config=")
         return value
 
     def need_no_more(self) -> None:
@@ -288,7 +289,7 @@ def _deepseek_v2(config: _Values) -> Json:
     """topk_method determines whether there are groups."""
     if config.bool("norm_topk_prob", False):
         # Implementations disagree: some drop the scaling factor then, some the normalization.
-        raise _unfit("has norm_topk_prob with deepseek_v2, which is ambiguous; pass config=")
+        raise _unfit("has norm_topk_prob with deepseek_v2, which implementations read differently; pass config=")
     grouped = config.only("topk_method", "greedy", "group_limited_greedy") == "group_limited_greedy"
     groups = [config.int(name, None if grouped else 1) for name in ("n_group", "topk_group")]
     return {"n_group": groups[0], "topk_group": groups[1]} if grouped else {}

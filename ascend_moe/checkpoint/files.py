@@ -35,7 +35,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Read:
-    """One read; ``rows``: first and end in the leading dimension, None for the whole tensor."""
+    """One read of a tensor's data: file and tensor, and its size; ``rows``: range (first, end) of dim 0, None: all."""
 
     file: str
     name: str
@@ -44,13 +44,10 @@ class Read:
 
 
 class Part(NamedTuple):
-    """A tensor that a layer needs, and its rules.
+    """A tensor that a layer needs from the files, and the shapes and dtypes in which it is accepted.
 
     Attributes:
-        name: name of the tensor.
-        shapes: allowed shapes.
-        dtypes: allowed dtypes.
-        finite: every value must be finite, as for scales and offsets. uint8 are exponents (e8m0).
+        finite: its values, such as scales and offsets, must be finite; uint8 are read as exponents (e8m0).
     """
 
     name: str
@@ -60,10 +57,10 @@ class Part(NamedTuple):
 
 
 class CheckpointFiles:
-    """The tensors of a directory by name. A context manager that keeps files open.
+    """Reader of the safetensors files of a checkpoint's directory by tensor name; a context manager that closes them.
 
-    Names come from model.safetensors.index.json, or from the headers of all *.safetensors files. Data are read only by
-    ``take``, through safetensors' lazy slices.
+    Names come from model.safetensors.index.json, or without it from the headers of all *.safetensors files. A file is
+    opened at its first use. Only ``take`` reads data, by safetensors' lazy slices, and notes each read in ``reads``.
 
     Raises:
         ArgumentError: the directory is not a safetensors checkpoint, or its files cannot be read.
@@ -87,11 +84,11 @@ class CheckpointFiles:
 
     @property
     def names(self) -> list[str]:
-        """All tensor names, sorted."""
+        """All tensor names in the index, or without an index in the headers, sorted."""
         return sorted(self._file_of)
 
     def below(self, prefix: str) -> list[str]:
-        """Return the names with a prefix, including names in open files that the index lacks."""
+        """Return the sorted tensor names that start with ``prefix``, also those in open files that the index lacks."""
         there = {name for handle in self._open.values() for name in handle.keys()}  # noqa: SIM118
         return sorted(name for name in there | set(self._file_of) if name.startswith(prefix))
 
@@ -99,39 +96,39 @@ class CheckpointFiles:
         return name in self._file_of
 
     def is_here(self, name: str) -> bool:
-        """Return whether a tensor and its file exist; shards that only other ranks read may be absent."""
+        """Return whether a tensor is known and its file exists here; files that only other ranks read may be absent."""
         return name in self._file_of and os.path.isfile(self.directory / self._file_of[name])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor from its file's header."""
+        """Return the shape of a tensor from its file's header; raise ArgumentError if tensor or file is missing."""
         with self._header(name) as part:
             return tuple(part.get_shape())
 
     def dtype(self, name: str) -> object:
-        """Return the dtype of a tensor from its file's header, safetensors' name if torch lacks it."""
+        """Return a tensor's torch.dtype by its file's header, or safetensors' name (as "F64") if not in _DTYPES."""
         with self._header(name) as part:
             return _DTYPES.get(str(part.get_dtype()), part.get_dtype())
 
     def check(self, part: Part, *, of_others: bool = False) -> None:
-        """Raise ArgumentError unless the tensor exists and its header fits.
+        """Raise ArgumentError unless the tensor exists, in a shape and dtype that ``part`` allows.
 
-        ``of_others``: only other ranks read the tensor, so do not check its header if the file is absent here.
+        ``of_others``: this rank may not read the tensor, so check only its name if its file is absent here.
         """
         if part.name not in self:
             raise self.missing(part.name, part.name.rsplit(".", 2)[0])
         if not of_others or self.is_here(part.name):
             shape, dtype = self.shape(part.name), self.dtype(part.name)
             shapes = " or ".join(map(str, part.shapes))
-            rule = "has {} of {}; config.json's numbers make it {}"
+            rule = "has {} of {}; config.json's numbers make it {}: correct config.json, or download the file again"
             need(shape in part.shapes, "directory", rule, part.name, shape, shapes)
             dtypes = " or ".join(map(str, part.dtypes))
             need(dtype in part.dtypes, "directory", "has {} of {}; need {}", part.name, dtype, dtypes)
 
     def take(self, part: Part, rows: tuple[int, int] | None = None) -> Tensor:
-        """Return a tensor, or ``rows`` of its leading dimension; only these bytes are read.
+        """Read a tensor, or only its range ``rows`` = (first, end) of the leading dimension.
 
         Raises:
-            ArgumentError: it breaks a rule of the part.
+            ArgumentError: tensor or file is missing or damaged, or ``part`` does not allow its shape, dtype or values.
         """
         self.check(part)
         with self._header(part.name) as data:
@@ -145,7 +142,7 @@ class CheckpointFiles:
         return tensor
 
     def missing(self, wanted: str, shown_prefix: str) -> ArgumentError:
-        """Return the error for a missing tensor; it lists existing names with ``shown_prefix``."""
+        """Return an ArgumentError for tensor ``wanted``; it lists names with ``shown_prefix``, or any if none has."""
         there = [name for name in self.names if name.startswith(shown_prefix)] or self.names
         shown = ", ".join(there[:6]) + (f" and {len(there) - 6} more" if len(there) > 6 else "")
         return ArgumentError(
@@ -228,5 +225,5 @@ def _named(what: str, path: Path | None = None) -> Iterator[None]:
 
 
 def numbers(scale: Tensor) -> Tensor:
-    """Convert scales to fp32; uint8 are e8m0 exponents."""
+    """Convert scales of any shape to fp32; uint8 are read as e8m0 exponents."""
     return (scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale).float()

@@ -29,25 +29,25 @@ _PACKED = "1.0.0"
 
 @dataclass(frozen=True)
 class ModelSlim:
-    """Reader of the matrices of a description.
+    """Reader of matrices quantized by ModelSlim, which a checkpoint's quant_model_description.json lists.
 
     Attributes:
-        described: scheme of each tensor, and the description's other entries.
+        described: content of that file: the scheme of each tensor by name, and other entries.
     """
 
     described: dict[str, Any]
 
     @staticmethod
     def of(directory: str | Path) -> ModelSlim | None:
-        """Read a directory's description; return None if there is none."""
+        """Return a reader by the description file in ``directory``, or None if there is no such file."""
         path = Path(directory) / DESCRIPTION
         return ModelSlim(read_object(path)) if path.is_file() else None
 
     def stored(self, files: CheckpointFiles, name: str, shape: tuple[int, int]) -> Stored | None:
-        """Return the storage of a matrix (N, K), or None if it is not quantized.
+        """Return how to read the matrix ``name`` of ``shape`` (N, K), or None if it is not quantized.
 
         Raises:
-            ArgumentError: the scheme is not supported.
+            ArgumentError: the scheme is not supported, or does not fit the matrix.
         """
         said = self.described.get(name, _FLOAT)
         rule = "says {!r:.40} of {} in {}; need {}, {} or {}"
@@ -75,7 +75,7 @@ class ModelSlim:
 
         def coded(codes: Tensor, scale: Tensor, offset: Tensor, *more: Tensor) -> Coded:
             for part, zeros in ((parts[2], offset), *([(parts[4], more[1])] if second else [])):
-                need(not bool(zeros.any()), "directory", "has {} that is not zero; {} is symmetric", part.name, _W4A8)
+                need(not bool(zeros.any()), "directory", "has {} that is not zero; {} needs zeros", part.name, _W4A8)
             codes = unpack_int4(codes.t()).t() if packed else codes
             need(bool(((codes >= -8) & (codes <= 7)).all()), "directory", "has {} with codes outside of int4", name)
             scale = scale.float() * more[0].float() if second else scale.float()
@@ -93,11 +93,11 @@ class ModelSlim:
         rule = "has {}, whose group_size is {!r:.40}; need a whole number of at least 0"
         need(type(size) is int and size >= 0, "directory", rule, DESCRIPTION, size)
         if second not in files:
-            rule = "has no {}, though {} says group_size {}"
+            rule = "has no {}, though {} says group_size {}: download it"
             need(size == 0 or size >= columns, "directory", rule, second, DESCRIPTION, size)
             return 1
         groups = (*files.shape(second), 0)[1] if files.is_here(second) else columns // (size or columns)
-        rule = "has {} of {} groups, which do not divide {} columns"
+        rule = "has {} of {} groups, which do not divide {} columns: correct config.json, or download it again"
         need(groups > 0 and columns % groups == 0, "directory", rule, second, groups, columns)
         return groups
 

@@ -27,7 +27,7 @@ _Step = Callable[[int], int]  # from a set of positions to the positions after t
 
 
 class Names:
-    """Names to match patterns with.
+    """A list of names for matching patterns; it counts the work of all patterns against MOST_WORK.
 
     Args:
         names: without line feeds.
@@ -45,12 +45,12 @@ class Names:
         """Return the names for which ``re.match(pattern, name)`` is true.
 
         Raises:
-            ArgumentError: the pattern is not supported, or all patterns so far took too much work.
+            ArgumentError: the pattern is not supported, or this object's patterns took more than MOST_WORK together.
         """
         return self.reached(_Pattern(self, pattern).run())
 
     def reached(self, places: int) -> set[str]:
-        """Return the names that contain one of the positions."""
+        """Return the names with a position in ``places``, where bit i is character i of all names joined."""
         bits = f"{places:b}"[::-1].ljust(len(self.text), "0")
         there, start = set(), 0
         for name in self.names:
@@ -60,12 +60,12 @@ class Names:
         return there
 
     def places(self, fits: Callable[[str], object]) -> int:
-        """Return the positions of characters for which ``fits`` is true."""
+        """Return the set of positions, as bits, of the characters for which ``fits`` is true."""
         table = {ord(each): "1" if fits(each) else "0" for each in set(self.text)}
         return int(self.text.translate(table)[::-1] or "0", 2)
 
     def mask(self, token: str) -> int:
-        """Return the positions of a token's character: one character, an escape, a class or a dot."""
+        """Return the set of positions, as bits, that match ``token``: a character, an escape, a class or a dot."""
         self.work(1 if token in self._masks else 100)
         if token not in self._masks:
             fits = re.compile(token).match if len(token) > 1 or token == "." else token.__eq__
@@ -73,9 +73,10 @@ class Names:
         return self._masks[token]
 
     def work(self, steps: int = 1) -> None:
-        """Count steps over the text; raise ArgumentError beyond the limit."""
+        """Count ``steps`` passes over all names; raise ArgumentError beyond MOST_WORK."""
         self._work += steps * (1 + len(self.text) // 1000)
-        need(self._work <= MOST_WORK, "directory", "has patterns in quantization_config that take too long to match")
+        rule = "has patterns in quantization_config that take too long to match: simplify them"
+        need(self._work <= MOST_WORK, "directory", rule)
 
 
 class _Pattern:

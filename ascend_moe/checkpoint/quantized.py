@@ -32,11 +32,11 @@ from ascend_moe.errors import need
 
 @dataclass(frozen=True)
 class Quantized:
-    """Reader of the matrices that a description or a quantization_config lists as quantized.
+    """Reader of a checkpoint's quantized matrices, in ModelSlim's or compressed-tensors' formats.
 
     Attributes:
-        modelslim: ModelSlim's description, or None.
-        schemes: compressed-tensors' groups, or None.
+        modelslim: reader by ModelSlim's description; None: the checkpoint has none.
+        schemes: groups of compressed-tensors' quantization_config; None: there is none, or ``modelslim`` is used.
     """
 
     modelslim: ModelSlim | None = None
@@ -44,7 +44,7 @@ class Quantized:
 
     @staticmethod
     def of(directory: str | Path, values: Json) -> Quantized:
-        """Read the description in a directory and the quantization_config in its config.json's values.
+        """Return a reader by ModelSlim's description in ``directory``, else by the config.json ``values``.
 
         Raises:
             ArgumentError: a quant_method, key or value is not supported.
@@ -53,9 +53,9 @@ class Quantized:
         return Quantized(described, Schemes.of(values) if described is None else None)
 
     def stored(self, files: CheckpointFiles, shapes: Mapping[str, tuple[int, int]]) -> dict[str, Stored]:
-        """Return the storage of matrices (N, K), without those in float or plain fp8.
+        """Return by name how to read the quantized matrices among ``shapes``, (N, K) by name; not floats or plain fp8.
 
-        Depends on names and on headers of present files only: equal on every rank.
+        The result depends on names and headers, not on data.
 
         Raises:
             ArgumentError: a scheme is not supported, or does not fit a matrix.
@@ -71,7 +71,7 @@ class Quantized:
             need(
                 group is not None or not packed,
                 "directory",
-                "has {}_packed, which quantization_config ignores or does not name",
+                "has {}_packed, which quantization_config ignores or does not name: correct quantization_config",
                 name,
             )
             coded = packed or f"{name}_scale" in files

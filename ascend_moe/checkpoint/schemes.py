@@ -66,7 +66,7 @@ KEYS: dict[str, dict[str, object]] = {
 
 
 class Form(NamedTuple):
-    """Allowed weights of a compressed-tensors format."""
+    """Values of num_bits, type, strategy and symmetric that a compressed-tensors format may have for weights."""
 
     bits: tuple[int, ...]
     type: str
@@ -87,7 +87,7 @@ METHODS = ("fp8", "mxfp4", COMPRESSED)
 
 
 class Scheme(NamedTuple):
-    """A group's quantization of weights, and whether its activations are quantized to int8 per token."""
+    """How a group quantizes weights (``form``: format), and whether rows are int8 per token; unused sizes are 0."""
 
     form: str
     bits: int
@@ -100,12 +100,12 @@ class Scheme(NamedTuple):
 
 @dataclass(frozen=True)
 class Schemes:
-    """The groups of a compressed-tensors config, and the modules they exclude.
+    """The groups of a compressed-tensors quantization_config, and the modules that it leaves in float.
 
     Attributes:
         said: the quantization_config.
-        groups: targets and content of each group, by name.
-        ignored: names, classes or "re:" patterns of modules left in float.
+        groups: (targets, content) of each group, by the group's name.
+        ignored: modules left in float: names, "Linear" (all), or patterns after "re:". Targets are written alike.
     """
 
     said: Json
@@ -114,10 +114,10 @@ class Schemes:
 
     @staticmethod
     def of(values: Json) -> Schemes | None:
-        """Read the values of a config.json; return None if there are no groups.
+        """Return the groups in the values of a config.json; None if its quant_method is not compressed-tensors.
 
         Raises:
-            ArgumentError: another quant_method, or a key or value that is not supported.
+            ArgumentError: a quant_method, key or value is not supported.
         """
         said = values.get("quantization_config") or values.get("compression_config") or {}
         need(isinstance(said, dict), "directory", "has quantization_config {!r:.60}; need an object", said)
@@ -129,7 +129,7 @@ class Schemes:
             return None
         groups = said.get("config_groups")
         if not isinstance(groups, dict):
-            text = f"directory has config_groups {groups!r:.60} in quantization_config; need an object of groups"
+            text = f"directory has config_groups {groups!r:.60} in quantization_config; need an object, group by name"
             raise ArgumentError(text, argument="directory")
         read = {}
         for name, group in groups.items():
@@ -139,9 +139,9 @@ class Schemes:
         return Schemes(said, read, _strings(said.get("ignore") or [], "ignore"))
 
     def of_matrices(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the group of each matrix, without those left in float.
+        """Return the name of the group of each matrix in ``names``; matrices without a group are left out.
 
-        A target that is a name takes precedence over a pattern, and a pattern over a class, as in compressed-tensors.
+        A target that is a name takes precedence over a pattern, and a pattern over "Linear", as in compressed-tensors.
 
         Raises:
             ArgumentError: a pattern is not supported, or two groups contradict each other.
@@ -160,13 +160,13 @@ class Schemes:
             for name, (targets, group) in self.groups.items():
                 for module in (_matching(filter(kind, targets), modules, matched) & left) - before:
                     other = group_of.setdefault(module, name)
-                    rule = "has the groups {} and {} in quantization_config, which both name {} and differ"
+                    rule = "has the groups {} and {} in quantization_config, which both name {} and differ: remove one"
                     same = other == name or {**self.groups[other][1], "targets": 0} == {**group, "targets": 0}
                     need(same, "directory", rule, other, name, module)
         return {modules[module]: name for module, name in group_of.items()}
 
     def scheme(self, name: str) -> Scheme:
-        """Return a group's scheme; the group's own format takes precedence over the file's.
+        """Return the scheme of the group ``name``; its own format takes precedence over quantization_config's.
 
         Raises:
             ArgumentError: a key or value is not supported.
@@ -211,7 +211,8 @@ def _int8_by_token(group: Json, name: str) -> bool:
     if given is None:
         return False
     said = {"symmetric": True} | _check(given, "input_activations", name)
-    need(said.get("dynamic") is True, "directory", "has input_activations of {} without dynamic true", name)
+    rule = "has input_activations of {} without dynamic true; static scales are not supported"
+    need(said.get("dynamic") is True, "directory", rule, name)
     keys = ("num_bits", "type", "strategy", "symmetric")
     return [said.get(key) for key in keys] == [8, "int", "token", True]
 

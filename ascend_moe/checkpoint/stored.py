@@ -25,9 +25,9 @@ Block = tuple[int, int]  # rows and columns that share a scale
 
 
 class Coded(NamedTuple):
-    """A matrix as int8 codes (N, K) of 8 or 4 bits, and fp32 scales (N, G) of G groups of K.
+    """A quantized matrix: ``codes`` (N, K), int8 of 8 or 4 bits; fp32 ``scale`` (N, G), one per K / G columns.
 
-    correction: (N,), W4A8's bias from the file; None: the file has none.
+    correction: (N,), W4A8's bias (8 x the sum of a row's weights) from the file; None: the file has none.
     """
 
     codes: Tensor
@@ -37,15 +37,15 @@ class Coded(NamedTuple):
 
 @dataclass(frozen=True)
 class Stored:
-    """Storage of a matrix (N, K).
+    """How a matrix (N, K) is stored in a checkpoint: the tensors to read, and the computation of its values.
 
     Attributes:
-        parts: the tensors that it needs.
+        parts: the tensors to read.
         value: computes the matrix in float from these tensors.
-        coded: computes its codes from these tensors, if a layer can keep it quantized.
-        bits: bits of the codes that a layer can keep, 8 or 4; 0: none.
-        groups: groups of K with one scale each, if ``bits`` is not 0.
-        zero: the tensor that must be zero to store the codes.
+        coded: computes its codes and scales from these tensors; None: a layer cannot keep it quantized.
+        bits: 8 or 4: a layer can keep it in int8 or int4; 0: it cannot.
+        groups: number G of column groups with one scale each, if ``bits`` is not 0.
+        zero: offsets that must all be 0 for a layer to keep the codes; None: no such condition.
     """
 
     parts: tuple[Part, ...]
@@ -56,7 +56,7 @@ class Stored:
     zero: Part | None = None
 
     def read(self, files: CheckpointFiles, row: int | None = None) -> Tensor:
-        """Return the matrix; ``row``: index in the leading dimension of tensors made by ``of_all``."""
+        """Read the matrix and return it in float; ``row``: index in tensors of several matrices (`of_all`)."""
         value = self.value(*self._data(files, row))
         quantized = len(self.parts) > 1
         rule = "has {} with values that are not finite: download it again"
@@ -64,7 +64,7 @@ class Stored:
         return value
 
     def read_codes(self, files: CheckpointFiles) -> Coded:
-        """Return its codes, if its ``bits`` are not 0."""
+        """Read the matrix and return its codes and scales; only if ``bits`` is not 0. Errors are those of `read`."""
         assert self.coded is not None
         coded = self.coded(*self._data(files, None))
         rule = "has {} with scales that are not finite: download it again"
@@ -72,7 +72,7 @@ class Stored:
         return coded
 
     def of_all(self, matrices: int, transposed: bool = False) -> Stored:
-        """Return the storage of several such matrices in one tensor, optionally transposed."""
+        """Return the storage of ``matrices`` such matrices in one tensor; ``transposed``: each is stored as (K, N)."""
         parts = [part._replace(shapes=tuple((matrices, *shape) for shape in part.shapes)) for part in self.parts]
         return replace(
             self, parts=tuple(parts), value=(lambda *data: self.value(*data).t()) if transposed else self.value
@@ -85,12 +85,12 @@ class Stored:
 
 
 def scaled(codes: Tensor, scale: Tensor, block: Block) -> Tensor:
-    """Multiply fp32 codes (N, K) by scales, one per block."""
+    """Return codes (N, K), converted to fp32, times ``scale``, one per block of ``block`` = (rows, columns) codes."""
     return codes.float() * spread(scale, tuple(codes.shape), block)
 
 
 def spread(grid: Tensor, shape: tuple[int, ...], block: Block) -> Tensor:
-    """Expand one number per block to a matrix for addition or multiplication; a side of one block is broadcast."""
+    """Repeat each number of ``grid``, one per block, up to ``shape``; a side with one block stays 1, to broadcast."""
     for side in (0, 1):
         if grid.shape[side] not in (1, shape[side]):
             grid = grid.repeat_interleave(block[side], side).narrow(side, 0, shape[side])
@@ -98,15 +98,15 @@ def spread(grid: Tensor, shape: tuple[int, ...], block: Block) -> Tensor:
 
 
 def blocks_of(shape: tuple[int, int], block: Block) -> tuple[int, int]:
-    """Return the number of blocks on each side of a matrix."""
+    """Return the number of blocks, also partial ones, along the rows and the columns of a matrix."""
     return -(-shape[0] // block[0]), -(-shape[1] // block[1])
 
 
 def float_matrix(files: CheckpointFiles, name: str, shape: tuple[int, int], fp8: Fp8Format) -> Stored:
-    """Return the storage of a matrix in bf16, fp16 or fp32, or in fp8 with scales.
+    """Return how the matrix ``name`` of ``shape`` (N, K) is stored: in bf16, fp16 or fp32, or in fp8 with scales.
 
-    The scales are name_scale_inv, one per block, name_scale, one per row, column or tensor, or .scale instead of
-    .weight (DeepSeek-V4), one per block.
+    The scales are name_scale_inv, one per block of ``fp8``, name_scale, one per row, column or tensor, or .scale in
+    place of .weight (DeepSeek-V4), one per block.
 
     Raises:
         ArgumentError: fp8 without scales.
@@ -136,14 +136,14 @@ def _times_scale(codes: Tensor, scale: Tensor) -> Tensor:
 
 
 def fp4_matrix(files: CheckpointFiles, name: str, shape: tuple[int, int]) -> Stored:
-    """Return the storage of a matrix in fp4: bytes (N, K / 2), and an e8m0 exponent per 32 numbers."""
+    """Return the storage of a matrix ``shape`` (N, K) in fp4: bytes (N, K / 2), and an e8m0 exponent per 32 numbers."""
     exponents = f"{name.removesuffix('.weight')}.scale"
     exponents = exponents if exponents in files else f"{name}_scale_inv"
     return fp4_of(name, exponents, shape, torch.int8, torch.uint8)
 
 
 def fp4_of(codes: str, exponents: str, shape: tuple[int, int], *dtypes: torch.dtype) -> Stored:
-    """Return the storage of an fp4 matrix from the names of both tensors and the dtypes of the codes."""
+    """Return the storage of an fp4 matrix (N, K) from its tensors' names; ``dtypes``: allowed dtypes of ``codes``."""
     rows, columns = shape
     rule = "has {} in fp4 with {} columns by config.json's numbers; need a multiple of {}"
     need(columns % MX_GROUP == 0, "directory", rule, codes, columns, MX_GROUP)
@@ -153,7 +153,7 @@ def fp4_of(codes: str, exponents: str, shape: tuple[int, int], *dtypes: torch.dt
 
 
 def mxfp4_matrix(name: str, shape: tuple[int, int]) -> Stored:
-    """Return the storage of a matrix in gpt-oss' fp4: name_blocks (N, G, 16) and name_scales (N, G), both uint8."""
+    """Return the storage of a matrix in gpt-oss's fp4: name_blocks (N, G, 16) and name_scales (N, G), both uint8."""
     rows, columns = shape
     groups = -(-columns // MX_GROUP)
     blocks = Part(f"{name}_blocks", ((rows, groups, MX_GROUP // 2),), (torch.uint8,))
