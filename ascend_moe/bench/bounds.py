@@ -15,9 +15,11 @@ ITERATIONS = 60
 
 @dataclass(frozen=True)
 class Bound:
-    """A method takes at most ``times`` x the bare exchange or the limit, or is so many times faster than a peer.
+    """A bound on a method's round trips: at most ``times`` x those of the bare exchange or of the machine's limit.
 
-    Compares medians, of warm calls if ``warm``, in cases with ``ranks`` and at least ``tokens`` tokens per rank.
+    ``against`` is then "bare" or "limit"; if it is another method, the bound is: at least ``times`` x faster than that.
+    Medians are compared, if ``warm`` of calls that follow a call of the same method, in cases with one of ``ranks`` and
+    at least ``tokens`` tokens per rank.
     """
 
     method: str
@@ -29,7 +31,7 @@ class Bound:
 
     @property
     def of_kind(self) -> bool:
-        """Whether ``against`` names a kind of methods, whose fastest counts; ``times`` is then an upper bound."""
+        """Whether ``against`` is "bare" or "limit": the fastest of that kind counts, ``times`` is an upper bound."""
         return self.against in (BARE, LIMIT)
 
     @property
@@ -65,7 +67,7 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class BoundCheck:
-    """Result of a bound. ``ok`` None: not applicable; ``seen``: the median ratio, or why there is none."""
+    """Result of a bound in one case. ``ok`` None: it needs MPI, which did not run; ``seen``: the ratio, or why none."""
 
     bound: Bound
     ok: bool | None
@@ -77,7 +79,7 @@ def cases() -> list[Case]:
 
 
 def judge(result: CaseResult) -> list[BoundCheck]:
-    """Check every bound on a case. A missing method fails, except one of MPI."""
+    """Check the bounds that apply to a case. A bound whose method did not run fails, or for MPI's has ``ok`` None."""
     checks = []
     for bound in BOUNDS:
         if result.case.batch < bound.tokens or result.case.world not in bound.ranks:
@@ -97,7 +99,7 @@ def judge(result: CaseResult) -> list[BoundCheck]:
 
 
 def ratio_of(bound: Bound, result: CaseResult) -> float:
-    """Return the median ratio; in a noisy case the ratio of the two p10, which depends less on the load."""
+    """Return the median ratio that a bound limits; in a noisy case the ratio of the two p10, less sensitive to load."""
     ours = result.row(bound.method)
     if ours is not None and not result.too_noisy:
         ratios = ours.to.get(bound.against)
@@ -110,9 +112,9 @@ def ratio_of(bound: Bound, result: CaseResult) -> float:
 
 
 def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) -> bool:
-    """Measure until every case has passed all bounds within one run, at most TRIES times.
+    """Measure the cases and check their bounds; repeat those that fail, up to TRIES runs. Return whether all passed.
 
-    Return whether all passed. If a case fails on a busy machine, the reason is printed.
+    ``say`` receives each result as a line of text, and in the end why cases that still fail may be due to load.
     """
     left = cases()
     busy: list[str] = []
@@ -134,7 +136,7 @@ def check(measure: Callable[[Sequence[Case]], Run], say: Callable[[str], None]) 
 
 
 def why_not(result: CaseResult) -> str:
-    """Return why the times of a case are not meaningful, such as load on the machine, or ""."""
+    """Return why the times of a case are not meaningful, such as load on the machine; "": they are."""
     reasons = []
     if result.too_noisy:
         reasons.append("more than half of the rows are noisy")

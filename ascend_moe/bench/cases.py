@@ -30,10 +30,10 @@ INPUT_SETS = 16  # used alternately, so that the routing changes at every iterat
 
 @dataclass(frozen=True)
 class Case(CallOptions):
-    """One measurement and the options of its calls, equal on all ranks.
+    """One benchmark case: layer shape, ranks, tokens, routing, dtype and options of the calls, equal on all ranks.
 
     Attributes:
-        world, batch: W ranks, BS tokens on each.
+        preset, world, batch: name of the model, W ranks, BS tokens on each.
         hidden, topk, experts: H, K, E; E is a multiple of W.
         skew: "uniform"; "zipf": expert e has weight 1 / (e + 1); "hot": every token selects expert 0.
     """
@@ -66,21 +66,21 @@ class Case(CallOptions):
 
     @property
     def most_rows(self) -> int:
-        """Maximum number of rows that one rank receives."""
+        """Maximum number of rows that one rank can receive in dispatch."""
         return self.world * self.batch * min(self.topk, self.local_experts)
 
     @property
     def dispatch_bytes(self) -> int:
-        """Bytes of the BS * K rows a rank sends."""
+        """Bytes of the BS * K rows that a rank sends in dispatch, without their int8 scales."""
         return self.batch * self.topk * self.hidden * (1 if self.quant_mode else self.torch_dtype.itemsize)
 
     @property
     def combine_bytes(self) -> int:
-        """Bytes of the BS * K rows a rank receives back."""
+        """Bytes of the BS * K rows that a rank receives back in combine."""
         return self.batch * self.topk * self.hidden * self.torch_dtype.itemsize
 
     def call(self, number: int) -> cases.Case:
-        """Return input set ``number``: the tensors of all ranks and the expected results."""
+        """Return the inputs of all ranks and their expected results; ``number``: which of the random input sets."""
         return cases.Case(
             world=self.world,
             local=self.local_experts,
@@ -96,7 +96,7 @@ class Case(CallOptions):
 
 @dataclass(frozen=True)
 class Inputs:
-    """A rank's tensors: x (BS, H); expert_ids (BS, K) int32, distinct in a token; expert_scales (BS, K)."""
+    """A rank's tensors: x (BS, H); expert_ids (BS, K) int32, distinct per token; expert_scales (BS, K) fp32."""
 
     x: Tensor
     expert_ids: Tensor
@@ -104,7 +104,7 @@ class Inputs:
 
 
 def inputs(case: Case, rank: int, number: int) -> Inputs:
-    """Return the tensors of a rank in input set ``number``."""
+    """Return the tensors of a rank in the random input set ``number``."""
     made = case.call(number).rank_input(rank)
     assert made.expert_scales is not None  # every generated case has them
     return Inputs(made.x, made.expert_ids, made.expert_scales)
@@ -121,14 +121,15 @@ def matrix(
     dtype: str = "bf16",
     shape: tuple[int | None, int | None, int | None] = (None, None, None),
 ) -> list[Case]:
-    """Return the cases of a run, ordered by ranks: every preset x ranks x batch, or along ``sweep``.
+    """Return the cases of a run, ordered by ranks: every combination of presets, worlds (ranks) and batches (BS).
 
-    ``shape``: H, K and E that replace the preset's. Raises ArgumentError if the operators refuse a case.
+    ``sweep``: "", or "tokens", "ranks" or "hidden", which SWEEPS then varies. ``shape``: H, K and E, None: the
+    preset's. Raises ArgumentError for an unknown name, or if the operators do not support a case.
     """
     for preset in presets:
         need_one_of("preset", preset, PRESETS)
         special = PRESETS[preset].published.special.total
-        rule = "is {!r}, with {} zero, copy or const experts, which bench does not support; use another"
+        rule = "is {!r}, with {} zero, copy or const experts, which bench does not support; use another preset"
         need(special == 0, "preset", rule, preset, special)
     need_one_of("sweep", sweep, ("", *SWEEPS))
     for argument, value, names in (("skew", skew, SKEWS), ("quant", quant, QUANTS), ("dtype", dtype, DTYPES)):
@@ -142,7 +143,7 @@ def matrix(
         usual = (layer.row_size, layer.top_k, layer.num_experts)
         hidden, topk, experts = (own if given is None else given for given, own in zip(shape, usual, strict=True))
         if not 1 <= world <= MAX_WORLD or experts % world:
-            text = f"ranks is {world}; need 1..{MAX_WORLD} that divide the {experts} experts of {preset}"
+            text = f"ranks is {world}; need 1..{MAX_WORLD}, to divide the {experts} experts of {preset} evenly"
             raise ArgumentError(text, argument="ranks")
         need(1 <= batch <= MAX_BATCH, "bs", "is {}; need 1..{} tokens per rank", batch, MAX_BATCH)
         case = Case(preset, world, batch, width or hidden, topk, experts, skew, dtype, quant_mode=QUANTS[quant])

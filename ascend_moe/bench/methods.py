@@ -29,19 +29,19 @@ LIMIT, BARE, OURS, PEER = "limit", "bare", "ours", "peer"
 
 @dataclass(frozen=True)
 class RankPlace(Place):
-    """A place, and mpi4py's communicator of the same ranks."""
+    """A rank's `Place` in its group, and mpi4py's communicator of the same ranks; ``mpi`` None: no MPI."""
 
     mpi: Any = None
 
 
 def arrived(rows: Tensor, scales: Tensor | None, counts: Tensor, handle: Any) -> Dispatched:
-    """Return the result of a plain dispatch: ``rows`` (>= count, H), ``scales`` of int8 rows, ``counts`` (L,)."""
+    """Return a dispatch result: ``rows`` (>= sum of counts, H), int8 rows' ``scales``, ``counts`` (L,) per expert."""
     none = torch.empty(0)
     return Dispatched(rows, none if scales is None else scales, counts, none, none, none, handle)
 
 
 class Method(ABC):
-    """A method to dispatch and combine. Constructed for a case on every rank, used alternately with the others."""
+    """A way to run dispatch and combine, which the benchmark times: one object per case and rank, on all ranks."""
 
     name: str
     kind: str = PEER
@@ -56,18 +56,18 @@ class Method(ABC):
 
     @abstractmethod
     def dispatch(self, inputs: Inputs) -> Dispatched:
-        """Run dispatch. Timed. Collective."""
+        """Send each row to the ranks of its experts, and return the received rows. Timed. Collective."""
 
     def expert_output(self, sent: Dispatched) -> Tensor:
-        """Return the buffer (>= count, H) for the experts' output. Timed with dispatch."""
+        """Return the buffer (>= rows received, H) into which the experts write their output. Timed with dispatch."""
         return self.rows_out
 
     @abstractmethod
     def combine(self, rows: Tensor, inputs: Inputs, sent: Dispatched) -> Tensor:
-        """Return the weighted sums (BS, H) of the experts' rows. Timed. Collective."""
+        """Send the experts' ``rows`` back and return each token's weighted sum, (BS, H). Timed. Collective."""
 
     def experts_of(self, sent: Dispatched) -> Tensor:
-        """Return the global expert of each row, (count,)."""
+        """Return the global expert id of each received row, (rows,)."""
         local = torch.arange(self.case.local_experts).repeat_interleave(sent.expert_token_nums)
         return local + self.place.rank * self.case.local_experts
 
@@ -81,19 +81,19 @@ def pointers(rows: Tensor, index: Tensor) -> Tensor:
 
 
 def native_call(name: str, *arguments: Tensor | int) -> Callable[[], None]:
-    """Return a prepared call of the library. Tensors are passed by address and stay alive."""
+    """Return a function that calls ``name`` of the library with ``arguments``, tensors by address, and keeps them."""
     function = getattr(library.lib(), name)
     values = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments]
 
     def call(_alive: tuple[Tensor | int, ...] = arguments) -> None:
         if function(*values):
-            raise ArgumentError("the benchmark's copy or sum refused its arguments", argument="methods")
+            raise ArgumentError(f"{name} refused its arguments: H must be a multiple of 16", argument="methods")
 
     return call
 
 
 def weighted_sum(out: Tensor, addresses: Tensor, weights: Tensor) -> Callable[[], None]:
-    """Return a call that writes into ``out`` (BS, H) the fp32 sums of the rows at ``addresses`` times the weights."""
+    """Return a function: ``out`` (BS, H) = fp32 sums over K of rows at ``addresses`` (BS * K,) x weights (BS, K)."""
     type_code = library.lib().am_type_code(str(out.dtype).removeprefix("torch.").encode())
     shape = (*weights.shape, out.size(1), type_code)
     return native_call("am_bench_weighted_sum", out, addresses, weights, *shape)
@@ -167,7 +167,7 @@ FLAG_BYTES = 128  # two cache lines, because of the adjacent-line prefetcher
 
 
 def shared_memory(place: RankPlace, size: int) -> Tensor:
-    """Return ``size`` bytes, 0 at first, that all ranks map. Collective."""
+    """Return ``size`` bytes of memory, initially 0, that all ranks of this machine share. Collective."""
     fd = os.memfd_create("ascend_moe_bench") if place.rank == 0 else -1
     path = [f"/proc/{os.getpid()}/fd/{fd}"]
     dist.broadcast_object_list(path)
@@ -179,11 +179,11 @@ def shared_memory(place: RankPlace, size: int) -> Tensor:
 
 
 class BarePush(Method):
-    """Move the rows between the ranks with one flag per peer: no lists, no checks, no Python between the copies.
+    """The bare exchange: copy the rows between ranks with one flag per peer, and sum; all else is precomputed.
 
     Dispatch and combine start from the same tensors as in `Direct`. Each row is stored where it is read: in the owner's
-    ``expand_x``, returned rows in memory of the token's rank, which sums. `ready` computes all addresses and
-    quantizes. There is one buffer, because a barrier precedes each op.
+    ``expand_x``, returned rows in memory of the token's rank, which sums. `ready`, which is not timed, computes all
+    addresses and quantizes. There is one buffer, because a barrier precedes each op.
     """
 
     name, kind, copy, pull = "bare-push", BARE, 0, False  # copy: of am_bench_exchange
@@ -277,7 +277,7 @@ class BareStream(BarePush):
 
 
 class BarePull(BarePush):
-    """Each rank publishes x as one block, and the rows of combine; the others read them where they are."""
+    """The bare exchange by reads: each rank publishes x and combine's rows, and the other ranks read theirs there."""
 
     name, pull = "bare-pull", True
 
@@ -305,7 +305,7 @@ class Direct(Window):
 
 
 class DirectZeroCopy(Direct):
-    """Zero copy: the experts write into a tensor of this rank's window, allocated for each call."""
+    """`Direct` with zero copy: the experts write into a tensor of this rank's window, allocated for each call."""
 
     name, zero_copy = "direct-zero-copy", True
 
@@ -321,9 +321,9 @@ Counts = Sequence[int]
 
 
 class GlooAllToAll(Method):
-    """The usual implementation in plain torch: sort, permute, exchange, reorder, and the reverse.
+    """The usual all-to-all over gloo in plain torch: sort, permute, exchange, reorder, and the reverse.
 
-    New tensors in every step, reordering by split and cat, sums by index_add in fp32.
+    It allocates new tensors in every step, reorders by split and cat, and sums by index_add in fp32.
     """
 
     name = "gloo-a2a"
@@ -387,10 +387,9 @@ class MpiAllToAll(GlooAllToAll):
 
 
 class GlooAllToAllTuned(GlooAllToAll):
-    """All-to-all, optimized: no allocations, one index_select in each direction.
+    """The all-to-all over gloo, optimized: rows are moved by index_select(out=) into preallocated tensors.
 
-    Rows are packed and reordered by index_select(out=) into preallocated tensors, and the returned rows are summed in
-    place by the C++ loop of the limit.
+    The returned rows are summed where they arrived, by the C++ loop of the limit.
     """
 
     name = "gloo-a2a-tuned"
@@ -449,16 +448,15 @@ class GlooAllToAllTuned(GlooAllToAll):
 
 
 class MpiAllToAllTuned(GlooAllToAllTuned, MpiAllToAll):
-    """The optimized all-to-all with the exchange of `MpiAllToAll`."""
+    """`GlooAllToAllTuned` with MPI's Alltoallv instead of gloo."""
 
     name = "mpi-a2a-tuned"
 
 
 class GlooAllGather(Method):
-    """All-gather as dispatch, reduce-scatter as combine: equal messages, W times the traffic.
+    """All-gather of all tokens as dispatch, reduce-scatter as combine; every rank receives all W * BS tokens.
 
-    Every rank receives all tokens, selects the rows of its experts and sums its part of each token in fp32; the
-    reduce-scatter sums the parts.
+    A rank selects the rows of its experts and sums its part of each token in fp32; the reduce-scatter sums the parts.
     """
 
     name = "gloo-ag-rs"
@@ -502,10 +500,10 @@ GROUPS = {kind: [name for name, method in METHODS.items() if method.kind == kind
 
 
 def chosen(text: str, comm_alg: str = "") -> list[str]:
-    """Return method names from "auto" or a list of names and groups (limit, bare, ours, peer).
+    """Return the names of the methods that ``text`` selects: "auto" (all), or names and groups separated by commas.
 
-    Limits and the bare exchange are always included. ``comm_alg`` "window" or "direct" selects this package's methods
-    with that algorithm.
+    Groups are limit, bare, ours and peer; the first two are always included. ``comm_alg`` "window" or "direct" leaves
+    out this package's methods with the other algorithm. Raises ArgumentError for other words.
     """
     known = {"auto": list(METHODS), **GROUPS, **{name: [name] for name in METHODS}}
     wanted = {*GROUPS[LIMIT], *GROUPS[BARE]}

@@ -21,7 +21,7 @@ AXES: dict[str, tuple[str, Value]] = {
 
 
 def draw(run: Run, path: Path, sweep: str = "") -> list[Path]:
-    """Draw over payload into ``path``, and along a sweep into a second file named after it; return the paths."""
+    """Draw round trips over payload into ``path`` (a.svg), and over a ``sweep`` into a_SWEEP.svg; return the paths."""
     made = [
         _picture(
             _grouped(run, lambda case: f"{case.case.world} ranks"),

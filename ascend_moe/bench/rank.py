@@ -48,10 +48,10 @@ Marks = tuple[int, int, int, int]  # ns: dispatch begins, ends, combine begins, 
 
 @dataclass(frozen=True)
 class Job:
-    """Parameters of the ranks, in the file ``job`` of the scratch folder.
+    """What the ranks of one run do; passed to them in the file ``job`` of the scratch folder.
 
-    ``mpi``: mpiexec starts the ranks, not torchrun. ``pid``: the ranks end when this process ends.
-    ``shows_progress``: rank 0 writes its progress into the file ``progress``.
+    ``mpi``: mpiexec starts the ranks, not torchrun. ``pid``: the ranks end when this process ends. ``cores``: CPU cores
+    of the ranks, used in turn. ``shows_progress``: rank 0 writes its progress into the file ``progress``.
     """
 
     cases: list[Case]
@@ -68,7 +68,7 @@ class Job:
 
 
 def main(scratch: str) -> None:
-    """Run the job in the folder ``scratch``; the first rank that fails writes ``error.json`` there."""
+    """Run one rank of the job in folder ``scratch``; rank 0 writes ``marks`` there, a failing rank ``error.json``."""
     folder = Path(scratch)
     job: Job = pickle.loads((folder / "job").read_bytes())
     threading.Thread(target=_end_with, args=(job.pid, folder), daemon=True).start()
@@ -129,8 +129,8 @@ def _rank_and_mpi(job: Job) -> tuple[int, Any]:
     world = MPI.COMM_WORLD
     if world.size != job.world:
         raise ArgumentError(
-            f"mpiexec started {world.size} of {job.world} connected ranks: "
-            "mpiexec and mpi4py are from different installations",
+            f"mpiexec connected {world.size} of {job.world} ranks: mpiexec and mpi4py are from different MPI "
+            "installations; install both from one, or leave out MPI's methods",
             argument="methods",
         )
     return world.rank, world
@@ -148,9 +148,9 @@ def _end_with(pid: int, folder: Path) -> None:
 
 
 def measure_hindrance(rank: int, world: int) -> float:
-    """Return how much longer this rank's work takes while all ranks work; 1 if each has its own core. Collective.
+    """Return by what factor this rank's computation slows down while all ranks compute; 1: not at all. Collective.
 
-    Hardware threads of one core share its units, which slows down computation more than waits for memory.
+    Ranks on hardware threads of one core share its units, which slows down computation more than waits for memory.
     """
 
     def work() -> float:
@@ -170,7 +170,7 @@ def measure_hindrance(rank: int, world: int) -> float:
 
 
 def measure_latency(flags: Tensor, rank: int, world: int) -> float:
-    """Return how many ns a flag takes from rank 0's core to the slowest other one; 0 with one core. Collective."""
+    """Return the ns that a flag takes from rank 0 to the slowest other rank; 0 with one rank or core. Collective."""
     step, slowest = 2 * FLAG_BYTES, 0.0
     for other in range(1, min(world, flags.numel() // step)):
         dist.barrier()
@@ -181,9 +181,9 @@ def measure_latency(flags: Tensor, rank: int, world: int) -> float:
 
 
 class Barrier:
-    """Barrier of the ranks before each op, in memory that all of them map; each rank writes its own line.
+    """Barrier of the ranks before each op, in memory that they share; each rank writes its own cache line.
 
-    Ranks leave it within a few microseconds of each other, unlike barriers of libraries.
+    Unlike from torch's or MPI's barriers, ranks leave it within a few microseconds of each other.
     """
 
     def __init__(self, place: RankPlace, cores: int) -> None:
@@ -194,7 +194,7 @@ class Barrier:
         self._count = 0
 
     def wait(self, wait_s: float = BARRIER_S) -> None:
-        """Wait for all ranks."""
+        """Wait for all ranks; raise CommTimeout after ``wait_s`` seconds."""
         self._count += 1
         words, count = self._words, self._count
         words[self.rank * _LINE] = count
@@ -206,21 +206,21 @@ class Barrier:
                     os.sched_yield()
                 if spins % _LOOK_AT_CLOCK == 0 and time.monotonic() > deadline:
                     late = [rank for rank in range(self.world) if words[rank * _LINE] < count]
-                    text = f"rank {self.rank} waited {wait_s:g} s at a barrier for ranks {late}"
+                    text = f"rank {self.rank} waited {wait_s:g} s at a barrier for ranks {late}: run again when idle"
                     raise CommTimeout(text, rank=min(late, default=self.rank), ranks=late, phase="barrier")
 
 
 class WrongResult(AscendMoeError):
-    """Raised if a method's result differs from the reference. Attributes: ``rank``, ``method``."""
+    """Raised if a method's result differs from the reference; ``rank`` and ``method`` name where."""
 
 
 @dataclass
 class CaseMarks:
-    """Measurements of a case on one rank, by method: the times of each iteration, and of the first call.
+    """Measurements of a case on one rank, by method: times of each iteration, and of the ``first`` round trip.
 
-    ``marks``: after a call of another method; ``warm``: after calls of the same method. ``exact``: methods whose sums
-    were always equal to the reference bit for bit. ``missing``: method -> why it did not run. ``hindrance``: result of
-    `measure_hindrance`. ``latency_ns``: of `measure_latency`, before and after.
+    ``marks``: times of round trips after another method's; ``warm``: after two of the same method. ``exact``: methods
+    whose sums equalled the reference bit for bit in all warm-ups. ``missing``: method -> why it did not run.
+    ``hindrance``, ``latency_ns``: results of `measure_hindrance` and, before and after the case, `measure_latency`.
     """
 
     marks: dict[str, list[Marks]] = field(default_factory=dict)
@@ -236,9 +236,10 @@ class CaseMarks:
 def run_case(
     job: Job, case: Case, place: RankPlace, barrier: Barrier, progress: Path | None = None, before: int = 0
 ) -> CaseMarks:
-    """Check every method, then time the job's iterations of each. Collective.
+    """Check every method against the reference, then time the job's iterations of each. Collective.
 
-    ``progress``: file for the progress, including ``before`` iterations of other cases.
+    ``progress``: file into which the finished iterations are written, added to ``before``; None: no file. Raises
+    WrongResult; CommTimeout from a barrier.
     """
     result = CaseMarks()
     rows_out = torch.empty(case.most_rows, case.hidden, dtype=case.torch_dtype)
@@ -320,10 +321,10 @@ def _is_exact(method: Method, sent: Dispatched, out: Tensor, want: Expected) -> 
 
 
 def run_experts(rows: Tensor, scales: Tensor | None, experts: Tensor, out: Tensor) -> None:
-    """Run a simple replacement for the experts, not timed and equal for every method.
+    """Multiply each row by a factor of its expert, in place of real experts; not timed and equal for every method.
 
-    Write the output (n, H) for ``rows`` (int8 rows have fp32 ``scales``) into ``out[:n]``. The factor depends on the
-    global expert (n,), so that the sums show a row sent to a wrong expert.
+    Write the output for ``rows`` (>= n, H), int8 with fp32 ``scales``, into ``out[:n]``. ``experts`` (n,): global
+    expert ids; the factor depends on them, so that the sums show a row sent to a wrong expert.
     """
     count = experts.numel()
     factors = (1 + (experts % 7).float() / 8)[:, None]
@@ -335,9 +336,9 @@ def run_experts(rows: Tensor, scales: Tensor | None, experts: Tensor, out: Tenso
 
 @dataclass(frozen=True)
 class Expected:
-    """Expected results of a rank: dispatch's, and combine's sums (BS, H) in ascending k.
+    """Expected results of a rank: dispatch's, and combine's sums (BS, H), added in ascending k.
 
-    ``slack``: maximum error of another order of addition, before the last rounding.
+    ``slack``: largest error of sums added in another order, before they are rounded to their dtype.
     """
 
     dispatched: reference.DispatchResult
@@ -346,7 +347,7 @@ class Expected:
 
 
 def expected(case: Case, rank: int, number: int) -> Expected:
-    """Compute the expected results for input set ``number`` by the reference, without communication."""
+    """Return a rank's expected results for input set ``number``, by the reference, without communication."""
     call = case.call(number)
     dispatched = call.dispatched()
     rows = []
@@ -361,7 +362,7 @@ def expected(case: Case, rank: int, number: int) -> Expected:
 
 
 def dispatch_fault(sent: Dispatched, want: Expected) -> str:
-    """Return a description of the first error in the rows, or ""."""
+    """Return a description of the first difference of dispatch's rows, scales and counts from ``want``, or ""."""
     result, count = want.dispatched, want.dispatched.expand_x.size(0)
     if not torch.equal(sent.expert_token_nums.long(), result.expert_token_nums):
         return "rows per expert differ from the reference"
@@ -376,7 +377,7 @@ def dispatch_fault(sent: Dispatched, want: Expected) -> str:
 
 
 def combine_fault(got: Tensor, want: Expected) -> tuple[str, bool]:
-    """Return a description of the first error in the sums, or "", and whether they are equal bit for bit."""
+    """Return a description of the first sum beyond rounding errors, or "", and whether all are equal bit for bit."""
     if got.shape != want.sums.shape or got.dtype != want.sums.dtype:
         return f"is {tuple(got.shape)} {got.dtype}, not {tuple(want.sums.shape)} {want.sums.dtype}", False
     if torch.equal(got, want.sums):

@@ -28,7 +28,7 @@ COLUMNS = ("method", *_TIMES, "checked")
 
 
 def show(run: Run, console: Console, force: bool) -> None:
-    """Print the machine, then a table, notes and a summary of each case."""
+    """Print the machine, then a table, notes and a summary of each case; ``force``: ratios also in noisy cases."""
     for line in about_lines(run.about):
         console.print(escape(line), highlight=False)
     for case in run.cases:
@@ -60,7 +60,7 @@ def show(run: Run, console: Console, force: bool) -> None:
 
 
 def about_lines(about: dict[str, Any]) -> list[str]:
-    """Describe the machine, the versions and the settings."""
+    """Return lines of text on the machine, the versions and the settings in ``about``."""
     settings = ", ".join(f"{name}={value}" for name, value in about["settings"].items())
     busy = about["load_before"] > about["cores"] / 2
     return [
@@ -84,7 +84,7 @@ def case_title(case: CaseResult) -> str:
 
 
 def notes(case: CaseResult) -> list[str]:
-    """Return the notes below the table."""
+    """Return the notes below a case's table: what its columns mean, what was omitted, and what disturbed it."""
     lines = [
         f"* the denominators: bare, an exchange of the rows with one flag per peer, fastest by {case.best[BARE]}; "
         f"limit, copies and sums without communication, fastest by {case.best[LIMIT]}",
@@ -107,7 +107,7 @@ def notes(case: CaseResult) -> list[str]:
 
 
 def headline(case: CaseResult, force: bool = False) -> str:
-    """Return a line with the medians of ratios, or why there is none."""
+    """Return a line with the median ratios of this package's methods, or why there are none."""
     if case.too_noisy and not force:
         noisy = sum(row.round_trip.noisy for row in case.rows)
         return (
@@ -134,6 +134,6 @@ def headline(case: CaseResult, force: bool = False) -> str:
 
 
 def times_text(ratios: Spread) -> str:
-    """Format the median of ratios with p10 and p90."""
+    """Format ratios as "p50 x (p10..p90)"."""
     digits = 1 if ratios.p50 >= 10 else 2
     return f"{ratios.p50:.{digits}f} x ({ratios.p10:.{digits}f}..{ratios.p90:.{digits}f})"

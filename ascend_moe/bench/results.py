@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Spread:
-    """p10, p50 and p90 of n samples; NaN without samples."""
+    """Percentiles p10, p50 (median) and p90 of n samples; NaN without samples."""
 
     p10: float
     p50: float
@@ -41,9 +41,9 @@ def spread(samples: Sequence[float] | Floats) -> Spread:
 
 
 def times(marks_by_rank: Sequence[Sequence[Sequence[int]]]) -> tuple[Floats, Floats]:
-    """Return µs (n,) of dispatch and of combine, from the first rank's begin to the last rank's end.
+    """Return the times of n iterations in µs, (n,) of dispatch and (n,) of combine: first rank's begin to last's end.
 
-    ``marks_by_rank[rank][iteration]`` = (dispatch begins, ends, combine begins, ends) in ns. The duration in one rank
+    ``marks_by_rank[rank][iteration]`` = (dispatch begins, ends, combine begins, ends) in ns. The duration on one rank
     would be too short if ranks share a core, because it starts when the rank is scheduled.
     """
     marks = np.asarray(marks_by_rank, dtype=np.int64).reshape(len(marks_by_rank), -1, 2, 2)
@@ -53,7 +53,7 @@ def times(marks_by_rank: Sequence[Sequence[Sequence[int]]]) -> tuple[Floats, Flo
 
 @dataclass(frozen=True)
 class Ratios:
-    """A method's round trips / another one's, per iteration; ``p10``: of their p10, which depends less on the load."""
+    """Ratios of a method's round trips to another's, per iteration; ``p10``: of their p10, less sensitive to load."""
 
     cold: Spread
     p10: float
@@ -62,12 +62,12 @@ class Ratios:
 
 @dataclass(frozen=True)
 class Row:
-    """One method of a case. Times in µs; ratios of round trips per iteration.
+    """Results of one method in a case. Times in µs; ratios of round trips per iteration.
 
     ``to``: ratios to the bare exchange ("bare") and to the limit ("limit"), each the fastest method of that kind.
-    ``warm``: round trips after calls of the same method; the others follow another method's. ``faster``, for this
-    package's methods: peer -> the peer's round trip / this method's. ``exact``: sums equal to the reference bit for
-    bit. ``first_us``: the first round trip, not part of the other numbers.
+    ``warm``: round trips after calls of the same method; the other times follow a call of another method. ``faster``:
+    for this package's methods, peer -> the peer's round trip / this method's. ``exact``: sums equal the reference bit
+    for bit on all ranks. ``first_us``: the first round trip, not part of the other times. ``samples``: all times by op.
     """
 
     name: str
@@ -88,7 +88,8 @@ class Row:
 class CaseResult:
     """Results of a case. ``best``: the methods of kind "bare" and "limit" with the lowest median round trip.
 
-    ``hindrance``: how much longer a rank's work takes while all ranks work, the largest of all ranks.
+    ``missing``: method -> why it did not run. ``load``: load average when the ranks ended. ``cores``: CPU cores.
+    ``hindrance``: factor by which computation slows down while all ranks compute, the largest of all ranks.
     ``latency_ns``: of a flag between the ranks' cores, before and after the case.
     """
 
@@ -107,7 +108,7 @@ class CaseResult:
 
     @property
     def hindered(self) -> bool:
-        """Whether a rank's work takes longer while all ranks work, although each has a core."""
+        """Whether ranks slow each other down by more than a quarter (``hindrance``), although each has a core."""
         return self.hindrance > _HINDERED and not self.oversubscribed
 
     @property
@@ -119,13 +120,13 @@ class CaseResult:
         return next((row for row in self.rows if row.name == name), None)
 
     def best_peer(self) -> Row | None:
-        """Return the peer with the lowest median round trip."""
+        """Return the row of the peer (gloo or MPI) with the lowest median round trip; None: no peer was timed."""
         peers = [row for row in self.rows if row.kind == PEER]
         return min(peers, key=lambda row: row.round_trip.p50, default=None)
 
 
 def evaluate(case: Case, marks: Sequence[CaseMarks], load: float, cores: int) -> CaseResult:
-    """Evaluate the measurements of all ranks. Ratios are computed per iteration, which cancels the load of both."""
+    """Return a case's times and ratios from ``marks[rank]``; ratios are per iteration, so load affects both."""
     measured = {name: times([rank.marks[name] for rank in marks]) for name in marks[0].marks}
     trips = {name: dispatch + combine for name, (dispatch, combine) in measured.items()}
     spreads = {name: spread(trip) for name, trip in trips.items()}
@@ -170,13 +171,13 @@ def _fastest(kind: str, spreads: dict[str, Spread]) -> str:
 
 @dataclass
 class Run:
-    """A run: environment and cases."""
+    """Result of a run of the benchmark: ``about`` the machine and versions, and the result of each case."""
 
     about: dict[str, Any]
     cases: list[CaseResult] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all numbers for JSON, including dispatch and combine of each iteration."""
+        """Return all numbers as a dict for JSON, including the times of dispatch and combine in each iteration."""
         cases = [
             {**asdict(case), "oversubscribed": case.oversubscribed, "too_noisy": case.too_noisy} for case in self.cases
         ]
