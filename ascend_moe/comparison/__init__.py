@@ -33,24 +33,24 @@ Route = Callable[..., tuple[Tensor, Tensor]]
 def compare(
     layer: nn.Module, parameters: Mapping[str, Tensor] | None = None, *, route: Route | None = None, raises: bool = True
 ) -> Comparison:
-    """Compare every forward of a layer with the reference, on all ranks of its group; return a handle.
+    """Compare every later forward of a layer with the reference, on all ranks of its group, until ``remove()``.
 
-    All ranks call it, for a `MoELayer` with any dispatcher, or for another module whose forward calls the operators
-    npu_moe_distribute_dispatch and _combine, as vllm-ascend's fused MoE does with MC2. Rows, scales and sums must have
-    the reference's bits. The experts' rows are recomputed in fp32 and must be within the tolerance of
-    ``ascend-moe run``. A compared forward takes long, and gathers all tokens on every rank.
+    Call it on all ranks, for a `MoELayer` with any dispatcher, or for another module whose forward calls the operators
+    npu_moe_distribute_dispatch and _combine, as vllm-ascend's fused MoE does with MC2. Rows, scales and sums must equal
+    the reference bit for bit. The experts' rows are recomputed in fp32 and must be within the tolerance of
+    ``ascend-moe run``. A compared forward is slow, and gathers all tokens on every rank.
 
     Args:
-        layer: the module. Not a MoELayer: its experts, or those of a module within it, are ``w13_weight`` and
-            ``w2_weight``, with ``_scale`` if int8.
-        parameters: reference values of parameters of this rank's layer, or of that module, by their names in its state
-            dict, which must have the same bits. For int8 weights floats are quantized first.
-        route: called with the arguments of ``forward``, returns the weights (BS, K) and expert ids (BS, K) that must be
-            dispatched; None: a MoELayer's own router.
-        raises: ``forward`` raises the first difference, on every rank; False: only ``found`` stores it.
+        layer: the module. If it is no MoELayer, it or a module within it must have the experts' weights as
+            ``w13_weight`` and ``w2_weight``, with scales ``w13_weight_scale`` and ``w2_weight_scale`` if int8 or int4.
+        parameters: expected values of parameters, by their names in this rank's state dict of the layer, or of the
+            module with the experts; they must be equal bit for bit. For int8 weights floats are quantized first.
+        route: function of the arguments of ``forward`` that returns the weights (BS, K) and expert ids (BS, K) which
+            must be dispatched; None: a MoELayer's own router, without replay or jitter; else they are not checked.
+        raises: ``forward`` raises the first difference, on every rank; False: it is only stored in ``found``.
 
     Returns:
-        A handle with ``remove()``, which is a context manager.
+        A handle with ``steps``, ``found`` and ``remove()``; as a context manager, it calls ``remove()`` at exit.
 
     Raises:
         ArgumentError: the layer has no experts of these forms, or lacks one of ``parameters``.
@@ -60,7 +60,7 @@ def compare(
 
 
 class Comparison:
-    """Handle of `compare`.
+    """Handle returned by `compare`: it compares a layer's forwards until ``remove()`` or the end of its with block.
 
     Attributes:
         steps: number of compared forwards.
@@ -78,7 +78,7 @@ class Comparison:
         ]
 
     def remove(self) -> None:
-        """Compare no more forwards."""
+        """Remove the hooks from the layer, so that later forwards are not compared."""
         for handle in self._handles:
             handle.remove()
 
@@ -103,7 +103,7 @@ class Comparison:
         tap.__exit__(None, None, None)
         if out is None:  # forward has raised
             return
-        rule = "has called no npu_moe_distribute_dispatch and _combine in forward; compare its MoE module, with MC2"
+        rule = "has called no npu_moe_distribute_dispatch and _combine in forward; pass its MoE module, and use MC2"
         step: Step | None = tap.step
         need(step is not None and step.out is not None, "layer", rule)
         assert step is not None

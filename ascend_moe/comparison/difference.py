@@ -15,7 +15,7 @@ STAGES = ("x", "ids", "scales", "dispatch", "parameters", "experts", "combine")
 
 
 def first_of(got: Tensor, want: Tensor, wrong: Tensor | None = None) -> tuple[int, int] | None:
-    """Return row and column of the first differing element, by bits or as in ``wrong``; None if there is none."""
+    """Return row and column of the first element that differs in bits, or is True in ``wrong``; None if none does."""
     unequal = torch.from_numpy(differing(got, want)) if wrong is None else wrong
     if not unequal.any():
         return None
@@ -25,7 +25,7 @@ def first_of(got: Tensor, want: Tensor, wrong: Tensor | None = None) -> tuple[in
 
 
 def mismatch(stage: str, rank: int, want: Tensor, got: Tensor, where: dict[str, Any], what: str = "") -> dict[str, Any]:
-    """Return the fields of a ReferenceMismatch and its text."""
+    """Return the attributes of a ReferenceMismatch of element ``got`` from ``want``, and its message as "text"."""
     places = {"token": "token {} of rank " + str(where.get("source")), "expert": "expert {}", "element": "element {}"}
     text = ", ".join(form.format(where[name]) for name, form in places.items() if where.get(name) is not None)
     head = f"{stage} on rank {rank}" + (f", {what}" if what else "")
@@ -40,7 +40,7 @@ def mismatch(stage: str, rank: int, want: Tensor, got: Tensor, where: dict[str, 
 
 
 class Rows:
-    """The rows that dispatch brings to a rank, by the reference: their places in messages."""
+    """The rows that the reference's dispatch brings to a rank, to find and locate the first difference of a result."""
 
     def __init__(self, want: DispatchResult, place: Place) -> None:
         self.want, self.rank, self.world = want, place.rank, place.world
@@ -49,20 +49,20 @@ class Rows:
         self.counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
     def of_row(self, row: int, element: int | None = None) -> dict[str, Any]:
-        """Return the place of a row of expand_x."""
+        """Return token, source rank and expert of row ``row`` of expand_x, and ``element``, as a dict."""
         source, token, _ = self.want.assist_info[row].tolist()
         ends = torch.tensor(self.counts, device="cpu").cumsum(0)
         local = int((ends <= row).sum())
         return {"token": token, "source": source, "expert": self.rank * self.local + local, "element": element}
 
     def of_expert(self, local: int, element: int) -> dict[str, Any]:
-        """Return the place of an element of an expert's parameter, with its first token here, if any."""
+        """Return expert and element of a parameter, and the first token that the expert receives, if any, as a dict."""
         first = sum(self.counts[:local])
         place = self.of_row(first) if self.counts[local] else {}
         return place | {"expert": self.rank * self.local + local, "element": element}
 
     def rows_differ(self, stage: str, got: Tensor, want: Tensor, wrong: Tensor | None = None) -> dict[str, Any] | None:
-        """Return the first difference of rows in expand_x order."""
+        """Return the first difference of rows in expand_x order, in bits or where ``wrong`` is True, or None."""
         at = first_of(got, want, wrong)
         if at is None:
             return None
@@ -71,7 +71,7 @@ class Rows:
         return mismatch(stage, self.rank, *values, self.of_row(row, element))
 
     def dispatch_differs(self, rows: Tensor, scales: Tensor, counts: Tensor) -> dict[str, Any] | None:
-        """Return the first difference of dispatch's results."""
+        """Return the first difference of dispatch's counts, ``rows`` or ``scales`` from the reference, or None."""
         want = self.want
         if (at := first_of(counts, want.ep_recv_counts)) is not None:
             segment = at[0]
@@ -86,7 +86,7 @@ class Rows:
         return found
 
     def sums_differ(self, got: Tensor, want: Tensor) -> dict[str, Any] | None:
-        """Return the first difference of combine's results."""
+        """Return the first difference of combine's sums (BS, H), ``got`` from ``want``, or None."""
         at = first_of(got, want)
         if at is None:
             return None

@@ -22,8 +22,10 @@ QUANT_TOLERANCE = 2e-1
 
 
 class Experts:
-    """This rank's experts: ``w_gate_up`` and ``w_down`` of a MoELayer, else ``w13_weight`` and ``w2_weight``, also of a
-    module within.
+    """This rank's experts in a layer, and checks of their output rows, recomputed in fp32, and of their parameters.
+
+    The weights are ``w_gate_up`` and ``w_down`` of a MoELayer, else ``w13_weight`` and ``w2_weight`` of it or a module
+    within; ``parameters``: expected values by name in the state dict. Raises ArgumentError if the layer lacks one.
     """
 
     def __init__(self, layer: nn.Module, parameters: Mapping[str, Tensor]) -> None:
@@ -55,7 +57,7 @@ class Experts:
         return values
 
     def rows_differ(self, at: Rows, got: Tensor, quant_mode: int) -> dict[str, Any] | None:
-        """Return the first row of this rank's experts that is not within the tolerance."""
+        """Return the first element of the experts' output ``got`` that is not within the tolerance, or None."""
         want = self._run(at).float()
         tolerance = QUANT_TOLERANCE if quant_mode else TOLERANCES[got.dtype]
         got = got.float()
@@ -80,7 +82,7 @@ class Experts:
         return torch.cat(out)
 
     def parameter_differs(self, at: Rows) -> dict[str, Any] | None:
-        """Return the first element of a parameter whose bits differ from the reference value."""
+        """Return the first element of a parameter that differs in bits from its expected value, or None."""
         state = self._layer.state_dict()
         for name, value in self._parameters.items():
             got, want = plain(state[name]).cpu(), value.detach().cpu()

@@ -24,14 +24,15 @@ _ROUTED = {"x": "x", "expert_ids": "ids", "expert_scales": "scales"}
 
 @dataclass
 class Step:
-    """Arguments and results of one dispatch and combine, on the CPU, by the operators' names.
+    """Arguments and results of one dispatch and combine on a rank, copied to the CPU.
 
     Attributes:
-        group: connects the ranks.
-        algorithm: of the operators; "" with another dispatcher.
-        sent, returned: arguments of dispatch and combine.
-        arrived: expand_x, dynamic_scales and ep_recv_counts of dispatch.
-        out: combine's result; None before it.
+        place, group: this rank in its group; the `Place` or process group over which results are gathered.
+        experts, special: numbers of MoE experts, and of zero, copy and const experts.
+        sent, returned: arguments of dispatch and of combine, by the operators' names.
+        arrived: dispatch's results expand_x, dynamic_scales and ep_recv_counts.
+        out: combine's result; None until it has returned.
+        algorithm: comm_alg of the operators; "" with a dispatcher that does not call them.
     """
 
     place: Place
@@ -49,19 +50,19 @@ class Step:
         self.algorithm = comm.algorithm_of(self.place.group_ep) if by_ops else ""
 
     def given(self) -> dict[str, Any]:
-        """Return this rank's fields of `reference.RankInput`."""
+        """Return this rank's inputs as fields of `reference.RankInput`."""
         weights = self.returned.get("expert_scales")
         given = {name: self.sent.get(name) for name in ("x", "expert_ids", "scales", "x_active_mask")}
         given["expert_scales"] = torch.empty(0, dtype=torch.float32, device="cpu") if weights is None else weights
         return given | {name: self.returned.get(name) for name in reference.OWN_TERMS}
 
     def expert_rows(self) -> Tensor:
-        """Return the rows that the experts have returned."""
+        """Return the experts' output rows, as passed to combine, without unused rows at the end."""
         rows: Tensor = self.returned["expand_x"][: len(self.arrived[0])]
         return rows
 
     def route_difference(self, expected: Mapping[str, Tensor]) -> dict[str, Any] | None:
-        """Return the first difference of the dispatched tokens, ids and weights of this rank."""
+        """Return the first difference of this rank's dispatched tensors from ``expected`` (by name), or None."""
         given = self.given()
         for name, want in expected.items():
             got, want = given[name], want.detach().cpu()
@@ -85,7 +86,7 @@ def _arrived(experts: int, rows: Tensor, scales: Tensor, counts: Tensor) -> tupl
 
 
 class DispatcherTap:
-    """Context manager: records the calls of a dispatcher in ``step``."""
+    """Context manager that records the calls of a dispatcher's dispatch and combine in ``step``; None: no call."""
 
     step: Any = None
 
@@ -119,7 +120,7 @@ class DispatcherTap:
 
 
 class OpsTap(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode: records the operators in ``step``, by this package's or torch_npu's names."""
+    """Torch dispatch mode that records calls of the operators, this package's or torch_npu's, in ``step``, or None."""
 
     step: Any = None
 
