@@ -19,9 +19,9 @@ _SIGPIPE_CODE = 128 + 13
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command in ``arguments`` (default: sys.argv) and raise SystemExit with its exit code.
+    """Run the command in ``arguments`` (None: sys.argv[1:]) and raise SystemExit with its exit code.
 
-    The exit code is 141, as of a program that SIGPIPE ended, when the reader of the output has closed it (``| head``).
+    The exit code is 141, as after SIGPIPE, if the reader of the output closes it (``| head``); 1 without extra [cli].
     """
     try:
         with _exit_when_pipe_closes():

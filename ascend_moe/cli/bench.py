@@ -73,7 +73,7 @@ def bench(
 ) -> None:
     """Time dispatch and combine against torch.distributed, MPI and the machine's limit.
 
-    Exit code 0: success. 1: a wrong result, or a rank that failed. 2: wrong options.
+    Exit code 0: success. 1: a wrong result, a rank that failed, or with --check an exceeded bound. 2: wrong options.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise typer.BadParameter("ascend-moe bench starts its ranks itself: run it without torchrun")
@@ -121,7 +121,7 @@ def bench(
 
 
 def measure(cases: Sequence[Case], names: Sequence[str], iterations: int) -> Run:
-    """Run with progress on stderr; a rank that fails ends the command with code 1."""
+    """Run the benchmark with progress on stderr; if a rank fails, print its error and exit with code 1."""
     from ascend_moe.bench import RankFailed, run
 
     note = functools.partial(started, "bench")

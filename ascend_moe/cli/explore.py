@@ -107,7 +107,8 @@ def _choices(text: str) -> tuple[int, ...]:
             choices[at] = choice
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is no list of AT:CHOICE, AT below {_MAX_CHOICES}", param_hint="'--replay'"
+            f"{text!r} is no list of AT:CHOICE, like 12:1,40:2; need AT below {_MAX_CHOICES}, CHOICE below {2**16}",
+            param_hint="'--replay'",
         ) from None
     return tuple(choices)
 

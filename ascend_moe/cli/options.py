@@ -35,10 +35,10 @@ def shape_of(
     *,
     special: bool = False,
 ) -> dict[str, Any]:
-    """Return H, K and E of the options; missing ones are those of the preset or ``DEFAULT_PRESET``.
+    """Return H, K and E by name; those that are None are the numbers of preset ``name``, None: ``DEFAULT_PRESET``.
 
     Args:
-        special: the command supports special experts; if not, a preset that has them is refused.
+        special: the command supports zero, copy and const experts; False: a preset with them is a BadParameter.
     """
     layer = preset(name or DEFAULT_PRESET).published
     if layer.special.total and not special:
@@ -69,7 +69,7 @@ def _json(value: str) -> str:
 
 
 def bad(option: str, message: str) -> NoReturn:
-    """Raise typer's error for a wrong option."""
+    """Raise typer.BadParameter, which the command reports with exit code 2, for an ``option`` as typed: "--batch"."""
     raise typer.BadParameter(message, param_hint=f"'{option}'")
 
 
@@ -165,7 +165,7 @@ def request_of(
     ] = 1,
     **options: Any,
 ) -> Request:
-    """Return the configuration of the options; ``options`` are fields of `CallOptions`, None: the preset's value."""
+    """Return the `Request` to plan from options of a command; ``options``: `CallOptions` fields, None: the preset's."""
     ranks = 16 if ranks is None else ranks
     if batch is not None and global_bs is not None:
         raise ArgumentError("--global-bs sets the batch too: remove --batch", argument="global_bs")
@@ -211,7 +211,7 @@ USUAL_CONFIGURATION = {name: each.default for name, each in _PARAMETERS.items()}
 
 
 def with_configuration(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: add the options of `request_of` to a command, which receives them as a dict, its first argument."""
+    """Decorator: add the options of `request_of` to a command, whose first argument receives them as a dict."""
     shared = _PARAMETERS
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
@@ -226,7 +226,7 @@ def with_configuration(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """Parse integers separated by commas."""
+    """Return the integers in ``text``, separated by commas; raise ArgumentError with the name ``option`` otherwise."""
     words = text.split(",")
     if not all(word.strip().isdecimal() for word in words):
         raise ArgumentError(f"--{option} {text} is no list of integers, like 8,16", argument=option)
@@ -241,7 +241,7 @@ Advance = Callable[[str, int, int], None]
 
 @contextmanager
 def bar(text: str) -> Iterator[Advance]:
-    """Show a bar on stderr, if that is a terminal, until the block ends."""
+    """Context manager: show a progress bar on stderr, if that is a terminal; yield the function that advances it."""
     console = Console(stderr=True)
     columns = (
         SpinnerColumn(),
@@ -258,7 +258,7 @@ def bar(text: str) -> Iterator[Advance]:
 
 @contextmanager
 def steps(command: str, text: str) -> Iterator[Callable[[str], object]]:
-    """Show each step when it begins: in a bar, or on a line of its own if stderr is no terminal."""
+    """Context manager: yield a function that shows a step in a bar, or on its own line if stderr is no terminal."""
     with bar(text) as advance:
 
         def begin(step: str) -> None:
@@ -269,6 +269,6 @@ def steps(command: str, text: str) -> Iterator[Callable[[str], object]]:
 
 
 def started(command: str, text: str) -> None:
-    """Print what the command is doing to stderr, if that is no terminal and so shows no bar."""
+    """Print to stderr what ``command`` begins to do, unless stderr is a terminal, which shows a bar instead."""
     if not sys.stderr.isatty():
         print(f"ascend-moe {command}: {text}", file=sys.stderr, flush=True)

@@ -91,7 +91,7 @@ def _sentence(found: dict[str, Any]) -> str:
 
 
 def text(report: PlanReport, details: bool = False) -> str:
-    """Return the report as plain text: what to export and what fits; with ``details`` also its parts."""
+    """Return the report as plain text: what to export and what fits; with ``details`` also window parts, tiling, UB."""
     lines = [_head(report), ""]
     for violation in report.violations:
         option = ": give --weights" if violation.argument == "expert_scales" else ""

@@ -119,7 +119,7 @@ app = typer.Typer(
 
 
 def version() -> str:
-    """Return the version of the installed package."""
+    """Return the version of the installed package, or "(a source tree, not installed)"."""
     return installed_version("ascend_moe") or "(a source tree, not installed)"
 
 

@@ -153,7 +153,7 @@ def _text(path: Path | None, tokens: int) -> tuple[bytes, str]:
 
     text = default_text() if path is None else path.read_bytes()
     if not text:
-        bad("--text", f"{path} is empty")
+        bad("--text", f"{path} is empty: pass a file with text")
     repeats = -(-tokens // len(text))
     note = f"the text has {len(text)} bytes and is repeated {repeats} times" if repeats > 1 else ""
     return (text * repeats)[:tokens], note

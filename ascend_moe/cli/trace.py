@@ -83,7 +83,7 @@ def trace(
 
 
 def as_dict(timeline: Timeline) -> dict[str, Any]:
-    """Return the summary for JSON; times in ns."""
+    """Return the summary of a timeline as a dict for JSON; times in ns."""
     from ascendc_twin.timeline import picture
     from ascendc_twin.timeline.stats import longest_waits, op_runs, phase_rows
 
@@ -115,7 +115,7 @@ def as_dict(timeline: Timeline) -> dict[str, Any]:
 
 
 def text(timeline: Timeline) -> list[str]:
-    """Return the summary as lines."""
+    """Return the summary of a timeline as lines of text; times in µs."""
     from ascendc_twin.timeline import picture
     from ascendc_twin.timeline.stats import longest_waits, op_runs
 

@@ -64,7 +64,7 @@ def validate(
     The command starts its ranks itself; under torchrun it is one rank.
 
     Exit code 0: all equal. 1: a difference, a wrong error, or a rank that stopped. 2: wrong options.
-    With --bringup 0: all probes passed. 1: one failed or ended by a fault. 3: neither, but some cannot run here.
+    With --bringup 0: all probes passed. 1: one failed or faulted. 3: neither, but some cannot run (0 under torchrun).
     Probes run in processes of their own; results are printed, and appended to a file to send back, as they come.
     """
     names = tuple(name for name in dtype.split(",") if name)
@@ -211,7 +211,7 @@ def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bri
 
     ranks = ranks or (device.count if bring_up else min(device.count, MAX_WORLD))
     if ranks > device.count and not device.virtual and not bring_up:
-        raise ArgumentError(f"--ranks {ranks}, but this machine has {device.count} NPUs", argument="ranks")
+        raise ArgumentError(f"--ranks {ranks}: use at most {device.count}, the NPUs of this machine", argument="ranks")
     with tempfile.TemporaryDirectory(prefix="ascend_moe_validate_") as folder:
         path = Path(folder) / "outcome.json"
         env = {settings.VALIDATE_OUTCOME.name: str(path)}
@@ -221,7 +221,7 @@ def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bri
     why = f"rank 0 ended without a result (torchrun: exit code {code})"
     if bring_up:
         if found is None:
-            raise AscendMoeError(f"bringup: {why}")
+            raise AscendMoeError(f"bringup: {why}; see the ranks' errors above")
         found["results"] = [probes.ProbeResult(**result) for result in found["results"]]
         found["phases"] = [Phase(**phase) for phase in found["phases"]]
         return _report(supervisor.BringUpResult(**found), as_json)
@@ -232,7 +232,7 @@ def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bri
 
 
 def torchrun(ranks: int, command: Sequence[str], env: dict[str, str]) -> int:
-    """Run `ascend-moe COMMAND` as ``ranks`` processes of this machine and return torchrun's exit code."""
+    """Run `ascend-moe COMMAND` by torchrun as ``ranks`` processes, with ``env`` added; return torchrun's exit code."""
     # Not -m: torch_npu imports the module before, and Python warns about that.
     start = [sys.executable, "-c", "from torch.distributed.run import main; main()"]
     # -m would import a package of the same name in the current folder.

@@ -15,7 +15,7 @@ OK, WARN, ERROR = "ok", "warn", "error"
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """Result of one check: the level, what was seen and, unless the level is ok, why it matters and what to do."""
+    """Result of one check: level (OK, WARN or ERROR), topic, what was seen and, unless OK, why it matters and a fix."""
 
     level: str
     topic: str
@@ -25,22 +25,22 @@ class Diagnostic:
 
 
 def fine(topic: str, what: str) -> Diagnostic:
-    """Return a diagnostic of what is right."""
+    """Return a diagnostic of level OK: ``what`` needs no action."""
     return Diagnostic(OK, topic, what)
 
 
 def warn(topic: str, what: str, why: str, fix: str) -> Diagnostic:
-    """Return a diagnostic of what may fail under some conditions."""
+    """Return a diagnostic of level WARN: ``what`` may fail under some conditions."""
     return Diagnostic(WARN, topic, what, why, fix)
 
 
 def error(topic: str, what: str, why: str, fix: str) -> Diagnostic:
-    """Return a diagnostic of what cannot work."""
+    """Return a diagnostic of level ERROR: ``what`` cannot work."""
     return Diagnostic(ERROR, topic, what, why, fix)
 
 
 def text(diagnostics: Sequence[Diagnostic]) -> str:
-    """Format diagnostics as plain text, for an issue."""
+    """Format diagnostics and their counts as plain text, which can be pasted into an issue."""
     width = max(len(each.topic) for each in diagnostics)
     lines = []
     for each in diagnostics:
@@ -59,7 +59,7 @@ CONNECT_S = 3.0
 
 
 def group_diagnostics(address: str = "") -> Iterator[Diagnostic]:
-    """Check the ranks' variables, and rank 0 at ``address`` (HOST:PORT) or at the address in the variables."""
+    """Check torchrun's variables, and whether rank 0 answers at ``address`` (HOST:PORT; "": MASTER_ADDR and _PORT)."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
     given = {name: os.environ[name] for name in (*names, "MASTER_ADDR") if os.environ.get(name)}
     for name in names:
@@ -105,7 +105,7 @@ def _reach(address: str, own: bool) -> Diagnostic:
 
 
 def fits(request: Request) -> Iterator[Diagnostic]:
-    """Check a configuration against the limits and, if ``window_mib`` is given, the window size, by `plan`."""
+    """Check a configuration by `plan` against the operators' limits and, unless it is 0, the size ``window_mib``."""
     topic = "configuration"
     try:
         report = plan(request)

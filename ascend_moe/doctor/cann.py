@@ -44,7 +44,7 @@ _PROBE_S = 90
 
 
 def diagnostics(root: Path = _ROOT) -> Iterator[Diagnostic]:
-    """Check everything about Ascend. ``root``: folder of CANN and driver if no variable is set."""
+    """Check torch_npu, CANN, driver, NPUs and packages; ``root``: folder of CANN and driver if no variable names it."""
     cann, cann_diagnostic = _cann(root)
     torch_npu = installed_version("torch_npu")
     yield from _torch_npu(torch_npu)
@@ -152,7 +152,7 @@ def _driver(root: Path) -> Diagnostic:
 
 
 def owners() -> dict[str, list[Path]]:
-    """Return the packages with kernels of each operator type, for any SoC; CANN loads the type from the first one."""
+    """Return for each operator type the operator packages with its kernels, for any SoC; CANN loads the first one's."""
     found = dict[str, list[Path]]()
     for package in library.operator_packages():
         types = set[str]()

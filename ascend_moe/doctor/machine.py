@@ -26,7 +26,7 @@ _BUILD = "in its source tree: pip install --force-reinstall --no-deps --no-build
 
 
 def diagnostics() -> Iterator[Diagnostic]:
-    """Check everything about the machine."""
+    """Check Python, torch, this package's libraries, the compiler, CPU cores, memory and the limit of open files."""
     yield _python()
     yield _torch()
     yield from _library()

@@ -27,7 +27,7 @@ from . import Diagnostic, error, fine, warn
 
 
 def diagnostics() -> Iterator[Diagnostic]:
-    """Check all variables."""
+    """Check the environment variables of this package, HCCL and gloo; equal results are reported once."""
     yield from dict.fromkeys(_every())  # reports an invalid variable that others depend on once
 
 
