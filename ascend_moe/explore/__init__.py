@@ -48,7 +48,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ScheduleFinding:
-    """A finding of a schedule: the engine's kind and text, the case, the seed of the schedule."""
+    """A fault found in a schedule: kind and text, and the case, seed, options and choices that repeat the schedule."""
 
     kind: str
     message: str
@@ -58,7 +58,7 @@ class ScheduleFinding:
     choices: tuple[int, ...] = ()
 
     def command(self) -> str:
-        """Return the command that repeats this schedule."""
+        """Return the `ascend-moe explore` command that repeats this schedule."""
         words = [f"ascend-moe explore --case {self.case} --seed {self.seed} --schedules 1"]
         if self.options.policy != "mixed":
             words.append(f"--policy {self.options.policy}")
@@ -70,7 +70,7 @@ class ScheduleFinding:
         return " ".join(words)
 
     def line(self) -> str:
-        """Return kind, text and command in one line."""
+        """Return the message, which begins with the kind, and the command in one line."""
         return f"{self.message} | repeat: {self.command()}"
 
 
@@ -78,7 +78,8 @@ class ScheduleFinding:
 class Result:
     """Counts over all schedules, and the first finding or None.
 
-    ``reached``: number of cases that reach a part of the kernels, by the names of reached.py.
+    ``distinct``: different traces. ``polls``: place in a kernel -> (times its flag was not ready, times it was).
+    ``reached``: part of the kernels, a name in `REACHED` -> number of cases that reach it.
     """
 
     schedules: int = 0
@@ -92,13 +93,13 @@ class Result:
     finding: ScheduleFinding | None = None
 
     def add(self, run: RunResult) -> None:
-        """Add the counts of a run."""
+        """Add the schedules, steps and instructions of a run."""
         self.schedules += run.schedules
         self.steps += run.steps
         self.instructions += run.instructions
 
     def add_world(self, world: World) -> None:
-        """Add the counts of a world."""
+        """Add the distinct traces and the polls of a world."""
         self.distinct += world.distinct()
         for place, (waiting, ready) in world.polls().items():
             before = self.polls.get(place, (0, 0))
@@ -112,7 +113,7 @@ def explore(
     options: Options | None = None,
     library: ctypes.CDLL | None = None,
 ) -> Result:
-    """Run schedules ``seed`` .. ``seed + schedules - 1`` of a case, up to the first finding."""
+    """Run ``schedules`` schedules of a case from ``seed`` on, of a large one at most 2; stop at the first finding."""
     return campaign([case], schedules, seed, options, library, a_case=schedules)
 
 
@@ -125,9 +126,11 @@ def campaign(
     a_case: int = 0,
     progress: Callable[[Result], None] | None = None,
 ) -> Result:
-    """Run at most ``schedules`` schedules of the cases (default: drawn, beginning at ``seed``), ``a_case`` each.
+    """Run up to ``schedules`` schedules of ``cases`` in all; stop at the first finding. None: random cases by ``seed``.
 
-    ``a_case`` 0: the number of a drawn case's kind (draws.py), one of a given case. Large cases have at most two.
+    ``a_case``: schedules per case, of a large one at most 2; 0: one, or for a random case as many as its kind has in
+    draws.py. ``progress``: called with the result so far after each case without a finding. ``library``: the checked
+    engine's; None: the installed one.
     """
     options = options or Options()
     result, start = Result(), time.monotonic()
@@ -187,7 +190,7 @@ class _Worlds:
 
 
 def finding_of(run: RunResult, case: Program, options: Options, world: World) -> ScheduleFinding:
-    """Return the finding of a failed run."""
+    """Return the finding of a failed ``run``, with the choices of ``world``'s last schedule."""
     kind, message, seed = run.kind.decode(), run.message.decode(), run.failed_seed
     if not message.startswith(kind):
         message = f"{kind}: {message}"
@@ -198,9 +201,9 @@ def finding_of(run: RunResult, case: Program, options: Options, world: World) ->
 
 
 def exhaustive(case: Program, preemptions: int = 1, limit: int | None = None) -> Result:
-    """Run every order of cores, pipes and stores with at most ``preemptions`` choices other than the first.
+    """Run every schedule in which at most ``preemptions`` choices of core, pipe or store differ from the default (0).
 
-    ``limit``: maximum number of schedules.
+    ``limit``: maximum number of schedules; None: all of them.
     """
     options = Options(policy="exhaustive", store_order="unordered", vary_epoch=False)
     result, start = Result(cases=1), time.monotonic()
@@ -235,9 +238,9 @@ def _next(choices: list[int], widths: list[int], preemptions: int) -> list[int] 
 
 
 def shrink(finding: ScheduleFinding, library: ctypes.CDLL | None = None, tries: int = 2000) -> ScheduleFinding:
-    """Return the same kind of finding by a replayed schedule with fewer switches.
+    """Return a finding of the same kind in a schedule with fewer switches, found by at most ``tries`` replays.
 
-    The result's options have the policy "replay"; its choices other than 0 are the remaining switches.
+    Switches are choices other than 0, the default. If a replay does not show ``finding`` again, it is returned as is.
     """
     # the store order follows from the seed of a schedule, a replay needs it explicitly
     order = finding.options.store_order

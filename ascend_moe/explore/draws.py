@@ -62,7 +62,7 @@ def _program(case: cases.Case, **values: Any) -> Program:
 
 
 def draw(seed: int) -> Program:
-    """Draw a small program by ``seed``: W 2..4, cores 2..4, L 1..3, K 1..3, BS 0..4, every mode."""
+    """Return a small random program drawn by ``seed``: W 2..4, cores 2..4, L 1..3, K 1..3, BS 0..4, every mode."""
     rng = np.random.default_rng([seed, 2])
     case = cases.draw(seed, **_SMALL)
     return _program(
@@ -74,7 +74,7 @@ def draw(seed: int) -> Program:
 
 
 def draw_large(seed: int) -> Program:
-    """Draw a program of one or two round trips by ``seed``: W to 64, cores to 48, L to 32, K to 32, BS to 520."""
+    """Return a random program of one or two round trips drawn by ``seed``, up to W 64, cores 48, L 32, K 32, BS 520."""
     rng = np.random.default_rng([seed, 3])
     case = cases.draw(seed, **_LARGE)
     pairs = max(1, case.world * case.batch * case.topk)
@@ -96,9 +96,9 @@ def draw_large(seed: int) -> Program:
 
 @dataclass(frozen=True)
 class Kind:
-    """Cases that reach something: ``choices`` of the case, those of the program, schedules of each.
+    """A kind of random cases, made to reach some part of the kernels, each run in ``schedules`` schedules.
 
-    ``faulty`` of the program: whether something goes wrong in it.
+    ``choices``, ``program``: values to draw from for fields of `Case` and `Program`; "faulty": whether it has a fault.
     """
 
     choices: Choices
@@ -317,7 +317,7 @@ CYCLE = (
 
 
 def draw_of(kind: str, seed: int) -> Program:
-    """Draw a program of a kind by ``seed``."""
+    """Return a random program of ``kind``, a key of KINDS, drawn by ``seed``."""
     if kind in ("small", "large"):
         return (draw if kind == "small" else draw_large)(seed)
     if kind == "faults":
@@ -341,7 +341,7 @@ def draw_of(kind: str, seed: int) -> Program:
 
 
 def draw_for(place: int, seed: int = 0) -> tuple[Program, int]:
-    """Return the ``place``-th case of a campaign and its number of schedules."""
+    """Return case number ``place``, from 0, of a campaign that begins at ``seed``, and its number of schedules."""
     kind = "large" if place % LARGE_EACH == LARGE_EACH - 1 else CYCLE[place % len(CYCLE)]
     kind = "many ranks" if place % MANY_EACH == MANY_EACH // 2 else kind
     return draw_of(kind, seed + place), KINDS[kind].schedules

@@ -38,7 +38,7 @@ _DEADLINE_MICROS = 60_000_000  # of simulated time
 
 @dataclass(eq=False)
 class OpCall:
-    """An op of one rank: its tensors, and the defined part of its expected outputs by output number."""
+    """A call of an op on one rank: its tensors, and by output number the expected values, as far as defined."""
 
     rank: int
     name: str
@@ -57,7 +57,7 @@ class OpCall:
 
 
 class PlannedProgram:
-    """All calls of a program in the order of each rank, planned for the checked engine."""
+    """All calls of a program, in each rank's order, planned for the checked engine; `close` frees the plans."""
 
     def __init__(self, program: Program, library: ctypes.CDLL, window_bytes: int = WINDOW_MIB * MIB) -> None:
         self.program, self._library, self._window_bytes = program, library, window_bytes
@@ -186,7 +186,7 @@ class PlannedProgram:
         return high * _BLOCK
 
     def close(self) -> None:
-        """Free the plans."""
+        """Free the plans of all calls."""
         for call in self.calls:
             if call.plan:
                 self._library.am_plan_destroy(call.plan)
@@ -230,7 +230,7 @@ class _Options(ctypes.Structure):
 
 
 class RunResult(ctypes.Structure):
-    """Result of `World.run`: totals over its schedules, and the first finding."""
+    """Result of `World.run`: totals over its schedules, and unless ``failed`` is 0 kind, text and seed of a finding."""
 
     _fields_ = [
         *((name, c_uint64) for name in ("schedules", "steps", "instructions", "switches", "status_blocks")),
@@ -278,14 +278,14 @@ def _open(path: str) -> ctypes.CDLL:
 
 
 def checked_library(path: str | Path | None = None) -> ctypes.CDLL:
-    """Open the checked engine: ``path``, $ASCEND_MOE_CHECKED_LIBRARY, or the installed one."""
+    """Open the library of the checked engine: ``path``, else $ASCEND_MOE_CHECKED_LIBRARY, else the installed one."""
     chosen = path or settings.CHECKED_LIBRARY.get() or library.library_path("checked")
     return _open(str(chosen))
 
 
 @functools.cache
 def error_codes(library: ctypes.CDLL) -> dict[str, int]:
-    """Return a bit mask of the error codes of each error name; "": no error, the first bit."""
+    """Return for each error name a bit mask of its error codes, bit c for code c; "", no error, has bit 0."""
     bits = {"": 1}
     for code in range(1, 32):
         name = library.am_error_name(code).decode()
@@ -295,7 +295,7 @@ def error_codes(library: ctypes.CDLL) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Faults:
-    """Faults injected into every schedule. A rank of -1 means none.
+    """Faults injected into every schedule; by default none (a rank, core or link of -1, status block 0).
 
     A killed rank stops forever at a step of the schedule, or earlier if no other rank can continue; with
     ``kill_unseen`` its process is not reported as lost, as if it hung. A stalled rank stops until no other rank can
@@ -322,10 +322,12 @@ class Faults:
 class Options:
     """Options for the choice of schedules.
 
-    ``store_order``: "fifo", "unordered", or "both" by seed. ``explicit_sync``: dependent vector instructions need
-    PipeBarrier<PIPE_V>, as without a compiler that inserts it. ``accepted``: error codes that an op may end with
-    besides success. ``hang_is_finding`` False: time passes when nothing can continue, so that waits expire.
+    ``policy``: a key of POLICIES. ``store_order``: "fifo", "unordered", or "both" by seed. ``explicit_sync``: dependent
+    vector instructions need PipeBarrier<PIPE_V>, as without a compiler that inserts it. ``hang_is_finding`` False: time
+    passes when nothing can continue, so that waits expire. ``pct_depth``: of policy "pct"; 0: 2 or 3 by seed.
+    ``epoch``: epoch before the first op; ``vary_epoch``: by seed instead. ``trace``: record for `World.write_trace`.
     ``reordered``: the agent between servers moves 512-byte blocks of an item in any order, as with ``flags``.
+    ``choices``: for policies "replay" and "exhaustive". ``max_steps``: a schedule with more steps counts as a hang.
     """
 
     policy: str = "mixed"
@@ -343,14 +345,14 @@ class Options:
 
 
 class World:
-    """W ranks with their windows. `load` plans a program, `run` schedules it."""
+    """W ranks and their windows on the checked engine; a context manager. `load` plans a program, `run` executes it."""
 
     def __init__(self, world: int, library: ctypes.CDLL | None = None, window_mib: int = WINDOW_MIB) -> None:
         self.library = library if library is not None else checked_library()
         self.size, self.window_bytes = world, window_mib * MIB
         self._handle = self.library.am_explore_create(world, self.window_bytes, self.window_bytes)
         if not self._handle:
-            raise MemoryError(f"no memory for {world} windows of {window_mib} MiB")
+            raise MemoryError(f"no memory for {world} windows of {window_mib} MiB: use fewer ranks or smaller windows")
         self.program: PlannedProgram | None = None
         self.survived = 0  # schedules after which the surviving ranks continued
         self._keep: list[object] = []
@@ -376,13 +378,16 @@ class World:
         self.program = None
 
     def load(self, case: Program, accepted: int = 1, compare: bool = True) -> PlannedProgram:
-        """Plan the program's calls. ``accepted``: bit mask of error codes that are no findings."""
+        """Plan the calls of ``case`` for `run`. ``accepted``: bit mask of error codes that are no findings; 1: none is.
+
+        ``compare`` False: do not check results. Raises AscendMoeError if a call cannot be planned; MemoryError.
+        """
         before, program = self.program, PlannedProgram(case, self.library, self.window_bytes)
         codes = error_codes(self.library)
         steps = (_Step * len(program.calls))()
         self._keep = [steps]
         if self.library.am_explore_servers(self._handle, case.servers, case.stores):
-            raise MemoryError(f"no memory for the staging of {self.size} ranks")
+            raise MemoryError(f"no memory for the staging buffers of {self.size} ranks: use fewer ranks")
         self.library.am_explore_one_card(self._handle, case.one_card)
         index = {name: at for at, name in enumerate(calls.tensor_names())}
         for step, call in zip(steps, program.calls, strict=True):
@@ -408,14 +413,14 @@ class World:
         if self.library.am_explore_program(self._handle, steps, len(steps)):
             self.library.am_explore_program(self._handle, None, 0)
             program.close()
-            raise MemoryError(f"{case}: its rows do not fit into registered areas of {self.window_bytes // MIB} MiB")
+            raise MemoryError(f"{case}: rows do not fit into {self.window_bytes // MIB} MiB: pass a larger window_mib")
         self.program = program
         if before is not None:
             before.close()
         return program
 
     def run(self, seed: int, schedules: int = 1, options: Options | None = None) -> RunResult:
-        """Run schedules ``seed`` .. ``seed + schedules - 1``, up to the first finding."""
+        """Run schedules ``seed`` .. ``seed + schedules - 1`` of the loaded program, up to the first finding."""
         options = options or Options()
         assert self.program is not None
         if self.program.fault and options.faults == Faults():
@@ -491,7 +496,7 @@ class World:
         return result
 
     def choices(self, widths: bool = False) -> list[int]:
-        """Return the choices of the last schedule, or with ``widths`` the number of alternatives of each."""
+        """Return the choices of the last schedule, or with ``widths`` (policy "exhaustive") each one's alternatives."""
         count = self.library.am_explore_choices(self._handle, int(widths), None, 0)
         out = (c_uint16 * max(count, 1))()
         self.library.am_explore_choices(self._handle, int(widths), out, count)
@@ -506,13 +511,13 @@ class World:
         self.library.am_explore_forget(self._handle)
 
     def polls(self) -> dict[str, tuple[int, int]]:
-        """Return by place in the kernel how often polled flags were not ready, and how often they were."""
+        """Return by place in the kernel how often its flag was polled and not ready, or ready, since `forget`."""
         text = library.text_of(self.library.am_explore_polls, self._handle)
         lines = (line.split() for line in text.splitlines())
         return {place: (int(waiting), int(ready)) for place, waiting, ready in lines}
 
     def errors(self) -> list[tuple[int, str]]:
-        """Return (error code, message) of every op of the last schedule; code -1 if it did not end."""
+        """Return (error code, message) of every call in the last schedule; code 0: no error, -1: it did not end."""
         assert self.program is not None
         found = []
         text = ctypes.create_string_buffer(1024)
@@ -526,7 +531,7 @@ class World:
         return found
 
     def write_trace(self, path: str | Path, epoch: int = 0) -> None:
-        """Write the last schedule to a file of JSON lines; the first describes the world.
+        """Write the last schedule to a file of JSON lines, of which the first describes the world; raise OSError.
 
         That schedule must have been run with ``trace=True, vary_epoch=False`` and this ``epoch``.
         """
@@ -541,4 +546,4 @@ class World:
             "case": str(case),
         }
         if not self.library.am_explore_trace(self._handle, str(path).encode(), json.dumps(header).encode()):
-            raise OSError(f"{path} cannot be written")
+            raise OSError(f"{path} cannot be written: pass a path in a writable folder")

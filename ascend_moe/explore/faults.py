@@ -39,7 +39,7 @@ UNFINISHED = "unfinished"
 
 
 def applies(program: Program, fault: str) -> bool:
-    """Return whether the fault can occur in the program."""
+    """Return whether ``fault``, one of FAULTS, can occur in the program."""
     if fault in (KILL, ENDED, ABSENT, CORRUPTED):
         return program.world > 1
     if fault == HANG:
@@ -60,19 +60,19 @@ def _combines(program: Program) -> bool:
 
 
 def takes_source_indices(program: Program) -> bool:
-    """Return whether combine takes source indices: in V2, between servers only with hierarchy."""
+    """Return whether combine takes source indices: with V2, but between servers only with hierarchy."""
     one_level = 0 < program.servers < program.world and program.algorithm != "hierarchy"
     return program.contract == 2 and not one_level
 
 
 def with_fault(program: Program, seed: int) -> Program:
-    """Return the program with a fault drawn by ``seed``."""
+    """Return a copy of the program with one of the faults that can occur in it, drawn by ``seed``."""
     rng = np.random.default_rng([seed, _STREAM])
     return replace(program, fault_kind=str(rng.choice([fault for fault in FAULTS if applies(program, fault)])))
 
 
 def fault_of(program: Program) -> Fault | None:
-    """Return the fault of the program."""
+    """Return the object that injects and judges the program's ``fault_kind``, or None if it has none."""
     if not program.fault_kind:
         return None
     made = {
@@ -87,7 +87,7 @@ def fault_of(program: Program) -> Fault | None:
 
 
 class Fault:
-    """No fault; the base class of faults."""
+    """Base class of faults, without one: a fault changes calls or schedules, and judges the errors of all ranks."""
 
     in_flight = False  # whether it happens during a schedule, see ``injected``
     impatient = -1  # a rank with a shorter timeout
@@ -98,29 +98,29 @@ class Fault:
         self.victim = -1
 
     def corrupt(self, call: OpCall) -> None:
-        """Corrupt the inputs of a call before it is planned."""
+        """Change inputs or algorithm of a call before it is planned, if this fault needs that."""
 
     def left_out(self, calls: list[OpCall]) -> list[OpCall]:
-        """Return the calls that are not made."""
+        """Return those of ``calls`` that are not made because of the fault."""
         return []
 
     def outcomes(self, call: OpCall) -> list[ExpectedResult]:
-        """Return the possible results of the call."""
+        """Return the results that the call may have: no error (RIGHT) or certain errors."""
         return [RIGHT]
 
     def injected(self, steps: int, blocks: int, seed: int) -> dict[str, Any]:
-        """Return the faults of a schedule by seed, given about its numbers of steps and status blocks."""
+        """Return fields of `engine.Faults` for schedule ``seed``, of about ``steps`` steps and ``blocks`` blocks."""
         return {}
 
     def _of(self, seed: int) -> np.random.Generator:
         return np.random.default_rng([self.program.seed, _STREAM, seed])
 
     def judge(self, by_rank: Sequence[Seen]) -> str:
-        """Return what is wrong with the errors of all calls, or ""."""
+        """Return what is wrong with the errors of all calls, listed by rank, or "" if they are as expected."""
         return ""
 
     def goes_on(self, seed: int) -> tuple[Program | None, str]:
-        """Return the program that the surviving ranks run afterwards, or None, and what is wrong with that, or ""."""
+        """Return the program that the survivors run next, or None, and what is wrong with their agreement, or ""."""
         return None, ""
 
 
@@ -147,10 +147,10 @@ def _own_words(by_rank: Sequence[Seen], victim: int) -> str:
 
 
 class Killed(Fault):
-    """A rank stops forever at a step. The others are right until they detect it, then raise PeerLost.
+    """A rank dies at a step. The others' ops are right until they detect it, and raise PeerLost from then on.
 
-    No op fails that it has completed. The survivors agree on their membership and continue with new windows and other
-    tokens.
+    Ops that the dead rank has completed do not fail on the others. The survivors agree on their membership and continue
+    with new windows and other tokens.
     """
 
     in_flight = True
@@ -195,7 +195,7 @@ class Killed(Fault):
 
 
 class Ended(Killed):
-    """A rank dies after its first calls, which it has completed, while another one stalls anywhere."""
+    """A rank dies after it has completed its first calls, or before any, while another rank pauses at any step."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
@@ -213,10 +213,10 @@ class Ended(Killed):
 
 
 class Hung(Killed):
-    """A rank stops forever at a step while its process lives. The others name it when their waits expire.
+    """A rank stops forever at a step while its process lives. The others raise CommTimeout, which names it.
 
-    Between servers only, where a rank can ask the missing one which rank that one waits for. Elsewhere a store to a
-    rank that has not arrived may fault.
+    Between servers only, where a rank can ask a late rank for whom that one waits. Elsewhere a store to a rank that has
+    not arrived may fault.
     """
 
     error = TIMEOUT
@@ -245,7 +245,7 @@ def _of_fewer(program: Program, world: int) -> Program | None:
 
 
 class Absent(Fault):
-    """A rank makes only its first calls. The others wait for the next one until the timeout, once.
+    """A rank makes only its first calls. On the others the next op raises CommTimeout, and later ops at once.
 
     One of them has a shorter timeout and notifies the rest by its abort blocks. In hierarchy it may wait for a relaying
     rank that itself waits for the absent one; when asked, that rank names the absent one.
@@ -334,7 +334,7 @@ class _Levels:
 
 
 class CorruptedBlock(Fault):
-    """A status block arrives with a changed word, by half, or not at all: an error, never accepted as data."""
+    """A status block arrives with a changed word, by half, or not at all: ranks must not use it as valid data."""
 
     in_flight = True
 
@@ -378,7 +378,7 @@ class CorruptedBlock(Fault):
 
 
 class WrongOp(Fault):
-    """One op fails: all ranks raise the same error, or one rank its own; later ops are right."""
+    """Base class of faults in one op: all ranks raise the same error, or only some raise one; later ops are right."""
 
     def __init__(self, program: Program, ops: Sequence[int]) -> None:
         super().__init__(program)
@@ -404,7 +404,7 @@ class WrongOp(Fault):
 
 
 class WrongInputs(WrongOp):
-    """Wrong inputs of an op on one or two ranks: all ranks raise the same error, or that rank its own."""
+    """Wrong inputs of one op on one or two ranks: all ranks raise the same error, or only these ranks their own."""
 
     def __init__(self, program: Program) -> None:
         kind, in_dispatch = wrong_inputs.KINDS[program.fault_kind]
@@ -435,7 +435,7 @@ class WrongInputs(WrongOp):
         return wrong is not None
 
     def left_out(self, calls: list[OpCall]) -> list[OpCall]:
-        """Leave out the second launch for half of the seeds, in which the op failed when it was sent."""
+        """Return for odd seeds the second launch of ranks whose first launch already fails; else none."""
         unfinished = [call for call in calls if call.part == FINISH and self._fails_early(call)]
         unfinished = unfinished if self.program.seed % 2 else []
         super().left_out([call for call in calls if call not in unfinished])
@@ -480,7 +480,7 @@ class WrongInputs(WrongOp):
 
 
 class OtherAlgorithm(WrongOp):
-    """In one op some ranks run window, often all of a server: each rank names one with another algorithm."""
+    """Some ranks, often all of a server, run one op by window instead of hierarchy: all raise ConfigMismatch."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program, range(len(program.sequence)))

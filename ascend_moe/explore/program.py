@@ -54,19 +54,19 @@ _WORDS: dict[str, tuple[str, object]] = {
 
 
 def given_fields(case: Case, kind: type[Case] | None = None) -> dict[str, Any]:
-    """Return the init fields of a case by name, those of its class or of ``kind``."""
+    """Return the values of a case by field, for the fields that can be passed to its class, or to a base ``kind``."""
     return {each.name: getattr(case, each.name) for each in fields(kind or case) if each.init}
 
 
 @dataclass(frozen=True)
 class Program(Case):
-    """The ops of every rank in order, on ``cores`` AIV cores, with the tensors of the case.
+    """A program to explore: ops that every rank calls in this order, on ``cores`` AIV cores, with a `Case`'s tensors.
 
     Attributes:
         sequence: D is a dispatch, C a combine of the oldest open dispatch; d and c are the same in two launches, one
             that sends and one that waits. Each dispatch has its own tensors, see `case_of`.
-        servers: ranks per server; 0: one server. A copy agent transfers to all other ranks.
-        stores: the copy agent transfers to other servers only.
+        servers: ranks per server; a copy agent, like RDMA, transfers rows to all other ranks. 0: one server, no agent.
+        stores: ranks store directly within a server; the copy agent transfers to other servers only.
         flags: rows are sent in flagged blocks, which the agent moves in any order.
         algorithm: comm_alg of all ops, "hierarchy" between servers, or "mixed".
         rows: memory of combine's rows: "own" tensors, "registered" window tensors, or "partly", either by op and rank;
@@ -75,9 +75,9 @@ class Program(Case):
         ub_bytes: UB per core; 0: as much as CANN grants.
         spare: the plans use the minimum UB and ``spare`` - 1 rows more, so that few rows or chunks are in flight;
             0: ``ub_bytes``.
-        measured: the ops take performance_info.
+        measured: the ops have a performance_info tensor, in which they add up their waits for each rank.
         one_card: all ranks of an op are one launch, each on its own group of ``cores`` cores.
-        fault_kind: one of ``FAULTS`` occurs, at a place that ``seed`` selects.
+        fault_kind: name of the fault, one of ``FAULTS``, that occurs where ``seed`` selects; "": none.
     """
 
     cores: int = 2
@@ -98,18 +98,18 @@ class Program(Case):
     fault_kind: str = ""
 
     def case_of(self, dispatch: int) -> Case:
-        """Return the tensors of the ``dispatch``-th dispatch; values and routing differ between them."""
+        """Return the case of the dispatch at index ``dispatch`` of ``sequence``; values and routing differ by index."""
         share = self.servers if self.algorithm == TWO_LEVELS else 0
         return Case(**given_fields(self, Case) | {"share": share, "seed": self.seed * 7919 + dispatch})
 
     def algorithm_of(self, op: int) -> str:
-        """Return the algorithm of the ``op``-th op of the sequence."""
+        """Return the algorithm of the op at index ``op`` of ``sequence``."""
         if self.algorithm != "mixed":
             return self.algorithm
         return "direct" if (self.seed >> op ^ op) & 1 else "window"
 
     def registered(self, op: int, rank: int) -> int:
-        """Return whether the rows of the ``op``-th op are registered: 0 no, 1 yes, 2 overwritten too early."""
+        """Return whether the rows of combine ``op`` (index) are registered: 0 no, 1 yes, 2 overwritten too early."""
         if self.rows == "partly":
             return (self.seed >> 1) + op * 5 + rank * 3 >> 1 & 1
         return {"own": 0, "registered": 1, "early": 2}[self.rows]
@@ -134,7 +134,7 @@ class Program(Case):
 
 
 def parse(text: str) -> Program:
-    """Return the program that ``str(program)`` describes; missing parts have their defaults."""
+    """Return the program of ``text``, as ``str(program)`` writes it, with defaults for missing parts; see `checked`."""
     values: dict[str, object] = {}
     numbers = {key: name for name, key in _KEYS.items()}
     for word in filter(None, text.split(",")):
@@ -155,7 +155,7 @@ def parse(text: str) -> Program:
 
 
 def checked(case: Program) -> Program:
-    """Return the program, or raise ArgumentError if it is invalid."""
+    """Return ``case``, or raise ArgumentError if a value, or a combination of values, is not supported."""
 
     def need(valid: bool, rule: str, *values: object) -> None:
         if not valid:
@@ -177,14 +177,14 @@ def checked(case: Program) -> Program:
     )
     by_copies = not servers or case.algorithm in ("window", TWO_LEVELS)
     equal = 1 < servers < case.world and case.world % servers == 0
-    rule = "hierarchy needs v2, weights, no smooth scales, no flags, and servers of equal size; servers is {}"
+    rule = "hierarchy needs v2, weights, not plain, no smooth scales, no flags, servers of equal size; servers is {}"
     able = case.contract == 2 and case.weights and not case.plain and not case.smooth and not case.flags
     need(case.algorithm != TWO_LEVELS or (equal and able), rule, servers)
     need(by_copies, "{} reads other ranks' windows, servers must be 0", case.algorithm)
     able = case.contract == 2 and case.algorithm != TWO_LEVELS
     need(able or not case.measured, "performance_info needs v2 and another algorithm than hierarchy")
     able = case.dtype == "bf16" and not case.smooth and case.rows == "own" and not case.fault_kind
-    rule = "one_card needs bf16 without smooth scales, registered rows and faults"
+    rule = "one_card needs bf16, no smooth scales, no registered rows (rows: own) and no fault"
     need(able or not case.one_card, rule)
     launched = case.world * case.cores
     need(
@@ -213,7 +213,7 @@ def checked(case: Program) -> Program:
     rule = "int8 rows of combine need its rows in tensors of their own: leave out {}"
     need(not case.returns_int8 or case.rows == "own", rule, case.rows)
     possible = not case.fault_kind or applies(case, case.fault_kind)
-    need(possible, f"fault:{case.fault_kind} cannot occur in {case}")
+    need(possible, f"fault:{case.fault_kind} cannot occur in {case}: choose another fault or case")
     waiting = 0
     for op in case.sequence:
         waiting += 1 if op in "Dd" else -1
@@ -222,7 +222,7 @@ def checked(case: Program) -> Program:
 
 
 def window_mib(case: Program) -> int:
-    """Return a power of two: MiB of a window and of a registered area that fit any routing of a program."""
+    """Return MiB, a power of two, that suffice for the window and the registered area in any routing of the program."""
     batch = max(case.batch, 1)
     row, pairs = case.units * 32, batch * case.topk
     returned = case.world * (batch * min(case.topk, case.local) * (row + 128) * 16 // 15 + 2048)
@@ -232,5 +232,5 @@ def window_mib(case: Program) -> int:
 
 
 def is_large(case: Program) -> bool:
-    """Return whether a case has its own world and few schedules."""
+    """Return whether a case is so large that a campaign runs it in a new `World`, and in at most 2 schedules."""
     return case.world > 8 or case.world * case.cores > 64 or window_mib(case) > 1

@@ -54,7 +54,7 @@ REACHED = {
 
 
 def reached(program: PlannedProgram) -> set[str]:
-    """Return the names of ``REACHED`` that the program reaches."""
+    """Return the parts of the kernels that the program's calls reach, by the names of `REACHED`."""
     found = {name for call in program.calls for name, yes in _Reach(program, call).all() if yes}
     return found | ({"two launches"} if set(program.program.sequence) & set("dc") else set())
 

@@ -28,7 +28,7 @@ _LATER = (16, 60)  # limits of the step at which another rank dies: in the first
 
 @dataclass
 class Agreement:
-    """Result of the votes: the surviving ranks, and what is wrong with it, or ""."""
+    """Result of the simulated votes: the ranks that the survivors agreed on, and what went wrong, or ""."""
 
     members: list[int] = field(default_factory=list)
     wrong: str = ""
@@ -90,7 +90,7 @@ class _Rank(threading.Thread):
 
 
 class SteppedVote(WindowVote):
-    """A vote in which each exchanged word is a step of the rank."""
+    """A `WindowVote` in which other ranks may run before each word that a rank exchanges."""
 
     def __init__(self, votes: Votes, rank: _Rank) -> None:
         super().__init__("explore", rank.rank, votes.bases, lambda other: votes.seen_dead(rank.rank, other), rank)
@@ -107,7 +107,7 @@ class SteppedVote(WindowVote):
 
 
 class Votes:
-    """Votes of ``world`` ranks after ``lost`` has died, in an order drawn by ``seed``."""
+    """Simulated votes of ``world`` ranks after rank ``lost`` has died, in an order of steps drawn by ``seed``."""
 
     def __init__(self, world: int, lost: int, seed: int, vote: Callable[[Votes, _Rank], Rounds] = SteppedVote):
         self.rng, self.vote = np.random.default_rng([seed, _STREAM]), vote
@@ -130,20 +130,20 @@ class Votes:
             self._ranks[others[0]].dies_at = int(self.rng.integers(1, _LATER[fate]))
 
     def fine(self, rank: int, number: int) -> bool:
-        """Return whether a rank has opened its windows; the first opening may fail on one."""
+        """Return whether a rank has opened its windows in round ``number``; the first opening may fail on one rank."""
         if rank != self._fails or self.failed_in:
             return True
         self.failed_in = number
         return False
 
     def seen_dead(self, looker: int, other: int) -> bool:
-        """Return whether a rank detects the death of another: at a random time after it, and always from then on."""
+        """Return whether rank ``looker`` sees that ``other`` is dead: from a random time after its death on."""
         if other in self.dead and self.rng.integers(2):
             self._seen.add((looker, other))
         return (looker, other) in self._seen
 
     def play(self) -> Agreement:
-        """Run the ranks until all have agreed."""
+        """Run the ranks until all have agreed, or for _MOST_STEPS steps, and return the result."""
         for rank in self._ranks.values():
             rank.start()
         steps = 0

@@ -25,7 +25,7 @@ _WORDS = ("source rank", "token", "k")  # of a source index
 
 @dataclass(frozen=True)
 class ExpectedResult:
-    """Expected result of a call: an error by class and part of its text, or none."""
+    """Expected result of a call: name of the error's class and a part of its message; "": no error."""
 
     error: str = ""
     words: str = ""
@@ -36,7 +36,10 @@ RIGHT = ExpectedResult()
 
 @dataclass(frozen=True)
 class FaultyCall:
-    """A call with wrong inputs: case, rank, expected results of dispatch, and the way combine's rows return."""
+    """The call of an op on ``rank``, for which the functions in KINDS make wrong inputs and the error to expect.
+
+    ``results``: right results of dispatch, by rank. ``direct``: the algorithm is direct. ``rng`` draws what is wrong.
+    """
 
     case: Case
     results: Sequence[DispatchResult]
@@ -47,12 +50,12 @@ class FaultyCall:
 
     @property
     def inputs(self) -> RankInput:
-        """Tensors of the rank."""
+        """The rank's right inputs."""
         return self.case.inputs[self.rank]
 
     @property
     def index(self) -> str:
-        """Argument of combine with the positions of rows."""
+        """Name of combine's argument with the positions of rows, which differs between V1 and V2."""
         return "expand_idx" if self.case.contract == 1 else "assist_info_for_combine"
 
     @property
@@ -62,45 +65,45 @@ class FaultyCall:
 
     @property
     def most_tokens(self) -> int:
-        """MaxBS."""
+        """Largest batch of a rank: global_bs / W, or without global_bs the tokens of this rank."""
         return self.case.global_bs // self.case.world or len(self.inputs.x)
 
     @property
     def capacity(self) -> int:
-        """Maximum number of rows from a source to an owner."""
+        """Maximum number of rows that one rank may send to another."""
         return self.most_tokens * min(self.topk, self.case.local)
 
     def active(self) -> torch.Tensor:
-        """Return the active (token, k) by the mask, (BS, K) bool."""
+        """Return which (token, k) the mask makes active, (BS, K) bool."""
         mask, ids = self.inputs.x_active_mask, self.inputs.expert_ids
         if mask is None:
             return torch.ones(ids.shape, dtype=torch.bool)
         return mask if mask.dim() == 2 else mask[:, None].expand(ids.shape)
 
     def routed(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the routed (token, k) with these ids, (BS, K) bool."""
+        """Return which (token, k) are sent to an expert with ``ids`` (BS, K): active, of a valid id; (BS, K) bool."""
         return self.active() & (ids >= 0) & (ids < self.case.experts)
 
     def totals(self, ids: torch.Tensor) -> list[int]:
-        """Return the number of routed tokens of each expert with these ids."""
+        """Return for each expert the number of tokens that ``ids`` (BS, K) send to it."""
         counts: list[int] = torch.bincount(ids[self.routed(ids)].long(), minlength=self.case.experts).tolist()
         return counts
 
     def compared(self) -> list[int]:
-        """Experts in the order in which combine compares counts: in hierarchy those of the local server first."""
+        """Return the experts in the order in which combine compares their counts: hierarchy's own server first."""
         share, local = self.case.share, self.case.local
         away = [bool(share) and expert // local // share != self.rank // share for expert in range(self.case.experts)]
         return sorted(range(self.case.experts), key=away.__getitem__)
 
     def place(self, count: int) -> int:
-        """Draw one of ``count``: often the first, the last, or one at the limits of cores' shares and chunks."""
+        """Draw an index below ``count``: often the first, the last, or one at the ends of cores' shares and chunks."""
         shares = {core * count // self.case.cores for core in range(self.case.cores)}
         chunks = {at for share in shares for at in (share, *range(share + _CHUNK - 1, share + _CHUNK + 2))}
         borders = sorted({count - 1, *(at for at in chunks if 0 < at < count)} if count > _CHUNK else {0, count - 1})
         return int(self.rng.choice(borders) if self.rng.integers(4) else self.rng.integers(count))
 
     def pick(self, mask: torch.Tensor) -> int | None:
-        """Draw the flat index of a True element of ``mask``."""
+        """Draw the flat index of a True element of ``mask``; None: it has none."""
         numbers = mask.flatten().nonzero().flatten().tolist()
         return int(numbers[self.place(len(numbers))]) if numbers else None
 
@@ -109,7 +112,7 @@ Wrong = tuple[Tensors, ExpectedResult]
 
 
 def first_wrong_place(call: FaultyCall, ids: torch.Tensor) -> ExpectedResult:
-    """Return the error of a combine with other ``ids``: the first expert whose counts differ."""
+    """Return combine's error with ``ids`` other than dispatch's, for the first expert with another count, or RIGHT."""
     sent, returns = call.totals(call.inputs.expert_ids), call.totals(ids)
     for expert in call.compared():
         if returns[expert] != sent[expert]:
@@ -118,7 +121,7 @@ def first_wrong_place(call: FaultyCall, ids: torch.Tensor) -> ExpectedResult:
 
 
 def returned(rank: int, expert: int, ours: int, theirs: int) -> ExpectedResult:
-    """Return the error of an expert with different counts."""
+    """Return combine's error for an ``expert`` that returns ``theirs`` rows to ``rank``, which expects ``ours``."""
     words = f"expert {expert} returns {theirs} rows to rank {rank}, whose expert_ids and mask route {ours} to it"
     return ExpectedResult("RoutingMismatch", words)
 
@@ -233,7 +236,7 @@ def _records(call: FaultyCall) -> Wrong | None:
 
 
 def first_wrong_source_index(call: FaultyCall, sources: torch.Tensor, limits: Sequence[int]) -> ExpectedResult:
-    """Return the error of the first row with an invalid source index."""
+    """Return combine's error for the first invalid row of ``sources``, (rank, token, k) below ``limits``, or RIGHT."""
     named = f"assist_info_for_combine of rank {call.rank}"
     ends = call.results[call.rank].ep_recv_counts.tolist()
     slot, before = 0, None
