@@ -8,7 +8,7 @@
     result = kernels.explore("add_custom", [x, y, z], tiling, block_dim=2, schedules=200)
     assert result.ok, result.text
 
-Kernels that read and write the windows of other ranks: ``ascendc_twin.Windows(world)``, one list of arguments a rank.
+If kernels access the windows of other ranks, pass ``windows=ascendc_twin.Windows(world)``, and as args a list per rank.
 """
 
 from __future__ import annotations

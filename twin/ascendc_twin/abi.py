@@ -1,4 +1,4 @@
-"""The C ABI of a library of kernels (twin/src/third_party/launcher.cpp), and one engine's library, opened."""
+"""The C ABI of a kernel library (twin/src/third_party/launcher.cpp), and `Engine`, which opens such a library."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LINKS = {"stores": REACH_MEMORY, "rdma": REACH_RDMA}
 
 
 class Range(ctypes.Structure):
-    """A range of GM that a kernel may touch."""
+    """A range of global memory (GM) that a kernel may access: TwinRange in C++."""
 
     _fields_ = (
         ("begin", c_void_p),
@@ -48,12 +48,17 @@ def range_of(
     owner: int = -1,
     reach: int = REACH_ALL,
 ) -> Range:
-    """Return one range of GM. ``owner``: the rank whose window it is; ``reach``: what may access it."""
+    """Return ``size`` bytes of global memory at ``address`` that a kernel may access; findings call them ``name``.
+
+    ``kind``: TENSOR, WINDOW_DATA, ... ``doorbell``: address of a uint32 that each store increments, to wake the owner.
+    ``atomic``: 32-byte blocks are stored and read whole. ``owner``: the rank whose window it is; -1: no window.
+    ``reach``: what may access it: loads and stores (REACH_MEMORY), BatchWrite (REACH_RDMA) or both (REACH_ALL).
+    """
     return Range(address, size, name.encode(), doorbell, kind, int(atomic), owner, reach=reach)
 
 
 class Group(ctypes.Structure):
-    """The windows of a group of ranks, for `twin_context_fill`."""
+    """Addresses and sizes of the windows of a group of ranks, for `twin_context_fill`: GroupWindows in C++."""
 
     _fields_ = (
         *((name, c_uint32) for name in ("layout", "world")),
@@ -65,7 +70,7 @@ class Group(ctypes.Structure):
 
 
 class Launch(ctypes.Structure):
-    """One rank's launch of an entry."""
+    """One rank's launch of a kernel: TwinLaunch in C++."""
 
     _fields_ = (
         ("entry", c_void_p),
@@ -84,7 +89,7 @@ class Launch(ctypes.Structure):
 
 
 class Options(ctypes.Structure):
-    """How the checked engine schedules, and what the timed one is to do."""
+    """Options of a run: the schedule of the checked engine; costs, time limit and events of the timed one."""
 
     _fields_ = (
         *((name, c_uint64) for name in ("seed", "max_steps")),
@@ -96,7 +101,7 @@ class Options(ctypes.Structure):
 
 
 class TwinOutcome(ctypes.Structure):
-    """The result of a launch: steps, or the finding that ended it."""
+    """The result of a run: counts, times and warnings; after a failure also the rank, the finding and its text."""
 
     _fields_ = (
         ("rank", c_int32),
@@ -135,9 +140,9 @@ _SIGNATURES: Mapping[str, tuple[Any, Sequence[Any]]] = {
 
 
 def open_kernels(path: str) -> ctypes.CDLL:
-    """Open a library that `build` made. The loader would search elsewhere for a name without a folder."""
+    """Open a library that `build` of this version made, and declare its functions' types; or raise LibraryError."""
     try:
-        library = ctypes.CDLL(os.path.abspath(path))
+        library = ctypes.CDLL(os.path.abspath(path))  # the loader would search elsewhere for a name without a folder
     except OSError as error:
         raise LibraryError(f"{path} cannot be loaded ({error}): build it with ascendc_twin.build") from error
     for name, (result, arguments) in _SIGNATURES.items():
@@ -149,13 +154,13 @@ def open_kernels(path: str) -> ctypes.CDLL:
     if library.twin_abi() != ABI:
         raise LibraryError(
             f"{path} was built by another version of ascendc_twin (ABI {library.twin_abi()}, this is {ABI}):"
-            " build it again"
+            " build it again with ascendc_twin.build"
         )
     return library
 
 
 class Engine:
-    """A library that `build` made, for one engine."""
+    """An opened kernel library of one engine: its kernel entries, the options of its runs, and its native ranks."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -169,7 +174,7 @@ class Engine:
         self._lock = threading.Lock()
 
     def entry(self, name: str) -> Entry:
-        """Return the entry of this name."""
+        """Return the kernel entry of this name, or raise ArgumentError if there is none."""
         try:
             return self.entries[name]
         except KeyError:
@@ -178,19 +183,19 @@ class Engine:
             ) from None
 
     def check_key(self, name: str, key: int) -> None:
-        """Refuse a tiling key that selects no instance of a template kernel."""
+        """Raise ArgumentError if ``name`` is a template kernel and ``key`` selects no instance that can run."""
         instances = self.entry(name).instances
         found = next((instance for instance in instances if instance.key == key), None)
         if not instances or (found is not None and not found.refused):
             return
         if found is not None:
-            raise ArgumentError(f"{name}: tiling_key {found}", argument="tiling_key")
+            raise ArgumentError(f"{name}: tiling_key {found}: use one of tiling_keys({name!r})", argument="tiling_key")
         shown = "; ".join(map(str, instances[:_SHOWN_KEYS]))
         more = f"; and {len(instances) - _SHOWN_KEYS} more: tiling_keys({name!r})" * (len(instances) > _SHOWN_KEYS)
         raise ArgumentError(f"{name}: tiling_key {key} is none of its keys: {shown}{more}", argument="tiling_key")
 
     def address(self, name: str) -> int:
-        """Return the address of the entry's code."""
+        """Return the address of the function of kernel ``name``; raise ArgumentError if it is not exported."""
         try:
             function = getattr(self.library, self.entry(name).symbol)
         except AttributeError:
@@ -198,18 +203,18 @@ class Engine:
         return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
     def world(self, size: int, group: int) -> int:
-        """Native ranks, reused by later launches; worlds of different ``group`` run at the same time."""
+        """Return the handle of ``size`` native ranks, created on first use. Each ``group`` has its own."""
         with self._lock:
             if (size, group) not in self._worlds:
                 handle = self.library.twin_world_create(size)
                 if not handle:
-                    raise MemoryError(f"no memory for the cores of {size} ranks")
+                    raise MemoryError(f"no memory for the cores of {size} ranks: launch fewer ranks")
                 self._worlds[size, group] = handle
                 weakref.finalize(self, self.library.twin_world_destroy, handle)
             return self._worlds[size, group]
 
     def schedule(self, seed: int, policy: str | None, *, unordered: bool, auto_sync: bool, max_steps: int) -> Options:
-        """Return the schedule of a run, which the fast engine ignores."""
+        """Return options with a schedule, which only the checked engine uses. ``policy``: see `Kernels.launch`."""
         name = policy or ("late" if seed == 0 else "random")
         allowed = [policy for policy in self.policies if policy not in ("replay", "exhaustive")]
         if name not in allowed:
@@ -217,13 +222,13 @@ class Engine:
         return Options(seed, max_steps, self.policies.index(name), int(unordered), int(not auto_sync), 3)
 
     def timed(self, costs: Mapping[str, float], limit_s: float, events: int) -> Options:
-        """Return the timing options: hardware costs, the end of modelled time, and how many events to record."""
+        """Return options for the timed engine: costs by name, limit of modelled time, number of events to record."""
         options = Options(limit_ns=limit_s * 1e9, events=events)
         options.costs = (c_double * len(self.cost_names))(*(costs[name] for name in self.cost_names))
         return options
 
     def times(self, world: int, native: TwinOutcome) -> Timing:
-        """Read what the last timed run of these native ranks took."""
+        """Return the predicted times of the last timed run of ``world``, whose outcome is ``native``."""
         size = self.library.twin_world_times(world, None, 0)
         text = ctypes.create_string_buffer(size)
         self.library.twin_world_times(world, text, size)
@@ -241,5 +246,5 @@ class Engine:
 
 
 def policy_in_turn(done: int) -> str:
-    """Return the policy of the (done + 1)-th schedule of an exploration."""
+    """Return the policy of the schedule after ``done`` others: "late", then "random", "lazy" and "pct" in turn."""
     return "late" if done == 0 else ("random", "lazy", "pct")[(done - 1) % 3]

@@ -44,10 +44,10 @@ class _Tensor:
 
 
 class Arguments:
-    """The arguments of one rank, in the entry's order, tiling last.
+    """One rank's arguments as 64-bit words (``words``): those in ``values``, then the workspace and the tiling, if any.
 
-    stage: copy every tensor to memory of its own, so that no two share a cache line. Otherwise only tensors
-    that do not begin at a cache line are copied.
+    ``stage``: copy every tensor to memory of its own, so that no two share a cache line. Otherwise only tensors that
+    do not begin at a cache line, or that are read-only, are copied. Raises ArgumentError for unsuitable values.
     """
 
     def __init__(
@@ -75,14 +75,13 @@ class Arguments:
             given += ["a tiling"] if tiling is not None else []
             raise ArgumentError(
                 f"{name}({', '.join(parameter.name for parameter in parameters)}) takes {len(parameters)} arguments, "
-                f"{' and '.join(given)} are given: args are all but the tiling (and the workspace, where "
+                f"{' and '.join(given)} are given: pass in args all but the tiling (and the workspace, if "
                 "workspace_bytes= makes it)",
                 argument="args",
             )
         if len(words) > abi.MAX_ARGUMENTS:
-            raise ArgumentError(
-                f"{name} has {len(words)} parameters, the twin passes at most {abi.MAX_ARGUMENTS}", argument="args"
-            )
+            text = f"{name} has {len(words)} parameters, the limit is {abi.MAX_ARGUMENTS}: pass some in the tiling"
+            raise ArgumentError(text, argument="args")
         self.words = (ctypes.c_uint64 * max(1, len(words)))(*words)
         self.count = len(words)
         self._saved: list[Bytes] | None = None
@@ -93,15 +92,16 @@ class Arguments:
         parameter = parameters[index] if index < len(parameters) else Parameter("?", "pointer")
         label = f"arg {index} ({parameter.name})"
         if parameter.kind == "other":
-            why = "is neither a pointer nor an integer, and the twin passes only those"
-            raise self._refused(f"{label} {why}", parameter.name)
+            fix = "declare it as one of these"
+            raise self._refused(f"{label} is neither a pointer nor an integer: {fix}", parameter.name)
         if parameter.kind == "integer":
             if isinstance(value, (int, np.integer)):
                 bits = _BITS.get(parameter.mangled, 64)
                 if not -(1 << bits - 1) <= value < 1 << bits:
-                    raise self._refused(f"{label} has {bits} bits, {value} does not fit", parameter.name)
+                    rule = f"pass -2**{bits - 1} to 2**{bits} - 1"
+                    raise self._refused(f"{label} has {bits} bits, {value} does not fit: {rule}", parameter.name)
                 return int(value) & 0xFFFFFFFFFFFFFFFF
-            raise self._refused(f"{label} is an integer, {type(value).__name__} is given", parameter.name)
+            raise self._refused(f"{label} is an integer, {type(value).__name__} is given: pass an int", parameter.name)
         if value is None:
             return 0
         return self._add(value, label)
@@ -112,7 +112,7 @@ class Arguments:
             if known.address == address and known.size == size:
                 return known.gm  # the same tensor twice: an in-place call
             if size and known.size and address < known.address + known.size and known.address < address + size:
-                fix = "give disjoint tensors, or the same"
+                fix = "pass the same tensor twice, or disjoint ones"
                 raise self._refused(f"{label} overlaps {known.name} in part: {fix}", label)
         tensor = _Tensor(owner, address, size, label, writable)
         if self._stage or not writable or address % LINE:
@@ -124,15 +124,14 @@ class Arguments:
     def _memory(self, value: Any, label: str) -> tuple[int, int, bool, Any]:
         if _is_torch(value):
             if value.device.type != "cpu" or not value.is_contiguous():
-                fix = "call .cpu().contiguous()"
-                raise self._refused(f"{label} is not a contiguous CPU tensor: {fix}", label)
+                raise self._refused(f"{label} is not a contiguous CPU tensor: call .cpu().contiguous()", label)
             return value.data_ptr(), value.numel() * value.element_size(), True, value
         if isinstance(value, np.ndarray):
             if not value.flags.c_contiguous:
                 raise self._refused(f"{label} is not contiguous: call numpy.ascontiguousarray", label)
             return int(value.ctypes.data), value.nbytes, bool(value.flags.writeable), value
-        what = f"{label} is a {type(value).__name__}"
-        raise self._refused(f"{what}: give a torch tensor, a numpy array or None", label)
+        kind = type(value).__name__
+        raise self._refused(f"{label} is a {kind}: pass a torch tensor, a numpy array or None", label)
 
     def _refused(self, text: str, argument: str) -> ArgumentError:
         return ArgumentError(f"{self._where}: {text}", argument=argument)
@@ -154,7 +153,7 @@ class Arguments:
     # ---- around a launch ----
 
     def ranges(self) -> list[abi.Range]:
-        """Return the range of every tensor that is not empty, with its exact size."""
+        """Return a range of global memory for each non-empty tensor, workspace and tiling, of its exact size."""
         kinds = (abi.WORKSPACE if _is_scratch(tensor.name) else abi.TENSOR for tensor in self._tensors)
         return [
             abi.range_of(tensor.gm, tensor.size, tensor.name, kind=kind)
@@ -163,7 +162,7 @@ class Arguments:
         ]
 
     def save(self) -> None:
-        """Save the contents for `restore`."""
+        """Save the tensors' current contents for `restore`."""
         self._saved = [self._gm_view(tensor).copy() for tensor in self._tensors]
 
     def restore(self) -> None:
@@ -172,13 +171,13 @@ class Arguments:
             self._gm_view(tensor)[:] = saved
 
     def finish(self) -> None:
-        """Copy what kernels wrote into staged tensors back to the caller's."""
+        """Copy the results from copies of writable tensors back into the caller's tensors."""
         for tensor in self._tensors:
             if tensor.staged is not None and tensor.writable:
                 tensor.view()[:] = tensor.staged[: tensor.size]
 
     def contents(self) -> list[tuple[str, bytes]]:
-        """Name and bytes of every writable tensor, as the kernel left them."""
+        """Return the name and the present bytes of every writable tensor, in order."""
         return [(tensor.name, self._gm_view(tensor).tobytes()) for tensor in self._tensors if tensor.writable]
 
     @staticmethod
@@ -204,7 +203,7 @@ def _aligned(size: int) -> Bytes:
 
 
 def tiling_bytes(tiling: Any) -> bytes:
-    """Tiling data as bytes: bytes-like, a numpy array, a ctypes struct or a torch tensor."""
+    """Return tiling data (bytes-like, a numpy array, a ctypes struct or a torch tensor) as bytes."""
     if _is_torch(tiling):
         whole = tiling.contiguous()
         return ctypes.string_at(whole.data_ptr(), whole.numel() * whole.element_size())
@@ -214,6 +213,6 @@ def tiling_bytes(tiling: Any) -> bytes:
         return bytes(memoryview(tiling))
     except TypeError:
         raise ArgumentError(
-            f"tiling is a {type(tiling).__name__}: give bytes, a numpy array, a ctypes struct or a torch tensor",
+            f"tiling is a {type(tiling).__name__}: pass bytes, a numpy array, a ctypes struct or a torch tensor",
             argument="tiling",
         ) from None

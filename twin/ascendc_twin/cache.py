@@ -1,4 +1,4 @@
-"""Folders of what is compiled at run time: private to the user, complete or absent, verified before they are loaded."""
+"""Cache folders of code compiled at run time: private to the user, complete or absent, verified before loading."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Cache:
     """A cache folder that code is loaded from.
 
     Args:
-        variable: the environment variable that names another folder.
-        name: of the folder under $XDG_CACHE_HOME or ~/.cache.
-        error: raised where a file belongs to another user, can be written by others, or was changed.
+        variable: environment variable with the path of the folder; if it is not set or empty, the folder is
+            ``name`` under $XDG_CACHE_HOME or ~/.cache.
+        error: exception class, raised if a file belongs to another user, is writable by others, or was changed.
     """
 
     def __init__(self, variable: str, name: str, error: type[Exception] = LibraryError) -> None:
         self.variable, self.name, self.error = variable, name, error
 
     def directory(self) -> Path:
-        """Return the folder, created with access for the user alone; a temporary one where it cannot be written."""
+        """Return the folder, created with access for this user only; a temporary folder if it cannot be written."""
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         path = Path(os.environ.get(self.variable, "").strip() or home / self.name)
         try:
@@ -42,7 +42,7 @@ class Cache:
         return path if os.access(path, os.W_OK) else _temporary(self.name)
 
     def place(self, *names: str) -> Path:
-        """Return a path in the cache, which may not exist yet. Every existing folder on the path is verified."""
+        """Return the path of ``names`` in the cache, existing or not; raise ``error`` if others can write to it."""
         path = self.directory()
         for name in names:
             path = path / name
@@ -63,7 +63,7 @@ class Cache:
             raise self.error(f"{path}, which code is loaded from, can be written by others (mode {mode}): {fix}")
 
     def sound(self, path: Path, sums: Path | None = None) -> Path:
-        """Return ``path``, a file or a folder of the cache, verified. ``sums``: of `seal`; default: next to it."""
+        """Return ``path`` if its hashes are those in ``sums`` (None: SHA256SUMS next to it); else raise ``error``."""
         sums = sums or path.with_name(_SUMS)
         try:
             lines = sums.read_text().splitlines()
@@ -83,7 +83,7 @@ def _temporary(name: str) -> Path:
 
 
 def fill_folder(folder: Path, make: Callable[[Path], None]) -> None:
-    """Fill a new folder by ``make`` and rename it into place: a reader sees the whole folder or none."""
+    """Create ``folder`` at once: ``make`` fills a temporary one, sealed and renamed. Remove old folders beside it."""
     folder.parent.mkdir(0o700, parents=True, exist_ok=True)
     forget_old(folder.parent)
     scratch = Path(tempfile.mkdtemp(prefix=".building-", dir=folder.parent))
@@ -100,7 +100,7 @@ def fill_folder(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def seal(made: Path, sums: Path) -> None:
-    """Remove others' access to the files of ``made``, and write their hashes into ``sums``, next to it or in it."""
+    """Remove others' access to the file, or files in the folder, ``made``; write SHA-256 hashes to ``sums`` there."""
     lines = []
     for path in _files(made):
         path.chmod(path.stat().st_mode & 0o700)
@@ -120,7 +120,7 @@ def _hash(path: Path) -> str:
 
 
 def forget_old(cache: Path) -> None:
-    """Remove folders older than 30 days. Processes that opened their files keep them."""
+    """Remove the folders in ``cache`` that are older than 30 days. Libraries already loaded from them go on working."""
     limit = time.time() - _KEEP_DAYS * 86400
     for folder in cache.iterdir():
         with contextlib.suppress(OSError):
@@ -129,5 +129,5 @@ def forget_old(cache: Path) -> None:
 
 
 def digest_of(*parts: str) -> str:
-    """Return a hash of the parts and their boundaries, for names of folders in the cache."""
+    """Return 32 hex digits that depend on the parts and where each ends, to name a folder in the cache."""
     return hashlib.sha256("\0".join((_SUMS, *parts)).encode()).hexdigest()[:32]

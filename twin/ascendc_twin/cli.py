@@ -145,8 +145,8 @@ def _value(text: str) -> Any:
     try:
         return int(text)
     except ValueError:
-        rule = f"TYPE:COUNT with one of {', '.join(_NUMBERS)}, a file name.npy, a number or null"
-        raise ArgumentError(f"--arg {text} is not {rule}", argument="arg") from None
+        rule = f"TYPE:COUNT with a TYPE of {', '.join(_NUMBERS)}, an existing file name.npy, an integer, or null"
+        raise ArgumentError(f"--arg {text} is none of: {rule}", argument="arg") from None
 
 
 def _tiling(text: str | None, rank: int) -> Any:
@@ -160,8 +160,8 @@ def _tiling(text: str | None, rank: int) -> Any:
     try:
         return np.array([float(n) if kind.startswith("f") else int(n) for n in numbers.split(",")], _NUMBERS[kind])
     except (KeyError, ValueError, OverflowError):
-        rule = f"a file, or TYPE:N,N,... with one of {', '.join(_NUMBERS)}"
-        raise ArgumentError(f"--tiling {text} is not {rule}", argument="tiling") from None
+        rule = f"an existing file, or TYPE:N,N,... with a TYPE of {', '.join(_NUMBERS)} and N that fit"
+        raise ArgumentError(f"--tiling {text} is none of: {rule}", argument="tiling") from None
 
 
 @app.command("list")

@@ -1,4 +1,4 @@
-"""Compilation of kernels and of the twin's runtime with the machine's C++ compiler, cached by content."""
+"""Compilation of kernels and of the emulator's runtime with the machine's C++ compiler, cached by content."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def build(
     tiling_keys: Iterable[int] | None = None,
     debug: bool = False,
 ) -> Path:
-    """Compile AscendC kernels for the twin; returns the path that `load` opens.
+    """Compile AscendC kernels for the emulator, and return the path to pass to `load`.
 
     Args:
         sources: one kernel source or several; each is compiled alone, all are linked together.
-        output: ``name.so``; next to it the other engines' libraries ``name.checked.so`` and ``name.timed.so``. None:
-            the libraries stay in the user's cache, by the hash of everything they were compiled from.
-        defines: as after ``-D``: ``"DTYPE_X=half"``.
-        includes: as after ``-I``.
+        output: path ``name.so`` to write; the other engines' libraries are ``name.checked.so`` and ``name.timed.so``
+            beside it. None: the libraries stay in the user's cache, by the hash of everything they were compiled from.
+        defines: macros, such as ``"DTYPE_X=half"``.
+        includes: folders of headers.
         engine: "fast", "checked", "timed" or, for fast and checked, "both".
         tiling_keys: the instances of template kernels to compile; None: all.
-        debug: for gdb: without optimization, and with all names (-O0 -g).
+        debug: compile for gdb: without optimization, with debug information (-O0 -g).
 
     Raises:
-        TwinBuildError: the compiler refuses; the message has its output.
-        ArgumentError: no such engine, or a source is not there.
+        TwinBuildError: a source does not compile (the message contains the compiler's output) or has no kernel.
+        ArgumentError: a source does not exist; ``engine``, ``output`` or a tiling key is not valid.
     """
     paths = source_paths(sources)
     engines = engines_of(engine)
@@ -68,8 +68,8 @@ def build(
         for name in engines:
             path = engine_path(Path(output), name)
             if path.is_symlink() or (path.exists() and not path.is_file()):
-                why = f"{path} is a link or no regular file, and is not replaced"
-                raise ArgumentError(f"output {why}", argument="output")
+                why = "is a link or no regular file, and is not replaced: remove it"
+                raise ArgumentError(f"output {path} {why}", argument="output")
     wanted = None if tiling_keys is None else frozenset(tiling_keys)
     given = (tuple(defines), tuple(map(Path, includes)), wanted, debug)
     made = {name: kernel_library(paths, name, *given) for name in engines}
@@ -77,14 +77,14 @@ def build(
         return made[engines[0]]
     target = pair_path(tuple(made.values())) if output is None else Path(output)
     if target.suffix != ".so":
-        raise ArgumentError(f"output is a file name.so, not {target}", argument="output")
+        raise ArgumentError(f"output is {target}; it must end with .so", argument="output")
     for name, library in made.items():
         _install(library, engine_path(target, name))
     return engine_path(target, engines[0])
 
 
 def engines_of(engine: str) -> tuple[str, ...]:
-    """Return the engines that the argument ``engine`` names: one of `ENGINES`, or "both"."""
+    """Return the engines to build: ("fast", "checked") for "both", else ``engine`` alone; or raise ArgumentError."""
     if engine == "both":
         return ENGINES[:2]
     if engine not in ENGINES:
@@ -93,19 +93,19 @@ def engines_of(engine: str) -> tuple[str, ...]:
 
 
 def source_paths(sources: PathLike | Iterable[PathLike]) -> tuple[Path, ...]:
-    """Return the sources as paths of files that exist."""
+    """Return one source or several as paths; raise ArgumentError if there is none, or one is not a file."""
     given: Sequence[PathLike] = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
     if not given:
         raise ArgumentError("sources is empty: name a kernel source", argument="sources")
     paths = tuple(Path(path) for path in given)
     for path in paths:
         if not path.is_file():
-            raise ArgumentError(f"there is no source {path}", argument="sources")
+            raise ArgumentError(f"there is no source file {path}: correct the path", argument="sources")
     return paths
 
 
 def engine_path(library: Path, engine: str) -> Path:
-    """Return the path of one engine's library, given the path of any engine's."""
+    """Return the path of ``engine``'s library of the same kernels; ``library`` is the path of any engine's."""
     found = next((suffix for suffix in reversed(SUFFIXES.values()) if library.name.endswith(suffix)), "")
     return library.with_name(library.name.removesuffix(found) + SUFFIXES[engine])
 
@@ -123,7 +123,7 @@ def _install(library: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def said_if_slow(what: str) -> Iterator[None]:
-    """Log what is compiled if it takes longer than `PATIENCE`, and how long it took."""
+    """Log ``what`` is being compiled if the with block takes longer than `PATIENCE`, and finally its duration."""
     started = time.monotonic()
     slow = threading.Timer(PATIENCE, _log.warning, [f"ascendc_twin: compiles {what}, once; {PATIENCE:.0f} s so far"])
     slow.daemon = True
@@ -159,7 +159,7 @@ _DATA_TYPES = (
 
 @functools.cache
 def compiler() -> str:
-    """Return the path of $CXX, else of g++, c++ or clang++."""
+    """Return the path of $CXX, or of the first of g++, c++ and clang++; raise TwinBuildError if it is missing."""
     wanted = os.environ.get("CXX")
     for name in (wanted,) if wanted else ("g++", "c++", "clang++"):
         path = shutil.which(name)
@@ -187,9 +187,9 @@ def include_directory() -> Path:
 
 @functools.cache
 def vendor_headers_directory() -> Path:
-    """Return the folder of the headers that CANN has in addition to kernel_operator.h; each includes one of the twin's.
+    """Return the folder of CANN's other headers: each includes a header of the emulator, or is an #error.
 
-    Written once into the cache, from the list in twin/include/vendor_headers.txt.
+    They are written into the cache once, from the list in twin/include/vendor_headers.txt.
     """
     headers = vendor_headers((include_directory() / "vendor_headers.txt").read_text())
 
@@ -205,7 +205,7 @@ def vendor_headers_directory() -> Path:
 
 
 def vendor_headers(table: str) -> dict[str, str]:
-    """Each header of the list, by its path: an #include, or an #error that says why it is refused."""
+    """Return path -> text of the headers that ``table`` lists: an #include, or an #error with the reason."""
     headers: dict[str, str] = {}
     target = ""
     for line in table.splitlines():
@@ -278,13 +278,13 @@ def _refused_call(output: str) -> str:
 
 
 def preprocess(source: Path, engine: str, defines: Sequence[str], includes: Sequence[str | Path]) -> str:
-    """Return the source with every header that it includes, `__global__` marked."""
+    """Return the preprocessed source, headers included, in which `MARK` replaces every `__global__`."""
     flags = [*_kernel_flags(engine, defines, includes), f"-D__global__={MARK}", f"-D{SCAN}"]
     return _run([compiler(), *flags, "-E", "-x", "c++", str(source)], source)
 
 
 def own_text(preprocessed: str) -> str:
-    """Return the lines of a preprocessed source that do not come from system headers (the twin's count as such)."""
+    """Return the lines of a preprocessed source that are not from system headers, such as the emulator's."""
     kept: list[str] = []
     of_system: dict[str, bool] = {}  # by file, from its first mark: macros of system headers mark a file again
     skip = False
@@ -299,7 +299,7 @@ def own_text(preprocessed: str) -> str:
 
 @functools.cache
 def runtime_digest() -> str:
-    """Return a hash of every file that the runtime is compiled from."""
+    """Return a hash of all files from which the emulator's runtime is compiled."""
     digest = hashlib.sha256()
     for folder in (include_directory(), _runtime_directory()):
         for path in sorted(folder.rglob("*")):
@@ -322,7 +322,7 @@ def _archive(engine: str) -> Path | None:
 
 @functools.cache
 def runtime_objects(engine: str) -> tuple[str, ...]:
-    """Files that kernels are linked with: objects of src/third_party, and the engine as objects or archive."""
+    """Return the files to link kernels with: objects of src/third_party, and the engine (objects or an archive)."""
     archive = _archive(engine)
     flags = [*_common_flags(engine), f"-I{include_directory()}"]
     key = digest_of(_compiler_id(), *flags, runtime_digest(), "archive" if archive else "objects")
@@ -351,14 +351,14 @@ def _compile_runtime(flags: list[str], folder: Path, only_third_party: bool) -> 
 
 @dataclass(frozen=True)
 class Unit:
-    """A kernel source, its entries, and the -D flags that it needs besides the build's."""
+    """A kernel source, its kernel entries, and the -D flags that this source alone needs."""
 
     source: Path
     entries: tuple[Entry, ...]
     flags: tuple[str, ...] = ()
 
     def compiled(self, folder: Path, number: int) -> Path:
-        """Return the file to compile: the source, or one that includes it and adds what selects template instances."""
+        """Return the source, or for templates a new ``folder/number-*.cpp``, which adds the selection by tiling key."""
         templates = [dispatcher(entry) for entry in self.entries if entry.instances]
         if not templates:
             return self.source
@@ -375,7 +375,7 @@ def kernel_library(
     tiling_keys: Collection[int] | None = None,
     debug: bool = False,
 ) -> Path:
-    """Return the library of these sources for one engine, compiled unless the cache has it."""
+    """Return the path of one engine's library in the cache, compiled if it is not there. See `build`."""
     texts = [preprocess(source, engine, defines, includes) for source in sources]
     units = [unit_of(source, own_text(text), tiling_keys) for source, text in zip(sources, texts, strict=True)]
     entries = [entry for unit in units for entry in unit.entries]
@@ -402,7 +402,7 @@ def kernel_library(
 
 
 def unit_of(source: Path, text: str, tiling_keys: Collection[int] | None = None) -> Unit:
-    """Return what a preprocessed source asks for."""
+    """Return the kernels of ``source``, preprocessed in ``text``, and its flags. ``tiling_keys``: see `build`."""
     declarations = find_declarations(text)
     # A template that no tiling key selects is called by other functions of the source.
     entries = [
@@ -412,8 +412,8 @@ def unit_of(source: Path, text: str, tiling_keys: Collection[int] | None = None)
     ]
     if "twin_tpl(STRUCT" in text and re.search(r"\bTWIN_TILING_STRUCT_is_not_registered_\w+\s+\w+\s*;", text):
         raise TwinBuildError(
-            f"{source.name}: GET_TILING_DATA takes its struct from ASCENDC_TPL_TILING_STRUCT_SEL, and the twin compiles"
-            " all instances together: name it with GET_TILING_DATA_WITH_STRUCT"
+            f"{source.name}: GET_TILING_DATA takes its struct from ASCENDC_TPL_TILING_STRUCT_SEL, and the emulator"
+            " compiles all instances together: use GET_TILING_DATA_WITH_STRUCT, which names the struct"
         )
     return Unit(source, tuple(entries), tuple(_context_flags(text)))
 
@@ -453,7 +453,7 @@ def _outermost(text: str, place: int) -> bool:
 
 
 def pair_path(libraries: Sequence[Path]) -> Path:
-    """Return where the libraries of several engines lie side by side in the cache."""
+    """Return the path kernels.so in a cache folder for copies of the engines' libraries, side by side."""
     names = [library.parent.name for library in libraries]
     folder = CACHE.place(f"pair-{digest_of(*names)}")
     folder.mkdir(0o700, parents=True, exist_ok=True)

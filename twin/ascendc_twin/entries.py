@@ -17,7 +17,7 @@ _INTEGERS |= {"int64_t": "l", "uint64_t": "m", "size_t": "m"}
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: ``kind`` is "pointer", "integer" or, unsupported, "other"."""
+    """One parameter. ``kind``: "pointer", "integer" or, unsupported, "other"; ``mangled``: its part of a C++ symbol."""
 
     name: str
     kind: str
@@ -28,7 +28,7 @@ class Parameter:
 class Instance:
     """An instance of a template kernel: its tiling key, and each template argument with its name.
 
-    ``refused`` says why the twin does not run it, or is empty.
+    ``refused``: the reason why the emulator does not run it, or empty.
     """
 
     key: int
@@ -42,9 +42,10 @@ class Instance:
 
 @dataclass(frozen=True)
 class Entry:
-    """A kernel entry: the symbol to look up and its parameters, tiling included.
+    """A kernel: its name, the symbol to look up in the library ("" or "?": none), its parameters, tiling included.
 
-    ``template``: the kinds of a template's parameters, "typename" or the type of a value; empty for a function.
+    ``template``: kinds of a template's parameters, "typename" or the type of a value; ``instances``: one for
+    each tiling key. Both are empty for a plain function.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Entry:
 
 
 def find_entries(preprocessed: str) -> list[Entry]:
-    """Return the entries defined in a source after `-D__global__=__twin_entry__`, in order, including templates."""
+    """Return the kernels, templates included, defined in a source preprocessed with `__global__` replaced by `MARK`."""
     text = _without_attributes(re.sub(r"^#.*$", "", preprocessed, flags=re.MULTILINE))
     entries: dict[str, Entry] = {}
     for match in re.finditer(rf"\b{MARK}\b", text):
@@ -64,7 +65,7 @@ def find_entries(preprocessed: str) -> list[Entry]:
             continue  # a declaration
         name_match = re.search(r"([A-Za-z_]\w*)\s*$", head.partition("(")[0])
         if name_match is None:
-            raise TwinBuildError(f"__global__ without a function name: {head.strip()[:80]!r}")
+            raise TwinBuildError(f"__global__ without a function name: {head.strip()[:80]!r}; name it")
         name = name_match.group(1)
         if name == MARK:
             continue
@@ -105,7 +106,7 @@ def _signature(text: str, start: int) -> tuple[str, int]:
                 return text[start:at], at + 1
         elif char in ";{" and not started:
             break
-    raise TwinBuildError(f"__global__ before something that is no function: {text[start : start + 60]!r}")
+    raise TwinBuildError(f"__global__ before something that is no function, remove it: {text[start : start + 60]!r}")
 
 
 def _template_parameters(text: str, mark: int) -> tuple[str, ...]:
@@ -201,7 +202,7 @@ def _mangle(name: str, parameters: tuple[Parameter, ...]) -> str:
 
 
 def line_of(entry: Entry) -> str:
-    """`name symbol kind:parameter,... key:name=value,...:refused;...`, without the last for a function."""
+    """Return `name symbol kind:parameter,... key:name=value,...:refused;...`; a plain function lacks the last field."""
     listed = ",".join(f"{parameter.kind}:{parameter.name}" for parameter in entry.parameters)
     line = f"{entry.name} {entry.symbol or '?'} {listed}"
     keys = (
@@ -212,7 +213,7 @@ def line_of(entry: Entry) -> str:
 
 
 def entry_of(line: str) -> Entry:
-    """Return the entry that `line_of` wrote."""
+    """Return the entry of a line of `line_of`, without ``mangled`` and ``template``, which lines do not contain."""
     name, symbol, listed, *keys = line.split(" ", 3)
     fields = [field.partition(":") for field in listed.split(",") if field]
     parameters = tuple(Parameter(parameter, kind) for kind, _, parameter in fields)

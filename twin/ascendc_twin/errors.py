@@ -9,8 +9,8 @@ class TwinError(RuntimeError):
     """Base of every error that this package raises on purpose.
 
     Args:
-        message: the one line.
-        details: what becomes the error's attributes, by name.
+        message: one line.
+        details: further attributes of the error: ``rank=3`` becomes ``error.rank``.
     """
 
     def __init__(self, message: str, **details: Any) -> None:
@@ -26,21 +26,21 @@ class TwinError(RuntimeError):
 
 
 class ArgumentError(TwinError, ValueError):
-    """Raised where an argument breaks a rule.
+    """Raised if an argument breaks a rule.
 
     Attributes:
-        argument: its name.
+        argument: name of the argument, or of a kernel's parameter.
     """
 
 
 class LibraryError(TwinError, ImportError):
-    """Raised where a library of kernels cannot be opened, or was not made by `build`."""
+    """Raised if a library cannot be loaded, was not made by `build`, or is not safe to load from the cache."""
 
 
 class TwinBuildError(TwinError):
-    """Raised where a kernel does not compile for the emulator.
+    """Raised if a kernel does not compile for the emulator, or a source has no kernel, or there is no compiler.
 
-    Attributes:
+    Attributes (only if the compiler failed):
         source: the file.
         command: the compiler's command line.
         output: what the compiler printed.
@@ -48,11 +48,11 @@ class TwinBuildError(TwinError):
 
 
 class TwinFault(TwinError):
-    """Raised where the emulator finds a fault in a kernel: a race, a missing wait, an access out of bounds, a hang.
+    """Raised if the emulator finds a fault in a kernel: a race, a missing wait, an access out of bounds, a hang.
 
     Attributes:
         kernel: its name.
         rank: the rank that failed.
-        finding: the class of the finding, for example "race between cores".
-        seed, policy: of the schedule that shows it again; checked engine only.
+        finding: class of the finding, for example "race between cores"; "" if the kernel threw another exception.
+        seed, policy: arguments of `Kernels.launch` that repeat it with mode="checked"; absent in other modes.
     """

@@ -1,4 +1,4 @@
-"""Kernels of a source or library, opened: launches and explored schedules."""
+"""Kernels of an opened source or library: launches, and explorations of schedules."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Exploration:
     """The result of `Kernels.explore`: schedules that ran, how many differed, and the first finding, if any.
 
     Attributes:
-        schedules, distinct: how many ran, and how many of them differed.
-        steps: of all schedules together.
+        schedules: number of schedules that ran.
+        distinct, steps: number of different ones, and steps of all together, without one that a fault ended.
         finding: class of the finding ("race between cores", "hang", "wrong result", ...), or None.
-        text: its line.
-        seed, policy: the same launch with mode="checked" and these shows it again.
-        warnings: a line for each place that broke a rule; rules that CANN documents with ``warn=True`` only.
+        text: the finding in one line, or None.
+        seed, policy: arguments of `Kernels.launch` that repeat the finding with mode="checked"; None without one.
+        warnings: as in `LaunchResult`; empty if there is a finding.
     """
 
     schedules: int
@@ -66,9 +66,11 @@ class LaunchResult:
     """The result of a launch.
 
     Attributes:
-        steps, trace_hash: checked mode: the number of steps, and a hash of their order.
-        warnings: a line for each place that broke a rule; rules that CANN documents with ``warn=True`` only.
-        time: timed mode: what the launch takes on an NPU, by the model.
+        steps, trace_hash: checked mode: number of steps, and a hash of their order. Timed mode: ``steps`` is the
+            number of instructions.
+        warnings: a line for each call that broke a rule without ending the launch. Violations of rules that CANN
+            documents end it, unless ``warn=True`` lists them here.
+        time: timed mode: the predicted times on an NPU; None in other modes.
     """
 
     steps: int = 0
@@ -78,7 +80,7 @@ class LaunchResult:
 
 
 class Run:
-    """A call, ready to be executed by an engine. Keeps the memory alive that the native side points at."""
+    """A launch with checked and converted arguments, to be executed by one engine. Keeps memory that C++ points to."""
 
     def __init__(
         self,
@@ -95,7 +97,7 @@ class Run:
         data: Iterable[str],
     ) -> None:
         if not 1 <= block_dim <= MAX_CORES:
-            raise ArgumentError(f"block_dim is {block_dim}: 1..{MAX_CORES} AIV cores", argument="block_dim")
+            raise ArgumentError(f"block_dim is {block_dim}; pass 1 to {MAX_CORES} AIV cores", argument="block_dim")
         engine.check_key(name, tiling_key & 0xFFFFFFFFFFFFFFFF)
         self._engine, self._name, self._block_dim, self._tiling_key = engine, name, block_dim, tiling_key
         self._warn, self._data, self._suspect = warn, (data,) if isinstance(data, str) else tuple(data), ""
@@ -114,14 +116,14 @@ class Run:
 
     @property
     def shared(self) -> Member | None:
-        """The place of a rank that runs alone here, while other threads launch its peers; else None."""
+        """The group and number of a rank launched alone, while other threads launch its peers; else None."""
         alone = len(self._members) == 1 and len(self._members[0]) > 0
         member = self._members[0][0] if alone else None
         return member if member is not None and member.windows.world > 1 else None
 
     @property
     def size(self) -> int:
-        """Ranks of the native world."""
+        """Number of native ranks that the launch needs."""
         return self.shared.windows.world if self.shared else len(self._members)
 
     def _describe(self, launch: abi.Launch, arguments: Arguments, members: tuple[Member, ...]) -> None:
@@ -157,13 +159,13 @@ class Run:
         shared = {name: found for found in ranges if (name := _shared_name(found))}
         for wanted in self._data:
             if wanted not in shared:
-                text = f"data names {wanted!r}; windows and workspaces of this launch: {', '.join(shared) or 'none'}"
+                text = f"data names {wanted!r}; windows and workspaces to choose from: {', '.join(shared) or 'none'}"
                 raise ArgumentError(text, argument="data")
         for found in ranges:
             found.data = int(_shared_name(found) in self._data)
 
     def once(self, world: int, options: abi.Options, timeout_s: float | None) -> LaunchResult:
-        """Execute the call once, in a native world of `size` ranks. Raises TwinFault."""
+        """Execute the launch once on native ranks ``world``, or raise TwinFault. ``timeout_s`` None: no limit."""
         for launch in self._launches:
             launch.deadline_s = timeout_s or 0.0
         outcome = self._native(world, options)
@@ -192,22 +194,22 @@ class Run:
         return LaunchResult(int(native.steps), int(native.trace_hash), warnings, timing)
 
     def costs(self, soc: str, replaced: Mapping[str, float] | None) -> dict[str, float]:
-        """What the hardware costs, and the ranks of a server as the windows have them. Refuses what cannot be timed."""
+        """Return `costs_of` the SoC, with the windows' ranks_per_server; raise ArgumentError if it cannot be timed."""
         chip, wanted = soc_named(soc), dict(replaced or {})
         if self._block_dim > chip.aiv:
-            text = f"block_dim is {self._block_dim}; {soc} has {chip.aiv} AIV cores"
+            text = f"block_dim is {self._block_dim}; {soc} has {chip.aiv} AIV cores: pass at most as many"
             raise ArgumentError(text, argument="block_dim")
         if self.shared is not None:
             text = "rank=: the timed engine runs all ranks of a group together: call launch once, without rank"
             raise ArgumentError(f"{self._name}: {text}", argument="rank")
         for number, members in enumerate(self._members):
             if other := [member for member in members if member.rank != number]:
-                text = f"rank {number} is rank {other[0].rank} of a group; the timed engine needs one number"
+                text = f"rank {number} is rank {other[0].rank} of a group; the timed engine needs one number for a rank"
                 raise ArgumentError(f"{self._name}: windows: {text}", argument="windows")
         for windows in self._groups().values():
             if chip.series == "A2" and windows.ranks_per_server > chip.ranks_per_server:
                 text = f"{windows.ranks_per_server} ranks in a server of {soc}, which has {chip.ranks_per_server}"
-                raise ArgumentError(f"{text}: Windows(..., layout='a2', ranks_per_server=...)", argument="windows")
+                raise ArgumentError(f"{text}: pass Windows(..., layout='a2', ranks_per_server=...)", argument="windows")
             if windows.ranks_per_server < windows.world:
                 wanted.setdefault("ranks_per_server", windows.ranks_per_server)
         return costs_of(soc, wanted)
@@ -242,7 +244,7 @@ class Run:
     def explore(
         self, world: int, schedules: Sequence[abi.Options], deterministic: bool, check: Callable[[], object] | None
     ) -> Exploration:
-        """Execute the call under each schedule, from the same contents, until one fails."""
+        """Execute the launch under each schedule, from the same contents, until one fails. See `Kernels.explore`."""
         saved = {key: windows.snapshot() for key, windows in self._groups().items()}
         for arguments in self._arguments:
             arguments.save()
@@ -279,10 +281,11 @@ def _per_rank(args: Sequence[Any], tiling: Any, ranks: int, *, alone: bool) -> l
     if alone:
         return [(args, tiling)]
     if len(args) != ranks or not all(isinstance(values, (list, tuple)) for values in args):
-        raise ArgumentError(f"with windows of {ranks} ranks, args is a list of {ranks} lists", argument="args")
+        text = f"with windows of {ranks} ranks, args is a list of {ranks} lists, one a rank; rank= launches one alone"
+        raise ArgumentError(text, argument="args")
     if isinstance(tiling, (list, tuple)):
         if len(tiling) != ranks:
-            raise ArgumentError(f"{len(tiling)} tilings for {ranks} ranks", argument="tiling")
+            raise ArgumentError(f"{len(tiling)} tilings for {ranks} ranks: pass one per rank", argument="tiling")
         return list(zip(args, tiling, strict=True))
     return [(values, tiling) for values in args]
 
@@ -339,31 +342,24 @@ def load(
     debug: bool = False,
     engine: str = "fast",
 ) -> Kernels:
-    """Open kernels: a source (.cpp), built when it is first needed, or a library that `build` made.
+    """Open kernels: a source (.cpp), compiled now, and for other modes at their first launch, or a library of `build`.
 
     Args:
         path: the source or the library.
-        defines: of the preprocessor, ``NAME`` or ``NAME=value``.
-        includes: folders of headers.
-        tiling_keys: the instances of template kernels to build; None: all.
-        debug: of a source: for gdb, without optimization and with all names (-O0 -g).
-        engine: the ``mode`` of launches that name none: "fast", "checked" or "timed".
+        defines, includes, tiling_keys, debug: as in `build`, for a source; ignored for a library.
+        engine: the default ``mode`` of launches: "fast", "checked" or "timed".
 
     Raises:
         TwinBuildError: a source does not compile. LibraryError: `build` did not make the library.
-        ArgumentError: there is no such file.
+        ArgumentError: there is no such file, engine, or library of that engine.
     """
     return Kernels(Path(path), tuple(defines), tuple(map(Path, includes)), tiling_keys, debug, engine)
 
 
 class Kernels:
-    """The kernels of one library. Its launches run one after the other, except those with ``rank=``.
+    """The kernels of one source or library, opened by `load`, which has the same arguments and errors.
 
-    Args:
-        path, defines, includes, tiling_keys, debug, engine: as of `load`, which makes it.
-
-    Raises:
-        ArgumentError: there is no such library.
+    Any thread may launch. Launches run one after the other, except those of single ranks (``rank=``).
     """
 
     def __init__(
@@ -382,17 +378,17 @@ class Kernels:
         if path.suffix in SOURCES:
             source_paths(path)
         elif not path.is_file():
-            raise ArgumentError(f"there is no library {path}", argument="path")
+            raise ArgumentError(f"there is no library {path}: build it, or pass a source (.cpp)", argument="path")
         self._mode, there = engine, [name for name in ENGINES if engine_path(path, name).is_file()]
         self._any = self._engine(engine if engine != "fast" or path.suffix in SOURCES or not there else there[0])
 
     @property
     def names(self) -> list[str]:
-        """The kernel entries."""
+        """Names of the kernels, in the order of the source."""
         return list(self._any.entries)
 
     def tiling_keys(self, name: str) -> dict[int, dict[str, str]]:
-        """Return the tiling keys of entry ``name``, each with the template's arguments; none of no template."""
+        """Return tiling key -> template arguments, for each runnable instance of kernel ``name``; {}: no template."""
         return {
             instance.key: dict(instance.arguments)
             for instance in self._any.entry(name).instances
@@ -400,7 +396,7 @@ class Kernels:
         }
 
     def parameters(self, name: str) -> list[str]:
-        """List the names of the parameters of entry ``name``, tiling included."""
+        """Return the names of the parameters of kernel ``name``, tiling included."""
         return [parameter.name for parameter in self._any.entry(name).parameters]
 
     def launch(
@@ -430,38 +426,38 @@ class Kernels:
         """Run a kernel to its end; tensors among ``args`` are read and written in place.
 
         Args:
-            name: the entry.
-            args: torch tensors (CPU, contiguous), numpy arrays, None (a null GM_ADDR), or ints where the
-                entry has integer parameters, in the entry's order without workspace_bytes' and the tiling.
-                With windows: one such list a rank.
-            tiling: bytes, numpy array, ctypes struct or torch tensor; passed last. None: the entry has none.
-                With windows: one for all ranks, or a list of one a rank.
-            block_dim: AIV cores, 1..64.
-            tiling_key: what TILING_KEY_IS compares; of a template one of `tiling_keys`.
+            name: the kernel.
+            args: torch tensors (CPU, contiguous), numpy arrays, None (a null GM_ADDR), or ints for integer
+                parameters, in the kernel's order, without the tiling and the workspace of ``workspace_bytes``.
+                With windows: a list of such lists, one per rank.
+            tiling: bytes, numpy array, ctypes struct or torch tensor; passed last. None: the kernel has none.
+                With windows: one for all ranks, or a list with one per rank.
+            block_dim: AIV cores per rank, 1..64.
+            tiling_key: the number that TILING_KEY_IS compares; for a template one of `tiling_keys`.
             windows: the group that GetHcclContext<0> leads to, or a pair of groups, for <0> and <1>; all
-                ranks run together, each on a thread of its own. Where ranks have other numbers in the second
-                group, a list of each rank's places: ``[(ep.member(0), tp.member(1)), ...]``.
-            rank: launch this rank alone, on this thread; ``args`` is then its one list, and its peers are
-                launched by other threads.
+                ranks run together. If ranks have other numbers in the second group, a list with the members
+                of each rank: ``[(ep.member(0), tp.member(1)), ...]``. None: one rank without windows.
+            rank: launch this rank alone, on this thread, while other threads launch its peers; ``args`` is then
+                the list of this rank. None: launch all ranks.
             workspace_bytes: insert a zeroed GM workspace of this size before the tiling.
-            timeout_s: all cores polling this long and nothing moving is a hang; None: no limit. Checked mode
-                sees by itself when nothing can move, and takes this time for polls that store at each look. Timed
-                mode takes a thousandth of it, in modelled time.
-            mode: "fast", "checked" or "timed"; default: ``engine`` of `load`. Checked runs all cores of all ranks under
-                one schedule, chosen by ``policy`` ("late", "random", "lazy", "pct") and ``seed``; default "late" at
-                seed 0, else "random". unordered: stores land in any order. auto_sync=False: the compiler inserts no
-                PipeBarrier<PIPE_V> between dependent vector calls. max_steps: more is a hang.
+            timeout_s: if all cores only poll for this many seconds and nothing moves, the launch is a hang; None: no
+                limit. Checked mode detects by itself that nothing can move, and limits only loops of repeated reads
+                that also store. Timed mode limits modelled time, to a thousandth of it.
+            mode: "fast", "checked" or "timed"; None: ``engine`` of `load`. Checked runs all cores of all ranks under
+                one schedule, chosen by ``policy`` ("late", "random", "lazy", "pct"; None: "late" for seed 0, else
+                "random") and ``seed``. unordered: a core's stores arrive in any order. auto_sync=False: the compiler
+                inserts no PipeBarrier<PIPE_V> between dependent vector calls. max_steps: more steps are a hang.
             warn: rules of CANN's documents that kernels in use break and NPUs let pass (twin/README.md) are listed in
                 the result's ``warnings`` too, and do not end the launch.
             data: checked mode: names of workspaces and windows ("workspace" or the parameter's name, "windowsIn",
-                "windowsOut", "windowsExp") that hold no flags. Elsewhere in these a store of single 32-byte blocks
-                counts as a flag, and is in no race.
-            soc, costs, events: timed mode: the SoC whose costs count, costs by name that replace some of them, and how
-                many events at most to record for a timeline. The result's ``time`` is the prediction.
+                "windowsOut", "windowsExp") that contain no flags. In all others a store of single 32-byte blocks
+                counts as a flag, and no race is reported for it.
+            soc, costs, events: timed mode: the SoC whose costs apply, costs by name that replace some of them, and
+                the most events to record for a timeline. The result's ``time`` is the prediction.
 
         Raises:
             TwinFault: the kernel broke a rule; one line says what, where, on which rank and core.
-            ArgumentError: the call does not fit the entry. TwinBuildError: see `load`.
+            ArgumentError: the arguments do not fit the kernel or the mode. TwinBuildError, LibraryError: see `load`.
         """
         engine = self._engine(mode or self._mode)
         run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, rank, workspace_bytes, warn, data)
@@ -499,16 +495,16 @@ class Kernels:
     ) -> Exploration:
         """Run a kernel under many schedules of the checked engine, until one fails or all have run.
 
-        Before each, arguments and windows are as they were at the call; afterwards they are as the last
-        schedule left them.
+        Before each schedule, arguments and windows are as they were at the call; afterwards they are as the last
+        schedule left them. Faults are returned, not raised.
 
         Args:
-            schedules: how many; seeds seed, seed + 1, ...
-            policy: one for all; default: "late" first, then "random", "lazy" and "pct" in turn.
+            schedules: number of schedules to run, with seeds ``seed``, ``seed + 1``, ...
+            policy: one for all schedules; None: "late" first, then "random", "lazy" and "pct" in turn.
             deterministic: outputs that differ from the first schedule's are a finding.
             check: called after each schedule; an AssertionError that it raises is a finding.
             name, args, tiling, block_dim, tiling_key, windows, workspace_bytes, unordered, auto_sync, max_steps, warn,
-                data: as of `launch`.
+                data: as in `launch`.
         """
         engine = self._engine("checked")
         run = Run(engine, name, args, tiling, block_dim, tiling_key, windows, None, workspace_bytes, warn, data)

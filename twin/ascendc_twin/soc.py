@@ -1,4 +1,4 @@
-"""The supported SoCs: their properties, and what the timed engine takes their hardware to cost.
+"""The supported SoCs: their properties, and the hardware costs that the timed engine assumes.
 
 Core counts are vector_core_cnt and ai_core_cnt in the platform_config ini files of CANN 8.1.RC1. The costs are in
 ``data/soc_costs.json``, each with its source.
@@ -20,9 +20,10 @@ UB_KIB = 192  # of every AIV core of both series
 
 @dataclass(frozen=True)
 class Soc:
-    """One SoC by the name in ``npu-smi`` and CANN; on A3 one die of two in a package. Cores are those of a rank.
+    """An NPU by its name in ``npu-smi`` and CANN; on A3 one of the two dies of a package. Each runs one rank.
 
-    ``series``: A2 (Ascend910B, servers joined by RDMA) or A3 (Ascend910_93, one supernode).
+    ``series``: A2 (Ascend910B, servers joined by RDMA) or A3 (Ascend910_93, one supernode). ``aiv``, ``aic``: its
+    vector and cube cores.
     """
 
     name: str
@@ -33,7 +34,7 @@ class Soc:
 
     @property
     def window_holds_state(self) -> bool:
-        """Whether the state area is the last MiB of the window, as on A2."""
+        """Whether the state area (flags) is the last MiB of the data window, as on A2; on A3 it has its own window."""
         return self.series == "A2"
 
 
@@ -57,7 +58,7 @@ SOC_OF_SERIES = {"A2": "Ascend910B3", "A3": DEFAULT_SOC}  # the default of each 
 
 
 def soc_named(name: str) -> Soc:
-    """Return the SoC of this name."""
+    """Return the SoC of this name, or raise ArgumentError."""
     if name not in SOCS:
         raise ArgumentError(f"soc is one of {', '.join(SOCS)}, not {name!r}", argument="soc")
     return SOCS[name]
@@ -70,7 +71,7 @@ KINDS = ("published", "assumed")
 
 @dataclass(frozen=True)
 class Cost:
-    """One cost. ``kind``: published or assumed; ``source``: where it is published, or why it is assumed."""
+    """One hardware cost. ``kind``: published or assumed; ``source``: where it is published, or why it is assumed."""
 
     name: str
     value: float
@@ -80,12 +81,12 @@ class Cost:
 
 @functools.cache
 def hardware_costs() -> Any:
-    """Return ``data/soc_costs.json``: figures by series and by SoC."""
+    """Return ``data/soc_costs.json`` parsed: costs by series (under "series") and by SoC (under "socs")."""
     return json.loads((Path(__file__).parent / "data" / "soc_costs.json").read_text(encoding="utf-8"))
 
 
 def cost_table(name: str) -> dict[str, Cost]:
-    """Return all costs of a SoC by name."""
+    """Return cost name -> `Cost` of a SoC; raise ArgumentError if there is no such SoC."""
     document = hardware_costs()
     chip = soc_named(name)
     figures = document["series"][chip.series] | document["socs"][name]
@@ -97,15 +98,15 @@ def cost_table(name: str) -> dict[str, Cost]:
 
 
 def costs_of(name: str, replaced: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Return the value of every cost of a SoC, those in ``replaced`` as given there.
+    """Return cost name -> value of a SoC; values in ``replaced`` take the place of its own.
 
     Raises:
-        ArgumentError: there is no such SoC, no such cost, or a value is below 0.
+        ArgumentError: there is no such SoC or cost, or a value is negative or infinite.
     """
     values = {key: cost.value for key, cost in cost_table(name).items()}
     for key, value in (replaced or {}).items():
         if key not in values:
             raise ArgumentError(f"costs has {key!r}; the costs are {', '.join(values)}", argument="costs")
         if not 0 <= value < float("inf"):
-            raise ArgumentError(f"costs: {key} is {value}; it must be a number from 0 on", argument="costs")
+            raise ArgumentError(f"costs: {key} is {value}; it must be at least 0 and finite", argument="costs")
     return values | dict(replaced or {})

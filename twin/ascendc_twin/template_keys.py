@@ -51,7 +51,7 @@ class _Values:
 
 @dataclass
 class Declaration:
-    """The template parameters of an op in their order, and the combinations that exist."""
+    """An ASCENDC_TPL_ARGS_DECL: an op's template parameters, in order, and the combinations of its ASCENDC_TPL_SEL."""
 
     op: str
     parameters: list[_Values]
@@ -59,7 +59,7 @@ class Declaration:
 
 
 def find_declarations(text: str) -> list[Declaration]:
-    """Return the declarations in a source preprocessed under `SCAN`; a selection belongs to the one before it."""
+    """Return the declarations in a source preprocessed with -D`SCAN`; ASCENDC_TPL_SEL belongs to the one before it."""
     found: list[Declaration] = []
     flat = re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
     for match in re.finditer(rf"\b({_DECLARED}|{_SELECTED})\s*\(", flat):
@@ -68,7 +68,7 @@ def find_declarations(text: str) -> list[Declaration]:
             op, *listed = pieces
             found.append(Declaration(op.strip('" '), [_values(piece) for piece in listed]))
         elif not found:
-            raise TwinBuildError("ASCENDC_TPL_SEL stands before the ASCENDC_TPL_ARGS_DECL that it selects from")
+            raise TwinBuildError("ASCENDC_TPL_SEL stands before the ASCENDC_TPL_ARGS_DECL of its parameters: move it")
         else:
             inner = (_pieces(piece, piece.index("(") + 1) for piece in pieces)
             found[-1].combinations += [[_values(piece) for piece in combination] for combination in inner]
@@ -76,20 +76,20 @@ def find_declarations(text: str) -> list[Declaration]:
 
 
 def bound(entry: Entry, declarations: Sequence[Declaration], wanted: Collection[int] | None = None) -> Entry:
-    """Return a template entry with its instances, in the order of the selection; those that are not wanted are refused.
+    """Return a template entry with all its instances. ``wanted``: tiling keys; others are marked refused; None: all.
 
     Raises:
-        TwinBuildError: its parameters are not those of a declaration, or a value is none that was declared.
+        TwinBuildError: no declaration fits the template's parameters, or nothing, or an undeclared value, is selected.
     """
     declaration = _declaration_of(entry, declarations)
     declared = declaration.parameters
     if len(declared) != len(entry.template):
         raise TwinBuildError(
             f"the template {entry.name} has {len(entry.template)} parameters, its ASCENDC_TPL_ARGS_DECL"
-            f" {len(declared)}: {', '.join(parameter.name for parameter in declared)}"
+            f" {len(declared)}: {', '.join(parameter.name for parameter in declared)}; they must match"
         )
     if sum(parameter.bits for parameter in declared) > 64:
-        raise TwinBuildError(f"the template parameters of {entry.name} take more than the key's 64 bits")
+        raise TwinBuildError(f"the parameters of template {entry.name} need over 64 bits: declare fewer bits")
     instances: dict[int, Instance] = {}
     # Of two that have the same key, the one that need not be deterministic.
     for combination in sorted(declaration.combinations, key=_deterministic):
@@ -97,12 +97,12 @@ def bound(entry: Entry, declarations: Sequence[Declaration], wanted: Collection[
             left_out = wanted is not None and instance.key not in wanted and not instance.refused
             instances.setdefault(instance.key, replace(instance, refused="was not built") if left_out else instance)
     if not instances:
-        raise TwinBuildError(f"the template {entry.name} has no ASCENDC_TPL_SEL: which arguments exist is not said")
+        raise TwinBuildError(f"the template {entry.name} has no ASCENDC_TPL_SEL: add one that lists its arguments")
     return replace(entry, symbol=f"twin_instances_{entry.name}", instances=tuple(instances.values()))
 
 
 def dispatcher(entry: Entry) -> str:
-    """C++ that calls the instance of the launch's tiling key; it follows the kernel's source."""
+    """Return the C++ function that calls the instance of a launch's tiling key, to append to the kernel's source."""
     words = ", ".join(f"uint64_t a{i}" for i in range(len(entry.parameters)))
     passed = "".join(f", a{i}" for i in range(len(entry.parameters)))
     cases = "\n".join(
@@ -135,7 +135,7 @@ def _declaration_of(entry: Entry, declarations: Sequence[Declaration]) -> Declar
         if declaration.op.replace("_", "").lower() == plain:
             return declaration
     ops = ", ".join(declaration.op for declaration in declarations) or "none"
-    raise TwinBuildError(f"no ASCENDC_TPL_ARGS_DECL for the template {entry.name}; there is {ops}")
+    raise TwinBuildError(f"no ASCENDC_TPL_ARGS_DECL for the template {entry.name}; there is {ops}: add it")
 
 
 def _deterministic(combination: Sequence[_Values]) -> bool:
@@ -167,14 +167,14 @@ def _chosen(entry: Entry, declared: _Values, selected: _Values) -> list[int]:
     known = [value for value in declared.values if value < _FOLLOWS]
     where = f"{entry.name}: template parameter {declared.name}"
     if not values:
-        raise TwinBuildError(f"{where} follows an input or output of the op: select its data types by name")
+        raise TwinBuildError(f"{where} has the type of an input or output (ASCENDC_TPL_INPUT): select types by name")
     for value in values:
         if known and value not in known:
             raise TwinBuildError(f"{where}: {value} is selected; need a declared one: {', '.join(map(str, known))}")
         if declared.kind != "UINT" and value >> declared.bits:
-            raise TwinBuildError(f"{where}: {value} does not fit its {declared.bits} bits")
+            raise TwinBuildError(f"{where}: {value} does not fit its {declared.bits} bits: select a smaller one")
     if declared.kind == "UINT" and len(known) > 1 << declared.bits:
-        raise TwinBuildError(f"{where}: {len(known)} values do not fit its {declared.bits} bits")
+        raise TwinBuildError(f"{where}: {len(known)} values do not fit its {declared.bits} bits: declare more bits")
     return values
 
 
@@ -183,7 +183,7 @@ def _text(entry: Entry, kind: str, value: int) -> str:
     if kind != "typename":
         return str(value)
     if value not in _TYPES:
-        raise TwinBuildError(f"{entry.name}: the twin has no data type {value} for a template argument")
+        raise TwinBuildError(f"{entry.name}: data type {value} is not supported; use {', '.join(_TYPES.values())}")
     return _TYPES[value]
 
 
@@ -202,20 +202,20 @@ def _pieces(text: str, start: int) -> list[str]:
             if char == ")":
                 return [piece for piece in pieces if piece]
         depth += (char == "(") - (char == ")")
-    raise TwinBuildError(f"a template tiling key has no closing parenthesis: {text[start : start + 60]!r}")
+    raise TwinBuildError(f"an ASCENDC_TPL_ macro has no closing parenthesis, add it: {text[start : start + 60]!r}")
 
 
 def _values(piece: str) -> _Values:
     """One parameter: `twin_tpl(kind, "name", bits, values...)`."""
     match = re.match(rf"{_PARAMETER}\s*\(", piece)
     if match is None:
-        raise TwinBuildError(f"{piece[:60]!r} is no parameter of a template tiling key")
+        raise TwinBuildError(f"{piece[:60]!r} is no template parameter: declare it with an ASCENDC_TPL_*_DECL")
     kind, name, bits, *written = _pieces(piece, match.end())
     values = [_number(word, name) for word in written]
     if kind == "UINT":
         values = _uint_values(values, name)
     if len(set(values)) != len(values) or not values:
-        raise TwinBuildError(f"template parameter {name} has no values, or one of them twice: {', '.join(written)}")
+        raise TwinBuildError(f"template parameter {name}: list at least one value, each once, not {', '.join(written)}")
     return _Values(kind, name.strip('" '), _number(bits, name), tuple(values))
 
 
@@ -242,7 +242,7 @@ def _number(text: str, name: str) -> int:
         return _evaluated(ast.parse(plain.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError):
         raise TwinBuildError(
-            f"template parameter {name}: {text!r} is no number to the preprocessor: give it by a macro"
+            f"template parameter {name}: {text!r} is no number to the preprocessor: write digits, or a #define of them"
         ) from None
 
 

@@ -19,13 +19,13 @@ class Timing:
     Attributes:
         us: microseconds from the common launch until the last rank ends.
         spent: (phase of the kernel, what the scalar unit did or waited for) -> microseconds on the critical path.
-        link_use: kind of resource -> share of the bandwidth of the busiest one.
-        link_bytes: kind of resource -> bytes through all of them.
-        vector_us: microseconds for which V of a core works, of the core with most.
-        events: what each pipe of each core did and when, as many as the launch was to record.
-        instructions: calls of all cores.
-        sync_alls: core barriers of a rank by SyncAll.
-        dropped: events beyond those that the launch was to record.
+        link_use: kind of resource (memory, link, ...) -> share of its bandwidth that the busiest of this kind uses.
+        link_bytes: kind of resource -> bytes through all of this kind.
+        vector_us: microseconds in which the vector pipe works, of the core with most.
+        events: what each pipe of each core did and when; at most ``events`` of `Kernels.launch`.
+        instructions: AscendC calls of all cores.
+        sync_alls: SyncAll barriers of a rank.
+        dropped: number of events that were not recorded, beyond ``events`` of the launch.
     """
 
     us: float
@@ -40,22 +40,22 @@ class Timing:
 
     @property
     def phases(self) -> dict[str, float]:
-        """Microseconds by phase of the kernel, in order; the sum is ``us``."""
+        """Microseconds on the critical path by phase of the kernel, in order; the sum is ``us``."""
         return self._sums(0)
 
     @property
     def pipes(self) -> dict[str, float]:
-        """Microseconds by what the scalar unit did or waited for; the sum is ``us``.
+        """Microseconds on the critical path by what the scalar unit did or waited for; the sum is ``us``.
 
         S: scalar instructions. V, MTE2, MTE3: waits for that pipe. SyncAll: waits for the rank's other cores. status:
-        waits for a flag that another core stores. launch: until the core's first instruction. post: until HCCL's server
-        has posted the items of a BatchWrite.
+        waits for a flag that another core stores. launch: until the core's first instruction. post: until HCCL's AI CPU
+        server has posted the items of a BatchWrite.
         """
         return self._sums(1)
 
     @property
     def link_us(self) -> dict[str, float]:
-        """Microseconds for which the busiest resource of each kind carries bytes."""
+        """Microseconds in which the busiest resource of each kind transfers bytes."""
         return {name: share * self.us for name, share in self.link_use.items()}
 
     def _sums(self, part: int) -> dict[str, float]:
@@ -65,7 +65,7 @@ class Timing:
         return sums
 
     def busy(self) -> dict[str, float]:
-        """Return microseconds in which each pipe works, mean over the cores; needs ``events``."""
+        """Return microseconds in which each pipe works, mean over the cores, from ``events``: 0 without them."""
         spans: dict[tuple[int, int, str], list[tuple[float, float]]] = {}
         for event in self.events:
             if event.pipe != "S":
@@ -80,7 +80,7 @@ class Timing:
         return found
 
     def timeline(self, title: str = "") -> Timeline:
-        """Return the events as a timeline with this title."""
+        """Return ``events`` as a timeline with this title."""
         return Timeline(PREDICTED, self.events, title, dropped=self.dropped)
 
     def save(self, path: str | Path, title: str = "") -> None:
@@ -91,9 +91,9 @@ class Timing:
         """
         write = {".json": chrome.text, ".svg": picture.svg}.get(Path(path).suffix)
         if write is None:
-            raise ArgumentError(f"path is {path}; it ends with .json or .svg", argument="path")
+            raise ArgumentError(f"path is {path}; it must end with .json or .svg", argument="path")
         if not self.events:
-            raise ArgumentError("this launch recorded no events: launch(..., events=100_000)", argument="path")
+            raise ArgumentError("this launch recorded no events: pass events=100_000 to launch", argument="path")
         Path(path).write_text(write(self.timeline(title)))
 
     def __str__(self) -> str:
@@ -102,13 +102,13 @@ class Timing:
 
 
 def path_of(lines: Sequence[str]) -> dict[tuple[str, str], float]:
-    """Read ``spent`` from the engine's lines: phase, cause, ns."""
+    """Return `Timing.spent` from the engine's lines: phase, cause, ns, separated by tabs."""
     parts = (line.split("\t") for line in lines)
     return {(phase, cause): float(ns) / 1e3 for phase, cause, ns in parts}
 
 
 def links_of(lines: Sequence[str], total_ns: float) -> tuple[dict[str, float], dict[str, float]]:
-    """Read ``link_use`` and ``link_bytes`` from the engine's lines: name, rank, bytes, GB/s."""
+    """Return `Timing.link_use` and ``link_bytes`` from the engine's lines: name, rank, bytes, GB/s, between tabs."""
     use: dict[str, float] = {}
     moved: dict[str, float] = {}
     for name, _, size, gbps in (line.split("\t") for line in lines):

@@ -48,28 +48,28 @@ class _Area:
 
 
 class Windows:
-    """Windows of ``world`` ranks, zeroed, and the communication contexts that lead to them.
+    """HCCL windows (memory that peers access) of ``world`` ranks, zeroed, and the contexts by which kernels find them.
 
     Args:
-        world: ranks of the group, at least 1.
-        data_bytes: of windowsIn and of windowsOut of each rank (HCCL_BUFFSIZE in bytes); default 200 MiB.
+        world: number of ranks of the group, at least 1.
+        data_bytes: bytes of windowsIn and of windowsOut of each rank (HCCL_BUFFSIZE in bytes); default 200 MiB.
             Only touched pages cost memory.
-        state_bytes: of windowsExp; default 2 MiB.
-        layout: "a3": HcclOpResParam, peers through remoteRes[rank].nextDevicePtr; "a2": the A2 context with
-            windowsIn[] and windowsOut[], through its data table above 32 ranks.
-        peer_table: layout "a3": the byte where remoteRes begins, as rWinStart says: 2984, or 3320 as in newer
-            releases of HCCL.
+        state_bytes: bytes of windowsExp of each rank; default 2 MiB.
+        layout: the context's struct. "a3": HcclOpResParam, peers through remoteRes[rank].nextDevicePtr; "a2": the A2
+            context with windowsIn[] and windowsOut[], for more than 32 ranks through its data table.
+        peer_table: layout "a3": byte offset of remoteRes in the context, which its rWinStart contains: 2984, or 3320
+            as in newer releases of HCCL.
         name: the group's name, up to 127 characters.
-        ranks_per_server: layout "a2": consecutive ranks that share a server; 0: all. Windows of other servers are
-            reached by BatchWrite alone: a load or store there is a finding.
-        links: how HCCL links the ranks of a server, where there are several: "stores": their windows are mapped, and
-            BatchWrite to them is a finding (algConfig BatchWrite=level1:hierarchy); "rdma": as those of other servers
+        ranks_per_server: layout "a2": number of consecutive ranks that share a server; 0: all. Windows of other servers
+            are reached by BatchWrite only: a load or store there is a finding.
+        links: with several servers, how HCCL links the ranks of one. "stores": their windows are mapped, and
+            BatchWrite to them is a finding (algConfig BatchWrite=level1:hierarchy). "rdma": like those of other servers
             (BatchWrite=level1:fullmesh).
         flags_in_data: flags travel inside longer stores. The checked engine then takes every 32-byte block of
-            the windows for a flag and reports no races in them: what goes wrong shows as a wrong result.
+            the windows for a flag and reports no races in them: an error appears as a wrong result.
 
-    ``data(r)``, ``out(r)`` and ``state(r)`` are the bytes of rank r's areas, as numpy arrays: read and write
-    them between launches. The same windows go to any number of libraries, one launch at a time.
+    ``data(r)``, ``out(r)`` and ``state(r)`` are the bytes of rank r's windows, as numpy arrays: read and write
+    them between launches. Several libraries can use the same windows, one launch at a time.
 
     Raises:
         ArgumentError: a rule above is broken.
@@ -95,14 +95,15 @@ class Windows:
         if peer_table not in PEER_TABLES:
             raise ArgumentError(f"peer_table is 2984 or 3320, not {peer_table!r}", argument="peer_table")
         if data_bytes < 1 or state_bytes < 1:
-            raise ArgumentError("data_bytes and state_bytes are positive", argument="data_bytes")
+            text = f"data_bytes is {data_bytes}, state_bytes is {state_bytes}; both must be at least 1"
+            raise ArgumentError(text, argument="data_bytes")
         if ranks_per_server < 0 or (ranks_per_server and layout != "a2"):
-            text = f"ranks_per_server is {ranks_per_server} with layout {layout!r}: only 'a2' has servers, of 1.. ranks"
+            text = f"ranks_per_server is {ranks_per_server} with layout {layout!r}: pass 0, or 1.. with layout 'a2'"
             raise ArgumentError(text, argument="ranks_per_server")
         if links not in abi.LINKS:
             raise ArgumentError(f"links is stores or rdma, not {links!r}", argument="links")
         if len(name) > 127:
-            raise ArgumentError("name has more than 127 characters", argument="name")
+            raise ArgumentError(f"name has {len(name)} characters; pass at most 127", argument="name")
         self.world, self.layout, self.name, self.peer_table = world, layout, name, peer_table
         self.data_bytes, self.state_bytes = data_bytes, state_bytes
         self.ranks_per_server, self.links = ranks_per_server or world, links
@@ -117,22 +118,22 @@ class Windows:
         self._zero = True  # nothing has been written
 
     def data(self, rank: int) -> Bytes:
-        """windowsIn of a rank."""
+        """Return the bytes of a rank's windowsIn."""
         self._zero = False
         return self._in[rank].bytes
 
     def out(self, rank: int) -> Bytes:
-        """windowsOut of a rank."""
+        """Return the bytes of a rank's windowsOut."""
         self._zero = False
         return self._out[rank].bytes
 
     def state(self, rank: int) -> Bytes:
-        """windowsExp of a rank."""
+        """Return the bytes of a rank's windowsExp."""
         self._zero = False
         return self._exp[rank].bytes
 
     def member(self, rank: int) -> Member:
-        """Rank ``rank`` of this group, for a launch whose ranks have another numbering."""
+        """Return rank ``rank`` of this group, for launches whose ranks have other numbers in a second group."""
         return Member(self, rank)
 
     def clear(self) -> None:
@@ -142,7 +143,7 @@ class Windows:
         self._zero = True
 
     def snapshot(self) -> list[dict[int, Bytes]]:
-        """Return the current contents, for `restore`."""
+        """Return a copy of all windows' contents, for `restore`."""
         areas = list(self._areas())
         return [{} for _ in areas] if self._zero else [area.pages() for area in areas]
 
@@ -158,7 +159,7 @@ class Windows:
     # ---- for launches ----
 
     def doorbell(self, rank: int) -> int:
-        """Address of a rank's doorbell."""
+        """Return the address of the word that stores to a rank's windows increment."""
         return self._headers[rank].address + _DOORBELL
 
     def touch(self) -> None:
@@ -166,9 +167,9 @@ class Windows:
         self._zero = False
 
     def ranges(self, viewer: int, *, atomic: bool) -> list[abi.Range]:
-        """Return the range of every window of every rank, as rank ``viewer`` reaches it.
+        """Return a range of global memory for every window of every rank, with the access that rank ``viewer`` has.
 
-        ``atomic``: whoever reads a 32-byte block reads all of it.
+        ``atomic``: 32-byte blocks are stored and read whole.
         """
         made, atomic = [], atomic or self.flags_in_data
         for rank in range(self.world):
@@ -190,7 +191,7 @@ class Windows:
         return abi.LINKS[self.links] if viewer // share == rank // share else abi.REACH_RDMA
 
     def context(self, library: ctypes.CDLL, rank: int) -> _Area:
-        """Return a rank's context blob, filled by `library`."""
+        """Return the memory of a rank's communication context, which ``library`` fills in its layout."""
         layout = abi.LAYOUTS[self.layout]
         size = int(library.twin_context_bytes(layout, self.world))
         area = self._contexts[rank]
@@ -207,17 +208,17 @@ class Windows:
         return area
 
     def workspace(self, rank: int) -> _Area:
-        """Return the workspace that a rank's context names."""
+        """Return the workspace whose address is in a rank's context."""
         return self._workspaces[rank]
 
 
 @dataclass(frozen=True)
 class Member:
-    """One rank's place in a group.
+    """One rank of a group of windows.
 
     Attributes:
-        windows: the group's.
-        rank: 0..W-1.
+        windows: the group.
+        rank: its number, from 0.
 
     Raises:
         ArgumentError: the group has no such rank.
@@ -231,12 +232,12 @@ class Member:
             raise ArgumentError(f"rank is {self.rank}; the windows have {self.windows.world} ranks", argument="windows")
 
 
-# One group, two, or for each rank its places in one or two.
+# One group, two, or for each rank its members of one or two.
 Groups: TypeAlias = "Windows | Member | Sequence[Windows | Member | Sequence[Member]] | None"
 
 
 def members_of(groups: Groups, rank: int | None) -> list[tuple[Member, ...]]:
-    """Return the places of each rank that runs (``rank``: of that one alone) in the groups; empty without groups."""
+    """Return for each rank to launch its members, one per group; [()] without groups. ``rank``: only it; None: all."""
     if groups is None:
         return [()]
     listed = [groups] if isinstance(groups, (Windows, Member)) else list(groups)
@@ -248,7 +249,7 @@ def members_of(groups: Groups, rank: int | None) -> list[tuple[Member, ...]]:
     if all(isinstance(group, Member) for group in listed):
         return [_places(listed)]
     if not all(isinstance(group, Windows) for group in listed):
-        raise ArgumentError("windows: Windows or Members, not both", argument="windows")
+        raise ArgumentError("windows has both Windows and Members: pass only one kind", argument="windows")
     whole = [group for group in listed if isinstance(group, Windows)]
     ranks = [rank] if rank is not None else range(whole[0].world)
     return [tuple(group.member(r) for group in whole) for r in ranks]
@@ -257,4 +258,4 @@ def members_of(groups: Groups, rank: int | None) -> list[tuple[Member, ...]]:
 def _places(given: object) -> tuple[Member, ...]:
     if isinstance(given, Sequence) and 1 <= len(given) <= 2 and all(isinstance(m, Member) for m in given):
         return tuple(given)
-    raise ArgumentError("windows must have one Member or two for each rank", argument="windows")
+    raise ArgumentError(f"windows must list one Member or two for each rank, not {given!r}", argument="windows")

@@ -119,7 +119,7 @@ def test_a_timeline_is_written(tmp_path: Path) -> None:
     assert "two ranks" in text and "swap_rows" in text
     few = swap(1, events=5).time
     assert few is not None and len(few.events) == 5 and few.timeline().dropped == few.dropped == len(found.events) - 5
-    with pytest.raises(ArgumentError, match=r"it ends with .json or .svg"):
+    with pytest.raises(ArgumentError, match=r"it must end with .json or .svg"):
         found.save(tmp_path / "a.txt")
     with pytest.raises(ArgumentError, match="recorded no events"):
         add_once().save(tmp_path / "a.json")

@@ -51,7 +51,7 @@ class Event:
 
     @property
     def ns(self) -> float:
-        """Duration."""
+        """Duration in nanoseconds."""
         return self.end_ns - self.start_ns
 
 
@@ -87,7 +87,7 @@ class Timeline:
         return max((event.end_ns for event in self.events), default=0.0)
 
     def launches(self) -> list[Event]:
-        """Events of whole ops, by start."""
+        """Return the ``launch`` events, one per op and rank, by start."""
         return [event for event in self.events if event.name == LAUNCH]
 
     def between(self, start_ns: float, end_ns: float) -> Timeline:
@@ -97,7 +97,7 @@ class Timeline:
 
 
 def from_native(address: int, count: int) -> list[Event]:
-    """Convert an array of ``twin::TimelineEvent``.
+    """Return the events in a C++ array of ``twin::TimelineEvent``.
 
     Args:
         address: address of the array.
@@ -117,7 +117,7 @@ def from_native(address: int, count: int) -> list[Event]:
 
 
 def with_phases(events: Sequence[Event]) -> list[Event]:
-    """Return the events with a ``phase`` event for every step of every core, if there are none.
+    """Return the events; if no ``phase`` event is among them, add one for every step of every core.
 
     A step lasts from its first scalar work, or else its first instruction, to the next step.
     """

@@ -22,12 +22,12 @@ _COUNTER_BINS = 200
 
 
 def text(timeline: Timeline, zero: float | None = None) -> str:
-    """Return the text of the file."""
+    """Return `document` as JSON text."""
     return json.dumps(document(timeline, zero), separators=(",", ":"))
 
 
 def document(timeline: Timeline, zero: float | None = None) -> Record:
-    """Return the JSON object; times in microseconds since ``zero`` ns (None: the first event)."""
+    """Return the trace as a JSON object. ``zero``: ns of the timeline that become time 0; None: the first event."""
     zero = timeline.start_ns if zero is None else zero
     events = with_phases(timeline.events)
     details = {"title": timeline.title, "source": timeline.source, "dropped events": timeline.dropped}
@@ -96,7 +96,7 @@ def _slices(events: Sequence[Event], zero: float) -> Iterator[Record]:
 
 
 def label(event: Event) -> str:
-    """Return the name of a slice: that of the phase, the op or the event."""
+    """Return the name to show: a launch's op, a phase's step ("enter" before the first), else the event's own name."""
     return event.phase or "enter" if event.name in (LAUNCH, PHASE) else event.name
 
 
@@ -106,7 +106,7 @@ def _us(ns: float) -> float:
 
 
 def arrows(events: Sequence[Event]) -> Iterator[tuple[Event, Event, float]]:
-    """Return flow events from the store of a status block to the wait that it released."""
+    """Yield the store of each status block, the wait that it released, and the ns at which the wait saw it."""
     stores: dict[int, list[Event]] = {}
     waits: dict[tuple[int, int], list[Event]] = {}
     for event in events:
@@ -164,7 +164,7 @@ def _link_use(events: Sequence[Event], zero: float, start: float, end: float) ->
 
 
 def coverage(intervals: Iterable[Interval], start: float, end: float, bins: int) -> Any:
-    """Return the sum of the intervals' shares of each of ``bins`` equal bins; 1: one interval covers the bin.
+    """Divide start to end into equal bins; return the share of each that intervals cover, summed over the intervals.
 
     Returns:
         float64 array (bins,).

@@ -35,7 +35,7 @@ _FONT = "font-family='Inter,Segoe UI,Helvetica,Arial,sans-serif'"
 
 
 def svg(timeline: Timeline) -> str:
-    """Return an SVG file: ops one below the other, with the slowest of many ranks."""
+    """Return the text of an SVG file: ops one below the other, each with the (at most 4) ranks that end last."""
     runs = op_runs(timeline)
     names = dict.fromkeys(phase for run in runs for phase in run.phases)
     colours = {name: _PALETTE[i % len(_PALETTE)] for i, name in enumerate(names)}
@@ -143,7 +143,7 @@ def _axis(run: OpRun, y: float, bottom: float) -> str:
 
 
 def tick_step(span: float, most: int = 12) -> float:
-    """1, 2 or 5 times a power of ten, so that at most so many steps make the span."""
+    """Return the least of 1, 2 or 5 times a power of ten of which at most ``most`` fit into ``span``."""
     step = 10.0 ** np.floor(np.log10(max(span, 1e-9) / most))
     return next((float(step * m) for m in (1, 2, 5, 10) if span / (step * m) <= most), float(step * 10))
 

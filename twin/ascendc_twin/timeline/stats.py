@@ -12,7 +12,7 @@ from .chrome import Interval, arrows
 
 @dataclass(frozen=True)
 class OpRun:
-    """Run ``number`` (from 0) of op ``name`` on all ranks. ``events`` are sorted by start and include phases."""
+    """The run ``number`` (from 0) of op ``name`` on all ranks. ``events`` are sorted by start and include phases."""
 
     name: str
     number: int
@@ -43,9 +43,9 @@ class OpRun:
 class PhaseRow:
     """One step of an op; times in ns, mean over the ranks.
 
-    ``working``: time in which at least one core of a rank worked; ``worst``: the longest of all ranks; ``cores``: mean
-    number of working cores. ``sync_all``, ``wait``: blocked time of a core, mean over the cores. ``bytes``: bytes moved
-    between GM and UB by a rank.
+    ``working``: time in which at least one core of a rank worked; ``worst``: that of the slowest rank; ``cores``: mean
+    number of cores that worked in this time. ``sync_all``, ``wait``: time of a core in SyncAll, and in waits for other
+    ranks, mean over the cores. ``bytes``: bytes that a rank moved between GM and UB.
     """
 
     phase: str
@@ -59,7 +59,7 @@ class PhaseRow:
 
 @dataclass(frozen=True)
 class Waited:
-    """A wait for a status block and the store that ended it."""
+    """A wait for a status block, the store that ended it, and the time at which the wait saw the block."""
 
     wait: Event
     store: Event
@@ -67,7 +67,7 @@ class Waited:
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """Merge overlapping intervals and sort them."""
+    """Return the union of the intervals as sorted, disjoint intervals."""
     found: list[Interval] = []
     for start, end in sorted(intervals):
         if found and start <= found[-1][1]:
@@ -78,7 +78,7 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def without(intervals: Iterable[Interval], holes: Iterable[Interval]) -> list[Interval]:
-    """Subtract intervals from others."""
+    """Return the parts of ``intervals`` that lie in none of ``holes``, sorted and disjoint."""
     found: list[Interval] = []
     cuts = merged(holes)
     for start, end in merged(intervals):
@@ -99,7 +99,7 @@ def total(intervals: Iterable[Interval]) -> float:
 
 
 def op_runs(timeline: Timeline) -> list[OpRun]:
-    """Return the runs of ops by start; the n-th launches of an op on all ranks are one run."""
+    """Return the runs of all ops by start. Run n of an op consists of the n-th launch of this op on every rank."""
     by_rank: dict[int, list[Event]] = {}
     for event in with_phases(timeline.events):
         by_rank.setdefault(event.rank, []).append(event)
@@ -127,7 +127,7 @@ def op_runs(timeline: Timeline) -> list[OpRun]:
 
 
 def working(run: OpRun, rank: int) -> dict[str, dict[int, list[Interval]]]:
-    """Return the times in which each core worked in each phase, without SyncAll and waits."""
+    """Return phase -> core -> intervals in which this core of ``rank`` worked: not in SyncAll, not in a wait."""
     slices: dict[tuple[str, int], list[Interval]] = {}
     blocked: dict[int, list[Interval]] = {}
     for event in run.events:
@@ -144,7 +144,7 @@ def working(run: OpRun, rank: int) -> dict[str, dict[int, list[Interval]]]:
 
 
 def phase_rows(run: OpRun) -> list[PhaseRow]:
-    """Return the steps of an op in the order in which they begin."""
+    """Return the statistics of each step of an op, in the order in which the steps begin."""
     ranks = run.ranks
     per_rank = {rank: working(run, rank) for rank in ranks}
 
@@ -175,7 +175,7 @@ def phase_rows(run: OpRun) -> list[PhaseRow]:
 
 
 def longest_waits(run: OpRun) -> list[Waited]:
-    """Return the longest wait of each rank for a status block whose store is known, in descending order."""
+    """Return each rank's longest wait for a block of another rank whose store is recorded, in descending order."""
     found: dict[int, Waited] = {}
     last: dict[int, tuple[Event, Event, float]] = {}  # a wait is released by the last block that it saw
     for store, wait, seen in arrows(run.events):
