@@ -1,10 +1,10 @@
 """The virtual NPU: torch_npu's ``npu:0`` and following on the memory and the cores of this machine.
 
-``ascend-vnpu -- python script.py`` starts a script with our own libraries in the place of CANN's, so that
-an unmodified torch_npu runs where no NPU is: tensors, copies, streams, events, HCCL groups, and the operators
-of this package on the CPU twin. It is for correctness. It is not an NPU; times measured on it mean nothing.
+``ascend-vnpu -- python script.py`` starts a script with this package's libraries instead of CANN's, so that an
+unmodified torch_npu runs without an NPU: tensors, copies, streams, events, HCCL groups, and the operators of
+ascend_moe on its CPU emulator. Use it to check results; times measured on it mean nothing.
 
-Which torch it takes with which torch_npu is `PAIRS`. All ranks are of one machine.
+`PAIRS` lists the supported versions of torch and torch_npu. All ranks run on one machine.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ __all__ = ["ABOUT", "PAIRS", "environment", "info", "is_active", "library_folder
 
 
 def is_active() -> bool:
-    """Return whether torch_npu of this process runs on the virtual NPU (it was started by ``ascend-vnpu``)."""
+    """Return whether this process was started by ``ascend-vnpu``, so that its torch_npu uses the virtual NPU."""
     return settings.VNPU.is_set() and _runtime() is not None
 
 
 def info() -> dict[str, Any]:
-    """Return what this process runs on, for reports.
+    """Return a description of the virtual NPU that this process uses, for reports.
 
     Returns:
-        ``virtual`` (bool); when it is True also ``about``, ``soc``, ``devices``, the versions ``torch`` and
-        ``torch_npu``, and ``libraries`` (folder).
+        ``virtual`` (bool): False on a real NPU or none. If it is True also ``about`` (a sentence), ``soc`` (name),
+        ``devices`` (number), the versions ``torch`` and ``torch_npu``, and ``libraries`` (folder).
     """
     runtime = _runtime() if is_active() else None
     if runtime is None:

@@ -46,8 +46,9 @@ _CANN_PYTHON = Path(__file__).parent / "cann_python"  # modules that CANN would 
 
 
 def library_folder() -> Path:
-    """Return the folder of the virtual NPU's libraries: $ASCEND_MOE_VNPU_LIBRARIES, or vnpu/ in the folder of
-    libascend_moe.so, or in the cache, built on first use.
+    """Return the folder of the virtual NPU's libraries: $ASCEND_MOE_VNPU_LIBRARIES if it is set.
+
+    Otherwise vnpu/ beside libascend_moe.so if it exists, else a folder of the cache, built on first use.
 
     Raises:
         LibraryError: a library is missing; the message names it and the command that builds it.
@@ -63,16 +64,17 @@ def library_folder() -> Path:
 def environment(
     soc: str | None = None, devices: int = DEFAULT_DEVICES, base: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return ``base`` (default: this process's environment) changed so that a child runs on the virtual NPU.
+    """Return a copy of ``base`` with which a child process runs on the virtual NPU.
 
     Args:
-        soc: what the devices say they are, e.g. Ascend910_9391 (A3) or Ascend910B3 (A2). Default: of the series that
-            this environment's vllm-ascend was built for; without one Ascend910_9391.
-        devices: how many, 1 to 384.
+        soc: SoC that the devices report, e.g. Ascend910_9391 (A3) or Ascend910B3 (A2). None: one of the series that
+            this environment's vllm-ascend was built for; without vllm-ascend Ascend910_9391.
+        devices: number of devices, 1 to 384.
+        base: environment variables; None: those of this process.
 
     Raises:
-        ArgumentError: no such SoC, or too many devices.
-        LibraryError: the libraries are not built.
+        ArgumentError: there is no such SoC, or the number of devices is out of range.
+        LibraryError: a library is missing or cannot be built.
     """
     soc = soc or SOC_OF_SERIES.get(query.vllm_ascend_device(), DEFAULT_SOC)
     _need_devices(soc, devices)
@@ -108,15 +110,16 @@ def launch(
     """Replace this process by ``command``, with torch_npu's libraries replaced by the virtual NPU's. Does not return.
 
     Args:
-        command: a Python, a Python script, or a console script such as torchrun or pytest, and its arguments.
-        soc: what the devices say they are; default as in `environment`, of the command's Python.
-        devices: how many there are.
-        check: compare torch_npu's files with the RECORD of its wheel first, and ``soc`` with vllm-ascend's.
-        quiet: no line about it on stderr.
+        command: a Python interpreter, or a console script such as torchrun or pytest, and its arguments.
+        soc: SoC that the devices report; None: as in `environment`, for the vllm-ascend of the command's Python.
+        devices: number of devices, 1 to 384.
+        check: first compare torch_npu's files with the RECORD of its wheel, and the SoC's series with vllm-ascend's.
+        quiet: print no lines about the virtual NPU on stderr.
 
     Raises:
-        ArgumentError: no such command, SoC or number; torch_npu is missing, modified, another version.
-        LibraryError: the libraries are not built.
+        ArgumentError: no such command, SoC or number of devices; torch_npu is missing, modified, or of a version that
+            is not supported; vllm-ascend was built for another series.
+        LibraryError: a library is missing or cannot be built.
     """
     _need_devices(soc or DEFAULT_SOC, devices)
     interpreter = interpreter_of(command[0])
@@ -147,6 +150,6 @@ def _soc_for(soc: str | None, installed: Mapping[str, Any], check: bool) -> str:
         version = (installed.get("vllm_ascend") or ["of unknown version"])[0]
         named = f"{soc} is {SOCS[soc].series}" if soc else "no virtual device is one"
         text = f"vllm-ascend {version} of this environment was built for {series} and starts on no other, {named}: "
-        fix = f"--soc {fits}, or " if fits else f"--soc {DEFAULT_SOC} and "
-        raise ArgumentError(f"{text}{fix}--no-verify for a program that does without it", argument="soc")
+        fix = f"pass --soc {fits}, or " if fits else f"pass --soc {DEFAULT_SOC} and "
+        raise ArgumentError(f"{text}{fix}--no-verify if the program does not use vllm-ascend", argument="soc")
     return soc or fits or DEFAULT_SOC

@@ -26,5 +26,5 @@ def load_operators() -> None:
 
 
 def define_vllm_ascend_operators() -> None:
-    """Define ``torch.ops._C_ascend``, which vllm-ascend's compiled part defines where CANN is."""
+    """Define the operators ``torch.ops._C_ascend``, as vllm-ascend's compiled part does on machines with CANN."""
     importlib.import_module("ascend_moe.interop.vllm_ascend").register()

@@ -1,4 +1,4 @@
-"""Installed packages of an environment, from metadata without imports. Runs in any Python, also by ``-c``."""
+"""Installed packages of an environment, read from metadata without imports. Runs in any Python, also by ``-c``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def wheel(name: str) -> list[str] | None:
-    """Return a distribution's version, folder and dist-info folder, or None if it is not installed."""
+    """Return the version, folder and dist-info folder of the distribution ``name``, or None if it is not installed."""
     try:
         found = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
@@ -20,7 +20,7 @@ def wheel(name: str) -> list[str] | None:
 
 
 def vllm_ascend_device() -> str:
-    """Return the device type that an installed vllm-ascend was built for: A2, A3, ... or ""."""
+    """Return the series that the installed vllm-ascend was built for, "A2", "A3", ...; "" if that is not known."""
     try:
         spec = importlib.util.find_spec("vllm_ascend")
     except (ImportError, ValueError):
@@ -37,7 +37,7 @@ def vllm_ascend_device() -> str:
 
 
 def installed() -> dict[str, Any]:
-    """Return the result of `wheel` by distribution, and ``vllm_ascend_device``."""
+    """Return the results of `wheel` for torch, torch_npu and vllm_ascend, and of `vllm_ascend_device`, by name."""
     names = ("torch", "torch_npu", "vllm_ascend")
     return {**{name: wheel(name) for name in names}, "vllm_ascend_device": vllm_ascend_device()}
 

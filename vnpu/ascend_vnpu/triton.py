@@ -21,14 +21,14 @@ _program: tuple[int, ...] = (0,)
 
 
 class Pointer:
-    """A place in a tensor's memory, or a block of places."""
+    """Triton's pointer: a tensor's memory and the offset of an element in it, or a block of offsets."""
 
     def __init__(self, memory: Tensor, offset: Any) -> None:
         self.memory = memory
         self.offset = offset
 
     def __add__(self, other: Any) -> Pointer:
-        """Return the places ``other`` elements further."""
+        """Return the pointer ``other`` elements further."""
         return Pointer(self.memory, self.offset + other)
 
     __radd__ = __add__
@@ -45,7 +45,7 @@ def _pointer(x: Tensor) -> Pointer:
 
 
 def load(pointer: Pointer, mask: Any = None, other: Any = 0) -> Tensor:
-    """Return the elements at a block of places, ``other`` where ``mask`` is false."""
+    """Compute ``tl.load``: the elements at ``pointer``, and ``other`` where ``mask`` is false; None: no mask."""
     places = torch.as_tensor(pointer.offset)
     if mask is None:
         return pointer.memory[places]
@@ -55,7 +55,7 @@ def load(pointer: Pointer, mask: Any = None, other: Any = 0) -> Tensor:
 
 
 def store(pointer: Pointer, value: Any, mask: Any = None) -> None:
-    """Write a block; nothing where ``mask`` is false."""
+    """Compute ``tl.store``: write ``value`` at ``pointer`` where ``mask`` is true; None: everywhere."""
     places = torch.as_tensor(pointer.offset)
     value = torch.as_tensor(value).to(pointer.memory.dtype)
     shown = torch.ones((), dtype=torch.bool) if mask is None else torch.as_tensor(mask)
@@ -64,17 +64,17 @@ def store(pointer: Pointer, value: Any, mask: Any = None) -> None:
 
 
 class Kernel:
-    """A kernel: ``kernel[grid](arguments)`` runs it."""
+    """A Triton kernel's Python function: ``kernel[grid](arguments)`` calls it once for each program of the grid."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self.function = function
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
-        """Return the launch over a grid of one to three dimensions."""
+        """Return the function that launches over ``grid``, a tuple or a function of the keyword arguments."""
         return lambda *arguments, **options: self._launch(grid, arguments, options)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Call from another kernel."""
+        """Call the function once, as another kernel does."""
         return self.function(*arguments, **options)
 
     def _launch(self, grid: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -110,7 +110,7 @@ _LANGUAGE: dict[str, Any] = {
 
 
 def install(triton: Any, language: Any) -> None:
-    """Make kernels that are defined from now on runnable, given vLLM's placeholders."""
+    """Replace names in vLLM's placeholders of ``triton`` and ``tl``: kernels defined from now on can be launched."""
     triton.jit = lambda *functions, **_: Kernel(functions[0]) if functions else Kernel
     for name, value in _LANGUAGE.items():
         setattr(language, name, value)

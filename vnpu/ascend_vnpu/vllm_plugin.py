@@ -94,7 +94,7 @@ def _define_operators() -> None:
 
 
 def load() -> None:
-    """Define vllm-ascend's compiled operators and make Triton kernels runnable; nothing elsewhere."""
+    """On the virtual NPU define vllm-ascend's compiled operators and, without Triton, make its kernels runnable."""
     if not settings.VNPU.is_set():
         return
     # Releases for torch 2.10: torch 2.13's serialization of compiled programs does not know torch_npu's results.

@@ -21,7 +21,7 @@ from .package import ArgumentError
 
 @dataclass(frozen=True)
 class Pair:
-    """A compatible pair of torch and torch_npu. ``tested``: ``make test-npu`` has passed with it."""
+    """Versions of torch and torch_npu that fit together. ``tested``: ``make test-npu`` has passed with them."""
 
     torch: str
     torch_npu: str
@@ -31,7 +31,7 @@ class Pair:
         return f"torch {self.torch} with torch_npu {self.torch_npu}"
 
 
-# The first is what a message offers where the environment has neither.
+# The first is what a message proposes if the environment has neither.
 PAIRS = (
     Pair("2.13.0", "2.13.0"),
     Pair("2.10.0", "2.10.0.post4"),  # what vllm-ascend 0.23.0 and 0.26.0rc1 pin
@@ -40,7 +40,7 @@ PAIRS = (
 
 
 def pair_of(torch: str | None, torch_npu: str | None) -> Pair | None:
-    """Return the pair of these versions, ignoring local parts after a +, or None.
+    """Return the pair in `PAIRS` of two versions, or None; local parts after a + are ignored.
 
     A later post release of a pair's torch_npu counts as that pair.
     """
@@ -58,7 +58,7 @@ def _follows(version: str, known: str) -> bool:
 
 @dataclass(frozen=True)
 class Wheel:
-    """An installed torch_npu: version, folder, dist-info folder and the pair that it counts as."""
+    """An installed torch_npu: version, folder, dist-info folder (``metadata``), and the pair that it counts as."""
 
     version: str
     folder: Path
@@ -67,20 +67,20 @@ class Wheel:
 
     @property
     def is_later(self) -> bool:
-        """Whether it is a later post release than that of the pair."""
+        """Whether this torch_npu is a later post release than the pair's."""
         return self.version.partition("+")[0] != self.pair.torch_npu
 
 
 def interpreter_of(command: str) -> str:
-    """Return the Python of a command: itself, the one in its first line, or else python3 on PATH.
+    """Return the Python that runs ``command``: itself, or that of its first line (#!), or else python3 of PATH.
 
     Raises:
         ArgumentError: there is no such command.
     """
     path = shutil.which(command)
     if path is None:
-        hint = f": write python {command}" if command.endswith(".py") else ""
-        raise ArgumentError(f"{command} is no command of PATH{hint}", argument="command")
+        fix = f"write python {command}" if command.endswith(".py") else "install it, or pass its path"
+        raise ArgumentError(f"{command} is no command of PATH: {fix}", argument="command")
     if Path(path).name.startswith("python"):
         return path
     with open(path, "rb") as file:
@@ -94,24 +94,28 @@ def interpreter_of(command: str) -> str:
 
 
 def ask(interpreter: str, program: str = "", env: Mapping[str, str] | None = None) -> Any:
-    """Return the JSON value that ``program`` prints last, run by that interpreter; default: `query.installed`.
+    """Run a Python program with ``interpreter``, and return the JSON value of its last line of output.
+
+    ``program``: source text; "": the module `query`, which prints `query.installed`. ``env``: None: this process's.
 
     Raises:
-        ArgumentError: it does not run.
+        ArgumentError: the program fails.
     """
     text = program or Path(query.__file__).read_text(encoding="utf-8")
     run = subprocess.run([interpreter, "-c", text], capture_output=True, text=True, check=False, env=env)
     if run.returncode:
         last = (run.stderr.strip().splitlines() or ["no output"])[-1]
-        raise ArgumentError(f"{interpreter} does not run: {last}", argument="command")
+        raise ArgumentError(f"{interpreter} cannot run a test program: {last}; use another Python", argument="command")
     return json.loads(run.stdout.strip().splitlines()[-1])
 
 
 def torch_npu_of(installed: Mapping[str, Any], interpreter: str) -> Wheel:
-    """Return the torch_npu of an environment if it and torch are one of `PAIRS` or a later post release of one.
+    """Return an environment's torch_npu, if it and its torch are one of `PAIRS` or a later post release of one.
+
+    ``installed``: the result of `query.installed`, run by ``interpreter``.
 
     Raises:
-        ArgumentError: they are not; the message has the way to a pair.
+        ArgumentError: they are not; the message describes how to install a pair.
     """
     versions = [(installed[name] or [""])[0] for name in ("torch", "torch_npu")]
     pair = pair_of(*versions)
@@ -136,9 +140,9 @@ def _how_to_install(interpreter: str, torch: str, torch_npu: str) -> str:
 
 
 def verify(wheel: Wheel) -> int:
-    """Compare size and SHA-256 of every file of a wheel with its RECORD. Return the number of files.
+    """Compare size and SHA-256 of every file of a wheel, except console scripts, with its RECORD; return their number.
 
-    The result is cached in ``~/.cache/ascend_moe`` until the size or time of a file changes.
+    Success is cached in ``~/.cache/ascend_moe`` until the size, time or inode of a file changes.
 
     Raises:
         ArgumentError: a file is missing or differs; the message names the first.
@@ -182,8 +186,8 @@ def _check(wheel: Wheel, name: str, digest: str) -> None:
 
 def _differs(wheel: Wheel, name: str, why: str) -> ArgumentError:
     return ArgumentError(
-        f"{wheel.folder / name} {why}: this is not the wheel that was published; "
-        f"pip install --upgrade --no-deps --target {wheel.folder} torch_npu=={wheel.version}, or --no-verify to run it "
-        "as it is",
+        f"{wheel.folder / name} {why}: this is not the wheel that was published; run "
+        f"pip install --upgrade --no-deps --target {wheel.folder} torch_npu=={wheel.version}, or pass --no-verify to "
+        "use it as it is",
         argument="verify",
     )

@@ -1,8 +1,8 @@
 """The virtual NPU's built-in operators: torch_npu's aclnn calls, computed by torch over the same memory.
 
-libopapi.so captures a call and hands it to `run`. What each operator does is in the modules of this folder,
-and for MoE layers in ascend_moe/torch_npu_ops/aclnn.py.
-A new one is a VNPU_OP line in vnpu/opapi/*.cpp and a function here (the module `registry` says how).
+libopapi.so captures a call and passes it to `run`. The modules of this folder implement the operators, and
+ascend_moe/torch_npu_ops/aclnn.py those of MoE layers.
+To add one, write a VNPU_OP line in vnpu/opapi/*.cpp and a function here, registered as `registry` describes.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def _finish_queue() -> None:
 
 
 def run(name: str, address: int, count: int) -> str:
-    """Execute one captured call. libopapi.so calls it with the GIL held, from any thread.
+    """Execute a captured call of an operator. libopapi.so calls this function with the GIL held, from any thread.
 
     Args:
         name: the aclnn function, e.g. ``aclnnAdd``.
-        address, count: its arguments' words (the module `registry`).
+        address, count: address and number of the 64-bit words of its arguments, which `read_arguments` decodes.
 
     Returns:
-        "" or one line about what went wrong. Never raises: the caller is C++.
+        "", or the error in one line. No error is raised: the caller is C++.
     """
     operator = OPERATORS.get(name)
     if operator is None:
-        return f"{name} is exported by libopapi.so but unknown to {__name__}; are both of one version?"
+        return f"{name} is exported by libopapi.so but unknown to {__name__}: build both from one version"
     try:
         # The caller's modes (a default device, say) are about its tensors; these are plain memory.
         with torch._C.DisableTorchFunction():

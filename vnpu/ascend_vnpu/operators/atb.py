@@ -38,7 +38,7 @@ def _reshape_and_cache(_kind: int, key: Tensor, value: Tensor, _keys: Tensor, _v
 @effect("aclnnScatterPaKvCache")
 def _scatter_pages(key: Tensor, keys: Tensor, slots: Tensor, value: Tensor, values: Tensor, *how: object) -> None:
     if how[:4] != (None, None, None, "Norm"):
-        raise NotImplementedError(f"the virtual NPU scatters to plain pages, of cache_mode Norm, not {how[3]}")
+        raise NotImplementedError(f"the virtual NPU scatters with cache_mode Norm, not {how[3]}, and no compression")
     _reshape_and_cache(0, key, value, keys, values, slots, keys, values)
 
 

@@ -63,7 +63,7 @@ def _hidden(call: _Call, queries: int, keys: int) -> Tensor | None:
         last = row + keys - queries
         return (column > last + call.after) | (column < last - call.before)
     if call.sparse not in _FULL:
-        raise NotImplementedError(f"the virtual NPU has no attention of sparse_mode {call.sparse}")
+        raise NotImplementedError(f"the virtual NPU's attention does not support sparse_mode {call.sparse}; use 0 to 4")
     return None if call.mask is None else call.mask.bool()
 
 
@@ -103,7 +103,7 @@ def _attend(inputs: list[Tensor], shift: Tensor | None, call: _Call) -> _Parts:
 def _call_of(shift: Any, drop: Any, mask: Any, numbers: tuple[Any, ...]) -> _Call:
     scale, keep, before, after, heads, layout, _, sparse = numbers[:8]
     if layout not in _LAYOUTS:
-        raise NotImplementedError(f"the virtual NPU has no attention of layout {layout}, only {', '.join(_LAYOUTS)}")
+        raise NotImplementedError(f"the virtual NPU's flash attention has no layout {layout}; use one of {_LAYOUTS}")
     return _Call(shift, drop, mask, scale, keep, before, after, heads, layout, sparse)
 
 
@@ -170,10 +170,10 @@ def _outputs(out: Tensor, layout: str, heads: int, ends: list[int] | None) -> li
 
 
 def pages_of(cache: Tensor, table: Tensor, length: int, heads: int) -> Tensor:
-    """Return (N, S, D) of the first ``length`` rows of the pages in a table.
+    """Return (N, S, D): one sequence's keys or values, S = ``length``, from the pages whose numbers are in ``table``.
 
     Args:
-        cache: (pages, page size, N * D), (pages, N, page size, D) or (pages, page size, N, D).
+        cache: (pages, page size, N * D), (pages, N, page size, D) or (pages, page size, N, D), N = ``heads``.
     """
     if cache.dim() == 3:
         cache = cache.view(*cache.shape[:2], heads, -1)
@@ -184,7 +184,7 @@ def pages_of(cache: Tensor, table: Tensor, length: int, heads: int) -> Tensor:
 
 
 def attend_over_pages(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Return (N, S, D): every query sees every key."""
+    """Return the unmasked attention of one sequence; arguments and result are (N, S, D), ``scale`` that of scores."""
     call = _Call(None, None, None, scale, 1.0, 0, 0, len(query), "BNSD", 0)
     return _attend([x.float().unsqueeze(0) for x in (query, key, value)], None, call).out[0]
 
@@ -195,7 +195,7 @@ def _need_plain(given: dict[str, Any], layout: str, out_layout: str) -> None:
         quantized = isinstance(value, Tensor) and name not in ("query", "out", "softmax_lse", *_PLAIN_FUSED)
         if quantized or layout not in _SEQUENCE_LAYOUTS or out_layout not in known:
             named = name if quantized else f"layout {given['layout']}"
-            raise NotImplementedError(f"the virtual NPU's fused attention has no {named}")
+            raise NotImplementedError(f"the virtual NPU's fused attention does not support {named}: call it without")
 
 
 def _keys_of(given: dict[str, Any], name: str, layout: str, batch: int, count: int, ends: Any) -> Tensor:
@@ -293,7 +293,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _latent_to_cache(kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, *rest: Any) -> None:
     rope_cache, latent_cache, *quantized, epsilon, mode, wanted, rope_out, latent_out = rest
     if mode != "PA" or any(x is not None for x in quantized):
-        raise NotImplementedError(f"the virtual NPU's latent cache is plain and PA, not {mode} or quantized")
+        raise NotImplementedError(f"the virtual NPU's latent cache needs cache_mode PA (not {mode}), no quantization")
     size = gamma.numel()
     latent = functional.rms_norm(kv[..., :size].float(), [size], gamma.float(), epsilon)
     used = slots >= 0

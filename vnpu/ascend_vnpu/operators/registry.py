@@ -1,14 +1,14 @@
 """The aclnn functions of the virtual NPU by name, and the arguments of a captured call as Python values.
 
-vnpu/opapi/call.cpp writes the arguments as words; `read_arguments` makes them numbers, text and CPU tensors
-over the caller's memory.
+vnpu/opapi/call.cpp writes the arguments as 64-bit words; `read_arguments` decodes them to numbers, text and CPU
+tensors over the caller's memory.
 
-A function is registered by how its result reaches the caller's memory:
+The decorator of a function determines how its result reaches the caller's memory:
 
-    @returns("aclnnAdd")        gets the inputs, returns what is written to the last argument
-    @in_place("aclnnInplaceX")  gets all arguments, returns what is written to the first
-    @effect("aclnnXxx")         gets all arguments, writes itself
-    @resized("aclnnXxx")        as returns, but the caller learns the result's sizes from it
+    @returns("aclnnAdd")        gets the inputs; its result is written to the last argument
+    @in_place("aclnnInplaceX")  gets all arguments; its result is written to the first
+    @effect("aclnnXxx")         gets all arguments, and writes to them itself
+    @resized("aclnnXxx")        as returns, and the sizes of the caller's tensor become the result's
 """
 
 from __future__ import annotations
@@ -49,17 +49,18 @@ _PLAIN_FORMATS = (-1, 0, 1, 2, 16, 27, 29, 30, 35, 47)
 
 
 class Arguments(NamedTuple):
-    """The arguments of one call, and where a tensor's sizes can be overwritten (0: not a tensor)."""
+    """The arguments of a captured call, and the address of each tensor's sizes, for `resized` (0: not a tensor)."""
 
     values: list[Any]
     sizes_at: list[int]
 
 
 def read_arguments(address: int, count: int) -> Arguments:
-    """Decode ``count`` words of a captured call.
+    """Decode the arguments of a captured call: ``count`` 64-bit words at ``address``, which libopapi.so wrote.
 
     Raises:
-        NotImplementedError: a tensor has a data type or a blocked format that is not modelled.
+        NotImplementedError: a tensor has a data type, or a blocked format, that is not supported.
+        ValueError: an argument is of an unknown kind.
     """
     words: list[int] = (ctypes.c_int64 * count).from_address(address)[:]
     arguments = Arguments([], [])
@@ -91,7 +92,7 @@ def _read(words: list[int], at: int) -> tuple[Any, int, int]:
     if kind == _INTS:
         return words[at + 2 : at + 2 + length], 0, at + 2 + length
     if kind != _LIST:
-        raise ValueError(f"a captured argument begins with {kind}, which is no kind of argument")
+        raise ValueError(f"unknown kind {kind} of a captured argument: build libopapi.so again, for this version")
     values: list[Any] = []
     at += 2
     for _ in range(length):
@@ -103,10 +104,10 @@ def _read(words: list[int], at: int) -> tuple[Any, int, int]:
 def _tensor(dtype: int, form: int, data: int, offset: int, sizes: list[int], strides: list[int]) -> torch.Tensor:
     known = DTYPES.get(dtype)
     if known is None:
-        raise NotImplementedError(f"the virtual NPU has no tensors of aclDataType {dtype}")
+        raise NotImplementedError(f"aclDataType {dtype} is not supported on the virtual NPU; use one of {[*DTYPES]}")
     if form not in _PLAIN_FORMATS:
         raise NotImplementedError(
-            f"the virtual NPU has no tensors of the blocked aclFormat {form}; leave npu_format_cast out there"
+            f"the virtual NPU has no tensors of the blocked aclFormat {form}: leave torch_npu.npu_format_cast out there"
         )
     if 0 in sizes:
         return torch.empty(sizes, dtype=known, device="cpu")
@@ -127,7 +128,7 @@ def _register(names: tuple[str, ...], run: Callable[[Any, Arguments], None]) -> 
     def register(function: F) -> F:
         for name in names:
             if name in OPERATORS:
-                raise ValueError(f"{name} is registered twice")
+                raise ValueError(f"{name} is registered twice: remove one of the two functions")
             OPERATORS[name] = functools.partial(run, function)
         return function
 
@@ -135,7 +136,10 @@ def _register(names: tuple[str, ...], run: Callable[[Any, Arguments], None]) -> 
 
 
 def returns(*names: str, outputs: int = 1) -> Callable[[F], F]:
-    """Register a function that returns the last ``outputs`` tensors: a tensor, or a tuple of them."""
+    """Return a decorator that registers a function for the aclnn functions ``names``.
+
+    It gets all arguments but the last ``outputs``, to which its result, a tensor or a tuple of tensors, is written.
+    """
 
     def run(function: Any, arguments: Arguments) -> None:
         results = _as_tuple(function(*arguments.values[:-outputs]))
@@ -146,19 +150,20 @@ def returns(*names: str, outputs: int = 1) -> Callable[[F], F]:
 
 
 def in_place(*names: str) -> Callable[[F], F]:
-    """Register a function whose result replaces the first argument's values."""
+    """Return a decorator like `returns`; the function gets all arguments, its result overwrites the first."""
     return _register(names, lambda function, given: write(given.values[0], function(*given.values)))
 
 
 def effect(*names: str) -> Callable[[F], F]:
-    """Register a function that writes into its arguments itself."""
+    """Return a decorator like `returns`; the function gets all arguments, and writes its results into them itself."""
     return _register(names, lambda function, given: function(*given.values))
 
 
 def resized(*names: str, outputs: int = 1) -> Callable[[F], F]:
-    """Register as ``returns`` does, for results whose sizes depend on the data: the memory given is for the worst case.
+    """Return a decorator like `returns`, for results whose sizes depend on the data, as of ``torch.nonzero``.
 
-    The result is written without gaps, and the sizes of the caller's tensor become the result's.
+    The result is written to the beginning of the caller's output without gaps, and the sizes of the caller's tensor
+    become the result's. An output that is None or empty is skipped; one that is too small is a ValueError.
     """
 
     def run(function: Any, arguments: Arguments) -> None:
@@ -168,7 +173,7 @@ def resized(*names: str, outputs: int = 1) -> Callable[[F], F]:
             if out is None or (out.numel() == 0 and result.numel() > 0):
                 continue
             if result.numel() > out.numel() or result.dim() != out.dim():
-                raise ValueError(f"the result is {tuple(result.shape)}, too much for the output {tuple(out.shape)}")
+                raise ValueError(f"the result {tuple(result.shape)} does not fit into the output {tuple(out.shape)}")
             out.reshape(-1)[: result.numel()].copy_(result.reshape(-1))
             (ctypes.c_int64 * result.dim()).from_address(sizes_at)[:] = list(result.shape)
 
@@ -176,7 +181,7 @@ def resized(*names: str, outputs: int = 1) -> Callable[[F], F]:
 
 
 def write(out: torch.Tensor | None, result: torch.Tensor) -> None:
-    """Put a result where the caller wants it, in the caller's data type. None: it is not wanted.
+    """Copy ``result`` into the caller's ``out``, converted to its data type. ``out`` None: the caller wants no result.
 
     Raises:
         ValueError: the sizes differ.
@@ -184,7 +189,7 @@ def write(out: torch.Tensor | None, result: torch.Tensor) -> None:
     if out is None:
         return
     if out.shape != result.shape:
-        raise ValueError(f"the result is {tuple(result.shape)}, but the output given is {tuple(out.shape)}")
+        raise ValueError(f"the output is {tuple(out.shape)}, the result {tuple(result.shape)}: pass one of that shape")
     out.copy_(result)
 
 

@@ -238,7 +238,7 @@ def _scaled_sum(x: Tensor, left: Tensor, right: Tensor, beta: Number, alpha: Num
 def _transposed_matmul(left: Tensor, right: Tensor, *rest: Any) -> None:
     bias, scale, turn_left, turn_right, turn_out, _, parts, out = rest
     if bias is not None or scale is not None or parts != 1:
-        raise NotImplementedError("the virtual NPU's transposed batch product has no bias, no scale and no parts")
+        raise NotImplementedError("aclnnTransposeBatchMatMul on the virtual NPU takes no bias, scale or batch split")
     out.copy_(_matmul(left.permute(turn_left), right.permute(turn_right)).permute(turn_out))
 
 
@@ -259,7 +259,7 @@ def _add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float, y: Tens
 def _add_rms_norm_dynamic_quant(x1: Tensor, x2: Tensor, gamma: Tensor, *rest: Any) -> None:
     smooth, _, beta, epsilon, mask, codes, _, x, scale, _ = rest
     if mask not in (None, [1, 0]) or rest[1] is not None:
-        raise NotImplementedError("the virtual NPU quantizes a norm to one output")
+        raise NotImplementedError("the virtual NPU quantizes a norm to one output: pass no second smooth_scale")
     normed, rstd = torch.empty(x1.shape), torch.empty(x1.shape[: x1.dim() - gamma.dim()])
     _add_rms_norm(x1, x2, gamma, epsilon, normed, rstd, x)
     normed = normed if beta is None else normed + beta.float()
@@ -323,7 +323,7 @@ _RANDOM: Table = {
 def _arange(start: Number, end: Number, step: Number, out: Tensor) -> None:
     values = torch.arange(start, end, step, dtype=out.dtype)
     if values.shape != out.shape:
-        raise ValueError(f"arange has {len(values)} values, but the output given is {tuple(out.shape)}")
+        raise ValueError(f"arange has {len(values)} values, the output is {tuple(out.shape)}: pass one that fits")
     out.copy_(values)
 
 
