@@ -2,8 +2,8 @@
 
 python examples/all_ways.py
 
-Prints a row per interface: the largest difference to the layer's definition on any rank, and whether it is allowed:
-none where the order of arithmetic is the same, else one rounding of bf16.
+Prints for each interface the largest difference from the expected result on any rank, and what is allowed: none
+(equal) if the order of arithmetic is the same, else one rounding of bf16.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Layer:
 
 
 def alone(layer: Layer) -> Tensor:
-    """Return the layer's definition, computed without other ranks: the expected result."""
+    """Return the expected result: the layer computed by its definition, without other ranks."""
     pairs = layer.ids.flatten().argsort(stable=True)
     counts = layer.ids.flatten().bincount(minlength=E)
     w_gate_up, w_down = layer.every_w13.transpose(1, 2), layer.every_w2.transpose(1, 2)
@@ -100,7 +100,7 @@ WAYS: dict[str, tuple[Callable[[Layer], Tensor], bool]] = {}  # interface -> fun
 
 
 def way(name: str, equal: bool = True) -> Callable[[Callable[[Layer], Tensor]], Callable[[Layer], Tensor]]:
-    """Put a function into the table."""
+    """Return a decorator that adds a function to `WAYS`. ``equal``: its result must be bitwise the expected one."""
 
     def add(function: Callable[[Layer], Tensor]) -> Callable[[Layer], Tensor]:
         WAYS[name] = function, equal
@@ -110,7 +110,7 @@ def way(name: str, equal: bool = True) -> Callable[[Callable[[Layer], Tensor]], 
 
 
 def through(dispatcher: Dispatcher, layer: Layer) -> Tensor:
-    """dispatch, grouped MLP, combine."""
+    """Compute the layer by dispatch, grouped MLP and combine."""
     sent = dispatcher.dispatch(layer.x, layer.ids)
     rows = grouped_mlp(sent.expand_x, layer.w_gate_up, layer.w_down, sent.expert_token_nums)
     return dispatcher.combine(rows, sent, layer.weights)
@@ -126,7 +126,7 @@ for algorithm in ("window", "direct", "hierarchy"):
 
 @way("dispatch_ffn_combine")
 def one_call(layer: Layer) -> Tensor:
-    """vllm-ascend's FUSED_MC2."""
+    """Compute the layer in one call, as vllm-ascend's FUSED_MC2 does."""
     out, rows = torch.empty_like(layer.x), torch.empty(E // RANKS, dtype=torch.int32)
     weights = ([layer.w_gate_up], [layer.w_down], layer.ids, None, None, None, None, layer.weights)
     dispatch_ffn_combine(layer.x, *weights, layer.name, 0, out, rows)
@@ -135,14 +135,14 @@ def one_call(layer: Layer) -> Tensor:
 
 @way("mega_moe")
 def cann_mega_moe(layer: Layer) -> Tensor:
-    """The same of CANN's newest front end."""
+    """Compute the layer in one call of CANN's newest front end."""
     buffer = get_symm_buffer_for_mega_moe(layer.group, E, TOKENS, K, H, F)
     return mega_moe(layer.x, layer.ids, layer.weights, list(layer.w_gate_up), list(layer.w_down), buffer)[0]
 
 
 @way("zero copy")
 def zero_copy(layer: Layer) -> Tensor:
-    """The experts write into the window, and combine sends from there."""
+    """Compute the layer with experts that write into registered memory, from which combine sends."""
     dispatcher = MC2Dispatcher.from_group(layer.group, E, comm_alg="direct", zero_copy=True)
     sent = dispatcher.dispatch(layer.x, layer.ids)
     out = dispatcher.empty_expert_out(sent, layer.x.dtype)
@@ -161,17 +161,17 @@ def all_gather(layer: Layer) -> Tensor:
 
 
 def mine(layer: Layer, every: Tensor) -> Tensor:
-    """This rank's tokens of (tokens of all ranks, ...)."""
+    """Return the rows of this rank's tokens, given those of all ranks' tokens."""
     return every[layer.rank * TOKENS : (layer.rank + 1) * TOKENS]
 
 
 def ends() -> Tensor:
-    """Tokens of all ranks up to and with each."""
+    """Return the running sum of the ranks' numbers of tokens."""
     return torch.arange(1, RANKS + 1, dtype=torch.int32) * TOKENS
 
 
 def ep_moe(layer: Layer, reduce: str) -> Tensor:
-    """SGLang's layer: every rank has all tokens."""
+    """Compute SGLang's layer, in which every rank has the tokens of all ranks."""
     experts = EPMoE(E, K, H, F, torch.bfloat16, reduce=reduce, group=layer.group)
     experts.w13_weight.data, experts.w2_weight.data = layer.w13, layer.w2
     x, logits = (fused_moe.naive_multicast(part, ends(), layer.group) for part in (layer.x, layer.logits))
@@ -190,7 +190,7 @@ def ep_moe_mc2(layer: Layer) -> Tensor:
 
 @way("aligned blocks", equal=False)
 def aligned_blocks(layer: Layer) -> Tensor:
-    """vLLM's FusedMoE with expert and data parallelism."""
+    """Compute vLLM's FusedMoE with expert and data parallelism."""
     x, weights, ids = (
         fused_moe.naive_multicast(part, ends(), layer.group) for part in (layer.x, layer.weights, layer.ids)
     )
@@ -210,7 +210,7 @@ def aligned_blocks(layer: Layer) -> Tensor:
 
 
 def modular_kernel(kind: str) -> Callable[[Layer], Tensor]:
-    """vLLM's modular kernel."""
+    """Return a function that computes the layer by vLLM's modular kernel with dispatcher ``kind``."""
 
     def run(layer: Layer) -> Tensor:
         config = vllm.MoEKernelConfig(layer.name, layer.rank, RANKS, E, TOKENS, kind)
@@ -230,7 +230,7 @@ for kind, title in (
 
 
 def six_phases(layer: Layer, kind: str) -> Tensor:
-    """Megatron-LM's dispatcher, whose routing map has no order of a token's experts: it adds up by expert."""
+    """Compute the layer by Megatron-LM's dispatcher, which adds a token's rows in the order of experts, not of ids."""
     dispatcher = megatron.TokenDispatcher(kind, layer.group, E, K, probs_on="combine")
     experts = megatron.GroupedMLP(E // RANKS, H, F).load_experts(layer.w_gate_up, layer.w_down)
     probs = torch.zeros(TOKENS, E).scatter(1, layer.ids.long(), layer.weights)
@@ -247,7 +247,7 @@ for kind in ("mc2", "alltoall", "allgather"):
 
 
 def deep_ep_normal(layer: Layer, buffer: deep_ep.Buffer | deep_ep.AscendBuffer) -> Tensor:
-    """DeepEP sends a row to each rank, whose experts weight it; sgl-kernel-npu to each expert, its combine weights."""
+    """Compute it by DeepEP, a row per rank, weighted by experts; or sgl-kernel-npu, per expert, weighted by combine."""
     ids = layer.ids.long()
     per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, E)
     x, local_ids, weights, counts, handle, _ = buffer.dispatch(
@@ -288,7 +288,7 @@ def deep_ep_low_latency(layer: Layer) -> Tensor:
 
 
 def compare(rank: int, group: dist.ProcessGroup) -> dict[str, tuple[float, bool]]:
-    """Return the largest difference to the definition on this rank by interface, and whether it is allowed."""
+    """Return interface -> largest difference from the expected result on this rank, and whether it is allowed."""
     layer = Layer.of(rank, group)
     expected = alone(layer)
     found = {}
@@ -307,7 +307,7 @@ def compare(rank: int, group: dist.ProcessGroup) -> dict[str, tuple[float, bool]
 
 
 def table(ranks: list[dict[str, tuple[float, bool]]]) -> tuple[str, bool]:
-    """The rows over all ranks, and whether all are as they must be."""
+    """Return the table of the results of all ranks as text, and whether every difference is allowed."""
     lines = [f"{'interface':<36}{'largest difference':>20}  must be"]
     every_fits = True
     for name, (_, equal) in WAYS.items():
@@ -319,7 +319,7 @@ def table(ranks: list[dict[str, tuple[float, bool]]]) -> tuple[str, bool]:
 
 
 def rank_main(rank: int, rendezvous: str) -> None:
-    """A process of its own."""
+    """Run one rank, in a process of its own."""
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
     torch.set_num_threads(1)
     ranks: list[dict[str, tuple[float, bool]]] = [{} for _ in range(RANKS)]

@@ -4,8 +4,8 @@
     ascend-moe vnpu -- torchrun --nproc-per-node 4 examples/npu_moe_layer.py     on any machine
     ascend-moe shim -- torchrun --nproc-per-node 4 examples/npu_moe_layer.py  without torch_npu, on CPU tensors
 
-Every rank knows the tokens of all ranks, so each can ask the reference for the right answer: dispatch and
-combine must give its very bits, the layer what a dense one gives.
+Every rank knows the tokens of all ranks, so each can compute the expected results: dispatch and combine must
+match the reference bit for bit, the layer a dense computation within a tolerance.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def expert_weights() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def experts(rows: torch.Tensor, counts: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """This rank's experts over the rows that it received."""
+    """Return the results of this rank's experts for the rows that it received, ``counts`` of each expert."""
     by_expert = {"group_list": counts, "group_list_type": 1, "group_type": 0, "split_item": 2}
     hidden = torch_npu.npu_grouped_matmul(x=[rows], weight=[up], bias=None, **by_expert)[0]
     return torch_npu.npu_grouped_matmul(x=[torch_npu.npu_swiglu(hidden)], weight=[down], bias=None, **by_expert)[0]
@@ -73,7 +73,7 @@ class Layer:
         self.up, self.down = (weight[mine].npu() for weight in expert_weights())
 
     def run(self, v2: bool, quant_mode: int, masked: bool) -> list[str]:
-        """Return sentences about wrong results."""
+        """Run the layer once, and return a sentence for each wrong result."""
         inputs = [tokens_of(rank, masked) for rank in range(self.world)]
         counted = {"moe_expert_num": E, "global_bs": 0 if masked else LARGEST * self.world}
         place = {"group_ep": self.group_ep, "ep_world_size": self.world, "ep_rank_id": self.rank, **counted}
@@ -129,7 +129,7 @@ class Layer:
 
 
 def dense(given: reference.RankInput) -> torch.Tensor:
-    """Token by token in fp32, on the CPU."""
+    """Return the layer's output, computed token by token in fp32 on the CPU."""
     up, down = (weight.float() for weight in expert_weights())
     out = torch.zeros(given.x.shape)
     for token, ids in enumerate(given.expert_ids.tolist()):

@@ -67,7 +67,7 @@ class Model(nn.Module):
 
 
 def batch(step: int, rank: int, world: int) -> Tensor:
-    """This rank's share of a step's sequences, each with the byte after it."""
+    """Return this rank's share of a step's sequences, each with the byte after it."""
     begin = torch.randint(len(TEXT) - LENGTH, (SEQUENCES,), generator=torch.Generator().manual_seed(step))
     mine = begin.chunk(world)[rank]
     return torch.stack([torch.tensor(list(TEXT[at : at + LENGTH + 1])) for at in mine.tolist()])
@@ -82,7 +82,7 @@ def sum_gradients(parameters: list[nn.Parameter], group: dist.ProcessGroup | Non
 
 
 def shard(model: Model, mesh: DeviceMesh) -> None:
-    """Shards the weights by FSDP2: dense ones over all ranks, those of experts over the ranks with the same experts."""
+    """Shard the weights by FSDP2: dense ones over all ranks, those of experts over the ranks with the same experts."""
     experts = set(ascend_moe.exclude_experts(model))
     layers = [block.moe for block in model.blocks]
     fully_shard(model, mesh=init_device_mesh("cpu", (mesh.size(),)), ignored_params=experts)
@@ -94,7 +94,7 @@ def shard(model: Model, mesh: DeviceMesh) -> None:
 
 
 def train(ep: int, steps: int, recompute: bool = False, sharded: bool = False) -> list[float]:
-    """Trains with every ``ep`` ranks sharing the experts; returns the loss of every step, in nats a byte."""
+    """Train with all experts divided among every ``ep`` ranks; return the loss of every step, in nats per byte."""
     rank, world = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (world // ep, ep), mesh_dim_names=("replicas", "experts"))
     dispatcher = MC2Dispatcher.from_group(mesh["experts"].get_group(), MOE.num_experts)
@@ -124,13 +124,13 @@ def train(ep: int, steps: int, recompute: bool = False, sharded: bool = False) -
 
 
 def unigram_entropy() -> float:
-    """Nats a byte of a model that knows how often each byte occurs, and nothing else."""
+    """Return the nats per byte of a model that knows how often each byte occurs, and nothing else."""
     shares = [count / len(TEXT) for count in Counter(TEXT).values()]
     return -sum(share * math.log(share) for share in shares)
 
 
 def picture(curves: dict[str, list[float]], entropy: float) -> str:
-    """The losses along the steps, and the entropy, as SVG."""
+    """Return an SVG picture of the losses by step, and of the entropy."""
     width, height, colours = 640, 360, ("#3b6fb6", "#c77b30", "#4a9a5b")
     steps, top = max(map(len, curves.values())), max(max(losses) for losses in curves.values())
 
@@ -152,7 +152,7 @@ def picture(curves: dict[str, list[float]], entropy: float) -> str:
 
 
 def work(rank: int, port: int, options: argparse.Namespace) -> None:
-    """One rank's process."""
+    """Run one rank, in a process of its own."""
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)

@@ -105,7 +105,7 @@ class ExpertWeights:
 
 
 def mlp(h: Tensor, scale: Tensor, weights: ExpertWeights, group_list: Tensor, list_type: int) -> Tensor:
-    """The experts; with int8 weights W8A8, on the codes of h and their scale."""
+    """Return the results of the experts; with int8 weights (W8A8) ``h`` contains codes, and ``scale`` their scales."""
     common: dict[str, Any] = {"group_list": group_list, "group_list_type": list_type, "group_type": 0}
     first: dict[str, Any] = {"x": [h], "weight": [weights.w1], **common}
     second: dict[str, Any] = {"weight": [weights.w2], "split_item": 2, **common}
@@ -160,7 +160,7 @@ def all_weights(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A code and a scale for every output channel."""
+    """Return a weight's int8 codes, and a scale for every output channel."""
     codes, scale = torch_npu.npu_dynamic_quant(weight.transpose(1, 2).contiguous())
     return codes.transpose(1, 2), scale
 
@@ -193,7 +193,7 @@ def route(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dense(x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-    """Token by token, with all experts at hand, in fp32."""
+    """Return the layer's output, computed token by token with all experts, in fp32."""
     w1, w2 = (weight.float() for weight in all_weights(0))
     out = torch.zeros(x.shape)
     for token in range(x.shape[0]):
@@ -207,7 +207,7 @@ def dense(x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
 def run_case(
     group: dist.ProcessGroup, use_v2: bool, quant: bool, masked: bool, nums_type: int
 ) -> tuple[int, int, bool]:
-    """Tokens of this rank, rows it received, and whether its output is right."""
+    """Return this rank's number of tokens, the size of its batch, and whether its output is right."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     real = max(0, PADDED - 6 * rank)  # 16, 10, 4, 0, ...
     x = torch.randn(PADDED, H, generator=torch.Generator().manual_seed(10 + rank)).bfloat16()

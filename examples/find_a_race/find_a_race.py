@@ -1,4 +1,4 @@
-"""Four kernels with one mistake each: the findings of the checked twin, and none after the fix."""
+"""Four kernels with one mistake each: the findings of the emulator's checked engine, and none after the fix."""
 
 from pathlib import Path
 from typing import Any

@@ -32,7 +32,7 @@ CONFIG = SimpleNamespace(
 
 
 def step(alone: dist.ProcessGroup) -> tuple[list[int], list[torch.Tensor]]:
-    """One forward and backward of experts that double their rows; rows by expert, the result, two gradients."""
+    """Run forward and backward with experts that double rows; return rows per expert, and result and two gradients."""
     rank, local = dist.get_rank(), E // dist.get_world_size()
     groups = SimpleNamespace(ep=dist.group.WORLD, tp_ep=dist.group.WORLD, expt_tp=alone)
     mine = list(range(rank * local, (rank + 1) * local))

@@ -25,7 +25,7 @@ E, K, H, T = 8, 2, 256, 6  # experts of all ranks, experts of a token, elements 
 
 
 def round_trip(mode: str) -> str:
-    """Tokens to their experts, which return them as they are, and back."""
+    """Dispatch tokens to experts that return them unchanged, combine, and return a line about the result."""
     world, low_latency = dist.get_world_size(), mode == "low_latency"
     dispatcher = deepep.DeepEPDispatcher(
         dist.group.WORLD,

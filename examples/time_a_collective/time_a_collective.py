@@ -1,4 +1,4 @@
-"""Predicts the time of a collective of your own on NPUs, over the grid of `ascend-moe predict`, and checks its results.
+"""Predict the time of a collective of your own on NPUs, over the grid of `ascend-moe predict`, and check its results.
 
 python time_a_collective.py [SOC]
 """
@@ -18,7 +18,7 @@ KERNELS = ascendc_twin.load(Path(__file__).parent / "all_to_all.cpp", engine="ti
 
 
 def predict(soc: str, ranks: int, batch: int, itemsize: int) -> ascendc_twin.Timing:
-    """Time an exchange of batch * TOPK rows a rank, as many to each; the windows begin zeroed."""
+    """Return predicted times of an exchange of batch * TOPK rows per rank, an equal number to each rank."""
     size = batch * TOPK * HIDDEN * itemsize // ranks
     x = np.random.default_rng(0).integers(0, 256, (ranks, ranks, size), np.uint8)
     y = np.zeros_like(x)
