@@ -5,14 +5,14 @@
 // step | who         | rows                    | then, after a
 //      |             |                         | core barrier
 // -----+-------------+-------------------------+---------------
-// 1    | p, for each | staged in windowsOut    | R messages; an
-//      | other       |                         | item carries
-//      | server      |                         | all
+// 1    | p, for each | staged in windowsOut,   | an item carries
+//      | other       | R messages after them   | all
+//      | server      |                         |
 // 2    | f, on p's   | as they came, to each   | each of them
 //      | rail        | rank of its server      | its message
 // 3    | j, an owner | other values, back to f | a message to f
-// 4    | f           | of the owners in turn,  | R messages; an
-//      |             | staged                  | item to p
+// 4    | f           | of the owners in turn,  | an item to p
+//      |             | staged; R messages      |
 // 5    | p           | are checked             |
 //
 // Before they read, each rank's cores share the messages to wait for and synchronize: most rows are read by a core that

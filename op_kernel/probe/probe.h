@@ -1,6 +1,6 @@
-// The probes. Each tests one assumption about the hardware or HCCL, with the code that the operators use for it. They
-// write only to data areas, which HCCL overwrites anyway, so a communicator stays new. kProbeClear and kProbeTimestamps
-// are no probes: one resets a communicator, the other reports timestamps.
+// The probes. Each tests one assumption about the hardware or HCCL, with the code that the operators use for it. Of the
+// windows they write data areas and windowsOut only, which HCCL overwrites anyway, so a communicator stays new.
+// kProbeClear and kProbeTimestamps are no probes: one resets a communicator, the other reports timestamps.
 //
 // mode             | function      | which cores    | reads                | writes                      | which cores
 //                  |               |                |                      |                             | synchronize
@@ -8,13 +8,13 @@
 // all, first       | WindowContext | all            | the context          | nothing; a mismatch is the  |
 //                  | :: Check      |                |                      | report                      |
 // kProbeContext    | Windows       | all            | the context, by MTE2 | nothing                     |
-// kProbeStore      | StoreAndRead  | all: a share   | rows and flags that  | a row of 16 KiB and a flag  | all ranks
-//                  |               | of the peers   | peers stored here;   | to each peer; twice, other  |
-//                  |               |                | its own rows in the  | values                      |
-//                  |               |                | peers' areas         |                             |
-// kProbeAtomic     | Atomic        | core 0 writes, | blocks from the rank | a block a round to the next | all ranks
+// kProbeStore      | StoreAndRead  | all: a share   | rows, flags, answers | a row of 16 KiB, a flag and | its peers
+//                  |               | of the peers   | that peers stored    | an answer to each peer;     |
+//                  |               |                | here; its own rows   | twice, other values         |
+//                  |               |                | in the peers' areas  |                             |
+// kProbeAtomic     | Atomic        | core 0 writes, | blocks from the rank | a block a round to the next | rank before
 //                  |               | core 1 reads   | before               | rank                        |
-// kProbeOrder      | Order         | core 0 writes, | rows and flags from  | core 0: a row, then its     | all ranks,
+// kProbeOrder      | Order         | core 0 writes, | rows and flags from  | core 0: a row, then its     | next, before
 //                  |               | core 1 reads   | the rank before;     | flag, to the next rank;     | each round
 //                  |               |                | core 0: answers      | core 1: an answer to the    |
 //                  |               |                |                      | rank before                 |
@@ -24,32 +24,32 @@
 //                  |               |                | behind them          | the core barrier            |
 // kProbeCycles     | Cycles        | core 0         | the cycle counter    | nothing                     |
 // kProbeZeroState  | ZeroState     | core 0         | the state area       | nothing                     |
-// kProbePull       | Pull          | core 0 writes, | core 1: the row in   | core 0: a row into its own  | all ranks,
-//                  |               | core 1 reads   | the next rank's own  | area, a flag to the rank    | each round
-//                  |               |                | area                 | before; core 1: an answer   |
-// kProbeRelay      | Relay         | as             | core 1: the flag;    | core 1: a block in the      | all ranks,
-//                  |               | kProbeOrder;   | core 2: that block,  | workspace; core 2: an       | each round
-//                  |               | core 2 reads   | the row              | answer                      |
+// kProbePull       | Pull          | core 0 writes, | core 1: a row, then  | core 0: a row into its own  | next, before
+//                  |               | core 1 reads   | 64 to time them, of  | area, a flag to before, 64  | each round
+//                  |               |                | the next rank's area | rows to next; 1: an answer  |
+// kProbeRelay      | Relay         | as             | core 1: the flag;    | core 1: a block in the      | core 1; next
+//                  |               | kProbeOrder;   | core 2: that block,  | workspace; core 2: an       | and before,
+//                  |               | core 2 reads   | the row              | answer                      | each round
 // kProbeQueue      | Queues        | all            | its own area         | its own area                |
 // kProbeWriters    | Writers       | all write, all | parts of the rank    | a part of 1 KiB, by turns   | cores of the
-//                  |               | read           | before, or the next  | into the next rank's area   | rank, and
-//                  |               |                | one's; its flag;     | and the own; the last core: | all ranks,
-//                  |               |                | answers              | a flag; answers             | each round
-// kProbeNeighbour  | Neighbours    | 0 and 1; all   | its own area         | its own area                | cores of the
+//                  |               | read           | before, or the next  | into the next rank's area   | rank; next,
+//                  |               |                | one's; its flag;     | and the own; the last core: | before, each
+//                  |               |                | answers              | a flag; answers             | round
+// kProbeNeighbours | Neighbours    | 0 and 1; all   | its own area         | its own area                | cores of the
 //                  |               | synchronize    |                      |                             | rank
 // kProbeBatch      | Batch         | all            | items of ranks       | windowsOut, a list in the   | cores of the
-//                  |               |                | before it            | workspace                   | rank
+//                  |               |                | before it            | workspace                   | rank; before
 // kProbeLevels     | TwoLevels     | all            | items of its rail;   | windowsOut, lists in the    | cores of the
 //                  |               |                | rows of its server's | workspace; rows and         | rank; its
 //                  |               |                |                      | messages to its server's    | rail and
 //                  |               |                |                      | ranks                       | server
 // kProbeStride     | Strides       | even store,    | rows of the next     | rows of the next rank       | cores of the
 //                  |               | odd load       | rank                 |                             | rank
-// kProbeClear      | Clear         | all            | nothing              | this rank's state area      |
+// kProbeClear      | Clear         | core 0         | nothing              | this rank's state area      |
 // kProbeTimestamps | Timestamps    | all            | its timestamps       | its block of report         |
 // all but the one  | Report        | all            | nothing              | report [cores] blocks       |
 //
-// Last column: ranks whose flags, blocks or answers a core waits for. A core without work reports "passed". Peers, next
+// Last column: whose flags, blocks or answers a core waits for. A core without work reports "passed". Peers, next
 // and before are ranks of the own server: stores may not reach others. PipeBarrier<PIPE_ALL> drains a core's stores as
 // in the ops. In the emulator StoreBlock's wait and SyncAll drain them too, so no schedule shows that one is missing.
 #ifndef ASCEND_MOE_PROBE_PROBE_H
