@@ -61,7 +61,7 @@ public:
     template <class Function>
     void Find(const char* name, Function& function) const {
         function = reinterpret_cast<Function>(dlsym(handle_, name));
-        if (function == nullptr) throw std::runtime_error(path_ + " has no function " + name);
+        if (function == nullptr) throw std::runtime_error(path_ + " has no function " + name + ": build it again");
     }
 
 private:
@@ -79,7 +79,7 @@ inline void UseEngine(const char* path) {
 #undef AM_FUNCTION
     if (engine.spec_bytes() != sizeof(moe::CallSpec) || engine.check_bytes() != sizeof(moe::CheckResult) ||
         engine.error_record_words() > kMostRecordWords)
-        throw std::runtime_error(std::string(path) + " describes calls differently");
+        throw std::runtime_error(std::string(path) + " is of another version: build both libraries again");
     the_engine = engine;
 }
 

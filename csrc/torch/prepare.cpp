@@ -170,7 +170,7 @@ Device OneDevice(const Op& op, const Arguments& arguments, bool on_npu) {
     const AmTorchCall call = Describe(op, arguments, device, on_npu);
     if (arguments.lowest() != nullptr) {
         const std::string& name = arguments.lowest()->name;
-        Refuse(call, name + " is " + std::to_string(moe::kNoValue) + ", which no rule allows", name);
+        Refuse(call, name + " is " + std::to_string(moe::kNoValue) + ", which no rule allows: pass another", name);
     }
     const AtenTensorHandle tensor = arguments.tensor(bad->index);
     const Device other = DeviceOf(tensor);

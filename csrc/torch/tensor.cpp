@@ -57,7 +57,7 @@ int32_t LayoutOf(AtenTensorHandle tensor) {
 }  // namespace
 
 void Check(AOTITorchError code, const char* what) {
-    if (code != AOTI_TORCH_SUCCESS) throw std::runtime_error(std::string("torch refuses ") + what);
+    if (code != AOTI_TORCH_SUCCESS) throw std::runtime_error(std::string("torch reports an error for ") + what);
 }
 
 Device DeviceOf(AtenTensorHandle tensor) {
