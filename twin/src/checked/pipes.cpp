@@ -278,7 +278,7 @@ void World::ForceFlag(CoreState& core, uint32_t flag, uint32_t turn) {
                 }
             }
         }
-        TWIN_RAISE_IF(pipe == 0, kEventMisuse, core.core.blocked_at, "a flag is awaited that nobody has set");
+        TWIN_RAISE_IF(pipe == 0, kEventMisuse, core.core.blocked_at, "WaitFlag on an event that no SetFlag has set");
         RunHead(core, pipe, true);
     }
 }

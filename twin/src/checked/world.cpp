@@ -242,7 +242,7 @@ void World::Loop() {
             continue;
         }
         ++cycles_;
-        if (++result_.steps > options_.max_steps) FailHanging("still busy after the most steps allowed");
+        if (++result_.steps > options_.max_steps) FailHanging("still busy after max_steps steps");
         if (failure_) return;
         Inject();
         const size_t picked = PickEntity();
@@ -434,7 +434,7 @@ void World::Yield(CoreState& core, const Loc& loc, bool idle) {
     core.idle_since = std::min(core.idle_since, now);
     const std::chrono::duration<double> idled = now - core.idle_since;
     const double deadline_s = core.rank->launch.spec->deadline_s;
-    if (deadline_s > 0 && idled.count() > deadline_s) FailHanging("nothing but reads of the same words for too long");
+    if (deadline_s > 0 && idled.count() > deadline_s) FailHanging("only reads of the same words until the deadline");
     last_run_ = cores_[(core.global + 1) % core_count_].get();
     core.priority[kFiber] = --lowest_;
     Park(core, CoreStatus::kReady, loc);

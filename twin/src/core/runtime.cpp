@@ -115,7 +115,7 @@ std::string TextOf(std::exception_ptr failure, Finding* kind) {
     } catch (const std::exception& error) {
         return error.what();
     } catch (...) {
-        return "a kernel threw something";
+        return "the kernel threw something that is no exception";
     }
 }
 

@@ -433,7 +433,7 @@ void World::Idle(CoreState& core, const Loc& loc) {
     if (unwinding_) return;
     core.core.blocked_at = loc;
     if (core.now > options_.limit_ns) {
-        FailHanging("still polling at the end of the time that the run is given");
+        FailHanging("still polling at the limit of modelled time");
         Park(core, CoreStatus::kReady, loc);
     }
     YieldUntil(core, core.now);

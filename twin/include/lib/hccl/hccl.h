@@ -176,7 +176,7 @@ public:
     int32_t Wait(HcclHandle handleId, TWIN_CALLER) {
         CheckOpen("Wait", loc);
         if (handleId < 0 || handleId >= handles_) return HCCL_FAILED;
-        TWIN_RAISE_IF(handleId >= committed_, kBadArgument, loc, "Hccl::Wait for handle %d, which nobody committed",
+        TWIN_RAISE_IF(handleId >= committed_, kBadArgument, loc, "Hccl::Wait for handle %d before its Commit",
                       static_cast<int>(handleId));
         WaitFor(static_cast<uint32_t>(handleId) + 1, loc);
         return HCCL_SUCCESS;
@@ -194,7 +194,7 @@ public:
     void Finalize(TWIN_CALLER) {
         CheckOpen("Finalize", loc);
         TWIN_RAISE_IF(IsClient() && committed_ < handles_, kBadArgument, loc,
-                      "Hccl::Finalize with %d tasks that nobody committed", handles_ - committed_);
+                      "Hccl::Finalize before Commit of %d tasks", handles_ - committed_);
         if (sync && IsClient() && last_task_ != 0) WaitFor(last_task_, loc);
         if (IsClient()) group_.Served();
     }
@@ -211,7 +211,7 @@ private:
     }
     void CheckRank(uint32_t rank, const twin::Loc& loc) const {
         CheckOpen("GetWindows...Addr", loc);
-        TWIN_RAISE_IF(rank >= group_.world(), kBadArgument, loc, "rank %u of a group of %u", rank, group_.world());
+        TWIN_RAISE_IF(rank >= group_.world(), kBadArgument, loc, "no rank %u in a group of %u", rank, group_.world());
     }
     void WaitFor(uint32_t task, const twin::Loc& loc) {
         while (group_.agent()->Finished() < task) twin::PollYield(loc);
