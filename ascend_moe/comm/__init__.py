@@ -1,8 +1,8 @@
 """Communicators by name: group_ep of a process group or of a LocalCluster.
 
-``comm_name`` returns the name, the ops look it up, ``close`` closes it. For an HCCL group the name is HCCL's own. For
-any other group it is the c10d group name; the windows are in shared memory of one machine and are opened collectively
-on first use.
+``comm_name`` returns the name, by which the ops find the communicator; ``close`` closes it. For an HCCL group the name
+is HCCL's own. For any other group it is the c10d group name; the windows are in shared memory of one machine and are
+opened collectively on first use.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ MAX_NAME = 127  # characters of group_ep, as in CANN
 
 @dataclass(frozen=True)
 class Device:
-    """Access of ``register_device`` to communicators whose windows are in device memory."""
+    """Functions that find and close the communicators on one type of device; passed to `register_device`."""
 
-    known: Callable[[str], Any]  # the communicator of a group_ep that an op has opened, or None
+    known: Callable[[str], Any]  # the communicator that an op has opened for a group_ep, or None
     find: Callable[[str, int, int, torch.device], Any]  # the communicator of a group_ep, opened if there is none
     close: Callable[[str], None]  # forgets a communicator; idempotent
     vote: Callable[[str, ProcessGroup], StoreVote | None]  # votes of a group; None before its first op
@@ -63,12 +63,12 @@ _handed_out: dict[str, weakref.ref[ProcessGroup]] = {}  # HCCL's names, unknown 
 
 
 def register_device(kind: str, device: Device) -> None:
-    """Make lookups and ``close`` include the communicators on one kind of device; called by its implementation."""
+    """Make lookups and ``close`` include the communicators on devices of the type ``kind``, torch's name, as "npu"."""
     _devices[kind] = device
 
 
 def npu_vote(group_ep: str, group: ProcessGroup) -> StoreVote | None:
-    """Return the votes of an HCCL group, or None if no op has run on it in this process."""
+    """Return the object by which an HCCL group's ranks vote (`agree`); None if no op has run on it in this process."""
     return _devices["npu"].vote(group_ep, group) if "npu" in _devices else None
 
 
@@ -80,17 +80,19 @@ def _known_on_device(group_ep: str) -> Any:
 def comm_name(process_group: ProcessGroup | None = None) -> str:
     """Return the ``group_ep`` of a process group, for the dispatch and combine ops.
 
-    HCCL groups have HCCL's communicator name. For any other backend it is the group's name in c10d, and the first call
-    on a group opens its windows, which is collective; so is the first call after ``close``. Windows have HCCL_BUFFSIZE
-    MiB (default 200) per rank and are shared memory: all ranks must be on one machine.
+    For an HCCL group it is the name of HCCL's communicator; the first call creates that, collectively, if it does not
+    exist. For any other backend it is the group's name in c10d, and the first call on a group opens its windows, which
+    is collective; so is the first call after ``close``. Windows have HCCL_BUFFSIZE MiB (default 200) per rank and are
+    shared memory: all ranks must be on one machine.
 
     Args:
         process_group: a group as in `group_of`; None: the default group.
 
     Raises:
-        ArgumentError: there is no such group, or this rank is not a member.
-        CommTimeout, PeerLost: a rank did not arrive within ASCEND_MOE_TIMEOUT_S, or died.
-        ConfigMismatch: HCCL_BUFFSIZE or the machine differs between the ranks.
+        ArgumentError: there is no such group, this rank is not a member, or the group is too large for windows.
+        CommTimeout: a rank did not arrive within ASCEND_MOE_TIMEOUT_S. PeerLost: a rank died.
+        ConfigMismatch: HCCL_BUFFSIZE, another setting of windows, the machine or the user differs between the ranks.
+        AscendMoeError: the windows could not be opened on this rank.
     """
     group = group_of("process_group", process_group)
     if not _initialized() or group not in _c10d()._world.pg_map:
@@ -106,15 +108,15 @@ def comm_name(process_group: ProcessGroup | None = None) -> str:
 
 
 def group_of(argument: str, given: object = None) -> ProcessGroup:
-    """Return the live process group denoted by ``given``. Opens nothing.
+    """Return the live process group that ``given`` stands for. Opens nothing.
 
     Args:
-        argument: name of the argument in errors.
+        argument: the caller's name for ``given`` in error messages.
         given: a process group that includes this rank; its name; a DeviceMesh of one dimension; an object with such a
             group as ``device_group`` (vLLM's and SGLang's GroupCoordinator). None: the default group.
 
     Raises:
-        ArgumentError: it is none of these, the group was destroyed, or this rank is not a member.
+        ArgumentError: ``given`` is none of these, the group was destroyed, or this rank is not a member.
     """
     if isinstance(given, str):
         cluster, found = find(given)
@@ -154,10 +156,10 @@ def _has_name(group: ProcessGroup) -> bool:
 
 
 def name_of(argument: str, given: object = None) -> str:
-    """Return the ``group_ep`` for ``given``: a name unchanged, known or not; else `comm_name` of `group_of`.
+    """Return the ``group_ep`` for ``given`` (as in `group_of`): a string unchanged, even if unknown; else `comm_name`.
 
     Raises:
-        ArgumentError: as `group_of`. Other errors: as `comm_name`, which may open windows collectively.
+        ArgumentError: the string is empty, or as `group_of`. Other errors: as `comm_name`, which may open windows.
     """
     if given == "":
         raise _no_group(argument, "is an empty string; ")
@@ -165,7 +167,7 @@ def name_of(argument: str, given: object = None) -> str:
 
 
 def need_name(argument: str, given: object) -> None:
-    """Raise ArgumentError unless ``given`` is a string: torch's operators take names, not groups."""
+    """Raise ArgumentError about ``argument`` unless ``given`` is a string: the ops take names, not groups."""
     kind = type(given).__name__
     need(isinstance(given, str), argument, "is a {}; it must be a str: use ascend_moe.comm_name(process_group)", kind)
 
@@ -176,7 +178,7 @@ def _no_group(argument: str, why: str) -> ArgumentError:
 
 
 def find(group_ep: object) -> tuple[LocalCluster | None, ProcessGroup | None]:
-    """Return the cluster or the live process group of this name; neither for an unknown name or a subgroup."""
+    """Return (LocalCluster or None, live process group or None) of this name; both None: unknown, or a `subgroup`."""
     if not isinstance(group_ep, str):
         return None, None
     cluster = threads.find(group_ep)
@@ -184,12 +186,12 @@ def find(group_ep: object) -> tuple[LocalCluster | None, ProcessGroup | None]:
 
 
 def process_group(group_ep: str) -> ProcessGroup | None:
-    """Return the live process group of this name, or None."""
+    """Return the live process group with the name ``group_ep`` (HCCL's or c10d's), or None."""
     return find(group_ep)[1]
 
 
 def size_and_rank(group_ep: str) -> tuple[int, int | None] | None:
-    """Return world size and rank of a known group without opening anything, or None for an unknown name.
+    """Return (world size, this rank) of a group without opening anything, or None if the name is unknown.
 
     The rank is None for a `LocalCluster` if the calling thread runs none of its ranks.
     """
@@ -207,7 +209,7 @@ size_and_rank._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def device_of(group_ep: str) -> torch.device:
-    """Return the device of the group's windows: the current NPU for an HCCL group, else the CPU."""
+    """Return the device of the group's windows: the current NPU for HCCL's name of a group, the CPU for all others."""
     _, group = find(group_ep)
     if group is None or not _names_hccl(group_ep, group):
         return torch.device("cpu")
@@ -219,11 +221,11 @@ def _current_npu() -> torch.device:
 
 
 def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
-    """Return this rank's open communicator. For a process group the first lookup opens it, collectively.
+    """Return this rank's communicator on the CPU. For a process group the first lookup opens it, collectively.
 
     Raises:
-        ArgumentError: ``.argument`` is group_ep, ep_world_size or ep_rank_id.
-        CommTimeout, PeerLost, ConfigMismatch: as ``comm_name``.
+        ArgumentError: the name is unknown or of an HCCL group, or ep_world_size or ep_rank_id is not the group's.
+        Other errors: as ``comm_name``.
     """
     _check_name(group_ep)
     if (made := subgroup(group_ep)) is not None:
@@ -247,12 +249,12 @@ def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
 def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
     """Return the ranks per server, 0 or W for one server; ranks of other servers are reached by RDMA, as on an A2.
 
-    On an A2 it follows from the host names of the group's ranks (docs/cluster.md), on other NPUs it is 0. If it is
-    above 0 and below ep_world_size, assist_info_for_combine begins with the BS*K words of expand_idx and contains no
-    source indices.
+    On an A2 it follows from the host names of the group's ranks (docs/cluster.md), on other NPUs it is 0, on the CPU it
+    is ASCEND_MOE_RANKS_PER_SERVER. If it is above 0 and below W = ep_world_size, assist_info_for_combine begins with
+    the BS*K words of expand_idx and contains no source indices. Collective on a group's first call.
 
     Raises:
-        As ``lookup``, which opens a communicator on the CPU if necessary.
+        As ``lookup``, which opens a communicator on the CPU if there is none.
     """
     _check_name(group_ep)
     found = _known_on_device(group_ep)
@@ -268,17 +270,17 @@ def algorithm_of(group_ep: str) -> str:
     """Return the algorithm of this rank's last op on the group: "window", "direct", "hierarchy", or "" before any.
 
     Args:
-        group_ep: name of the group, as for the ops.
+        group_ep: name of the group, as for the ops. For a LocalCluster, outside of its ranks' threads: rank 0's op.
 
     Raises:
-        ArgumentError: the name is unknown.
+        ArgumentError: the name is unknown. Other errors: on the CPU, the fatal error of an earlier op.
     """
     _check_name(group_ep)
     return algorithm_on(group_ep, None)
 
 
 def algorithm_on(group_ep: str, rank: int | None) -> str:
-    """Return `algorithm_of` a rank (None: the calling thread's). Waits while that rank is in an op."""
+    """Return `algorithm_of` for ``rank`` (as in `communicator_here`). Waits while that rank is in an op on the CPU."""
     on_device = _known_on_device(group_ep)
     if on_device is not None:
         return str(on_device.algorithm)
@@ -287,7 +289,7 @@ def algorithm_on(group_ep: str, rank: int | None) -> str:
 
 
 def epoch_on(group_ep: str, rank: int) -> int:
-    """Return the epoch of a rank's last op on the group; 0: unknown, as on an NPU."""
+    """Return the epoch (number) of a rank's last op on the group; 0: none so far, nothing is open, or on an NPU."""
     if _known_on_device(group_ep) is not None:
         return 0
     found = communicator_here(group_ep, rank, opens=False)
@@ -295,9 +297,9 @@ def epoch_on(group_ep: str, rank: int) -> int:
 
 
 def communicator_here(group_ep: str, rank: int | None = None, opens: bool = True) -> Communicator | None:
-    """Return a rank's communicator in this process (``rank`` None: the calling thread's), or None if it is not open.
+    """Return a rank's communicator in this process, or None if it is not open; raise ArgumentError for an unknown name.
 
-    ``opens``: open that of a LocalCluster.
+    ``rank``: of a LocalCluster; None: the calling thread's, or 0. ``opens``: open the windows of a LocalCluster.
     """
     if (made := subgroup(group_ep)) is not None:
         return made
@@ -342,7 +344,7 @@ def window_empty(
         WindowTooSmall: there is no room; ``.needed_mib`` is the size for ``.variable``, ``.held`` the number of tensors
             that use the space.
         CommTimeout, PeerLost, ConfigMismatch: opening the windows failed.
-        Other errors: the communicator is in the failed state.
+        Other errors: the fatal error of an earlier op of this rank on the group.
     """
     sizes, size = registered.byte_size(shape, dtype)
     _, group = find(group_ep)
@@ -393,8 +395,9 @@ def close(group_ep: str) -> None:
     with them the window, alive.
 
     Raises:
-        CommBusy: an op of another thread is still running two seconds after its deadline.
-        ArgumentError: group_ep is not a valid name.
+        CommBusy: an op of another thread is still running after ASCEND_MOE_TIMEOUT_S and two more seconds.
+        ArgumentError: group_ep is not a string of 1 to 127 bytes. An unknown name is not an error.
+        AscendMoeError: ``run`` of the LocalCluster is in progress, and this thread is none of its ranks.
     """
     _check_name(group_ep)
     cluster = threads.find(group_ep)
@@ -434,10 +437,10 @@ def _wrong_group(text: str) -> ArgumentError:
 def _check_place(name: str, world: int, rank: int | None, ep_world_size: int, ep_rank_id: int) -> None:
     """Compare the op's arguments with the group; ``rank`` is None if this thread could be any rank."""
     if ep_world_size != world:
-        text = f"ep_world_size={ep_world_size} but group {name!r} has {world} ranks"
+        text = f"ep_world_size={ep_world_size} but group {name!r} has {world} ranks: pass {world}"
         raise ArgumentError(text, argument="ep_world_size")
     if rank is not None and ep_rank_id != rank:
-        text = f"ep_rank_id={ep_rank_id} but this is rank {rank} of group {name!r}"
+        text = f"ep_rank_id={ep_rank_id} but this is rank {rank} of group {name!r}: pass {rank}"
         raise ArgumentError(text, argument="ep_rank_id")
     if not 0 <= ep_rank_id < world:
         text = f"ep_rank_id={ep_rank_id} must be in 0..{world - 1} for group {name!r}"
@@ -453,7 +456,7 @@ def _initialized() -> bool:
 
 
 def has_hccl(group: ProcessGroup) -> bool:
-    """Return whether the group's windows are on NPUs."""
+    """Return whether a live process group has HCCL as a backend, so that its windows are on NPUs."""
     return "hccl" in _c10d()._world.pg_map[group][0]
 
 
@@ -463,7 +466,7 @@ def _names_hccl(name: str, group: ProcessGroup) -> bool:
 
 
 def is_alive(reference: weakref.ref[ProcessGroup]) -> bool:
-    """Return whether the process group still exists; its name may have been reused."""
+    """Return whether the referenced process group was neither freed nor destroyed."""
     group = reference()
     return group is not None and group in _c10d()._world.pg_map
 
@@ -497,7 +500,7 @@ def _resolve(name: str) -> ProcessGroup | None:
 
 
 def unknown(name: str, hccl: bool = False) -> ArgumentError:
-    """Return the error for an unknown name; ``hccl``: only names of HCCL communicators are valid."""
+    """Return the error for an unknown ``group_ep``, which lists known names, with ``hccl`` only HCCL's."""
     known = [handed for handed in sorted(_handed_out) if not hccl or _resolve(handed) is not None]
     if not hccl:
         known += threads.names() + sorted(_subgroups)
@@ -515,12 +518,12 @@ def unknown(name: str, hccl: bool = False) -> ArgumentError:
 
 
 def subgroup(name: object) -> Communicator | None:
-    """Return this rank's communicator of the open subgroup of this name."""
+    """Return this rank's communicator of the open group ``name`` that `shrink` made of a CPU process group, or None."""
     return _subgroups.get(name) if isinstance(name, str) else None
 
 
 def add_subgroup(made: Communicator) -> None:
-    """Register a subgroup under its name."""
+    """Register the communicator of a group made by `shrink` under its name."""
     _subgroups[made.name] = made
 
 
@@ -547,7 +550,7 @@ def _open(name: str, group: ProcessGroup) -> Communicator:
     world = group.size()
     if world > MAX_WORLD:
         text = f"group {name!r} has {world} ranks, windows on the CPU support at most {MAX_WORLD}: "
-        raise ArgumentError(text + "use ascend_moe.dispatchers", argument="ep_world_size")
+        raise ArgumentError(text + "use AllToAllDispatcher of ascend_moe.dispatchers", argument="ep_world_size")
     if world > 1 and library.lib().am_engine_is_checked():  # it schedules the ranks of one process
         text = f"group {name!r} has {world} ranks in separate processes, but the checked engine needs ranks that are "
         fix = f"threads: use ascend_moe.LocalCluster, or unset {settings.ENGINE.name}"

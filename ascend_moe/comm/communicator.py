@@ -25,7 +25,7 @@ _alive: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def take_number(communicator: Any) -> int:
-    """Return a new number for a communicator on CPU or NPU, for `by_number`."""
+    """Return a new number, under which `by_number` returns this communicator (on CPU or NPU) while it exists."""
     number = next(_numbers)
     _alive[number] = communicator
     return number
@@ -37,7 +37,7 @@ def by_number(number: int) -> Any:
 
 
 class GroupCommunicator:
-    """The common part of communicators on CPU and NPU: the first fatal error, and the handle of the ops' library."""
+    """Base of communicators on CPU and NPU: the first fatal error, and the handle in the ops' library (csrc/torch)."""
 
     ops_handle: binding.CommHandle
     _failed: BaseException | None = None
@@ -53,7 +53,7 @@ class GroupCommunicator:
         self.ops_handle.shut()
 
     def raise_if_failed(self) -> None:
-        """Raise a copy of the first fatal error, if any (an exception object carries one traceback)."""
+        """Raise the first fatal error, if any: a copy of it, since an exception object has one traceback only."""
         if isinstance(self.failed, AscendMoeError):
             error = type(self.failed)(str(self.failed), **self.failed.details)
             if self._raised_again is None:
@@ -67,10 +67,7 @@ class GroupCommunicator:
             raise self.failed
 
     def clear_tracebacks(self) -> None:
-        """Clear the frames in the fatal errors' tracebacks, which keep tensors alive.
-
-        Text, details and traceback lines remain.
-        """
+        """Clear local variables, which keep tensors alive, from the fatal errors' tracebacks; text and lines remain."""
         errors = [*(self._raised_again or ()), self._failed]
         seen: set[int] = set()
         while errors:
@@ -88,10 +85,10 @@ class GroupCommunicator:
 
 
 class Peers(Protocol):
-    """State of the other ranks of a group. Hold the communicator (`Communicator.held`) during calls."""
+    """State of the other ranks of a group. Callers hold the communicator, by `Communicator.held`, meanwhile."""
 
     def live_fds(self, world: int) -> Sequence[int]:
-        """Return a descriptor per rank that becomes readable when the rank ends; -1 for none."""
+        """Return for each of ``world`` ranks a file descriptor that becomes readable when its process ends, or -1."""
 
     def gone(self, rank: int) -> bool:
         """Return whether the rank has ended or has closed its communicator."""
@@ -109,12 +106,12 @@ class Communicator(GroupCommunicator):
     Attributes:
         name: its group_ep.
         rank, world: EP rank and number of EP ranks.
-        data_bytes, registered_bytes: bytes of one rank's data area, and of its registered buffers.
-        context_kind, ranks_per_server: the settings at the time of opening. ASCEND_MOE_RANKS_PER_SERVER simulates an A2
-            cluster: a rank reaches ranks of other servers by items that a copy agent transports.
+        data_bytes, registered_bytes: bytes of one rank's data area, and of its memory for registered buffers.
+        context_kind, ranks_per_server: the settings at the time of opening, the first as an index into ``CONTEXTS``.
+            ASCEND_MOE_RANKS_PER_SERVER simulates an A2 cluster: a copy agent in place of RDMA reaches other servers.
         number: unique in this process.
-        vote: votes on the remaining members; use it within ``held``.
-        peers: as passed.
+        vote: the ranks' votes on who remains in the group; use it within ``held``.
+        peers: state of the other ranks.
         failed: the first fatal error, set by the op that detected it; later ops raise it again at once.
     """
 
@@ -131,15 +128,15 @@ class Communicator(GroupCommunicator):
         unmap: Callable[[], None] | None = None,
         alive: Callable[[], bool] | None = None,
     ) -> None:
-        """Create the native communicator; ownership of the other resources passes only on success.
+        """Create the native communicator; if that fails, the caller still has to release windows and peers.
 
         Args:
             bases: address of every rank's window in this process, by rank.
             peers: state of the other ranks.
             release: called once after the native communicator is destroyed: unmaps and closes the rest.
-            unmap: unmaps this rank's own window; called after that, once no window tensor is alive. None: ``release``
-                does it, with ``when_unused``.
-            alive: whether the group is still the one this was opened for, asked in every call; None: always.
+            unmap: unmaps this rank's own window; called after ``release``, once no window tensor is alive. None:
+                ``release`` does it, with ``when_unused``.
+            alive: returns whether the process group still exists; called by every op. None: always.
         """
         binding.library()  # fails before anything has to be released
         self.name = name
@@ -156,7 +153,7 @@ class Communicator(GroupCommunicator):
         table = (ctypes.c_void_p * self.world)(*bases)
         handle = library.lib().am_comm_create(rank, self.world, table, data_bytes, registered_bytes, fds)
         if not handle:
-            raise AscendMoeError(f"rank {rank}: the communicator of group {name!r} could not be created")
+            raise AscendMoeError(f"rank {rank}: no memory for the communicator of group {name!r}: run fewer ranks")
         self._handle: int | None = handle
         self.number = take_number(self)
         self.vote = WindowVote(name, rank, list(bases), peers.gone)
@@ -164,7 +161,7 @@ class Communicator(GroupCommunicator):
         servers, stores = self.ranks_per_server, intra_node_stores()
         if lib.am_comm_use_context(handle, self.context_kind) or lib.am_comm_use_servers(handle, servers, stores):
             lib.am_comm_destroy(handle)
-            raise AscendMoeError(f"rank {rank}: no memory for the context of group {name!r}")
+            raise AscendMoeError(f"rank {rank}: no memory for the context of group {name!r}: run fewer ranks")
         self.ops_handle = binding.CommHandle(  # its lock is held while an op runs
             number=self.number,
             communicator=handle,
@@ -183,9 +180,10 @@ class Communicator(GroupCommunicator):
 
     @property
     def handle(self) -> int:
-        """Native handle, valid until ``close``. Ops must hold ``use()`` while they use it."""
+        """Native handle, valid until ``close``, then CommClosed is raised. Ops must use it within ``use()``."""
         if self._handle is None:
-            raise CommClosed(f"rank {self.rank}: the communicator of group {self.name!r} is closed", rank=self.rank)
+            text = f"rank {self.rank}: the communicator of group {self.name!r} is closed: call an op to open a new one"
+            raise CommClosed(text, rank=self.rank)
         return self._handle
 
     @property
@@ -194,37 +192,37 @@ class Communicator(GroupCommunicator):
 
     @property
     def algorithm(self) -> str:
-        """Algorithm of this rank's last op: "window", "direct", "hierarchy", or "" before any."""
+        """Algorithm of this rank's last op: "window", "direct", "hierarchy", or "" before any. Raises as ``use``."""
         with self.use() as handle:
             return ALGORITHMS[library.lib().am_comm_algorithm_run(handle)]
 
     @property
     def epoch(self) -> int:
-        """Epoch of this rank's last op, failed or not; 0 before any, or if closed."""
+        """Epoch (number) of this rank's last op on the group, failed or not; 0 before any, or if closed."""
         with self.ops_handle:
             return 0 if self._handle is None else int(library.lib().am_comm_epoch(self._handle))
 
     def timestamps(self, op: str) -> list[timestamps.Timestamp]:
-        """Return the timestamps of this rank's last dispatch or combine; empty without `settings.TIMESTAMPS`."""
+        """Return the timestamps of the last ``op``, "dispatch" or "combine"; empty without `settings.TIMESTAMPS`."""
         with self.use() as handle:
             return timestamps.of_communicator(handle, op)
 
     @contextlib.contextmanager
     def use(self) -> Iterator[int]:
-        """Context manager: the handle for one op, without concurrent ops or close. Raises ``failed`` again."""
+        """Context manager: yield the native handle, excluding other ops and close; raise ``failed`` or CommClosed."""
         with self.ops_handle:
             self.raise_if_failed()
             yield self.handle
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Context manager: keep the windows mapped, without concurrent ops or close; also after a failure."""
+        """Context manager: keep the windows mapped, excluding ops and close; works after failures, not after close."""
         with self.ops_handle:
             _ = self.handle
             yield
 
     def raise_why_unusable(self) -> None:
-        """Raise the error that keeps ops from using this communicator, if any."""
+        """Raise ``failed`` if an op has failed, CommClosed if this is closed; else return."""
         self.raise_if_failed()
         _ = self.handle
 
@@ -242,7 +240,7 @@ class Communicator(GroupCommunicator):
         return f"{seen}, in an op of this group" if in_op else f"{seen}, in Python code, in no op of this group"
 
     def state(self) -> hang.GroupState | None:
-        """Return what all ranks do, by their windows; None if this communicator is closed."""
+        """Return what every rank of the group is doing, read from the windows; None if this communicator is closed."""
         with self._handle_lock:
             if self._handle is None:
                 return None
@@ -252,7 +250,7 @@ class Communicator(GroupCommunicator):
             return replace(found, ranks=tuple(ranks))
 
     def register(self, size: int) -> ctypes.Array[ctypes.c_char]:
-        """Return a registered buffer of ``size`` bytes, which lives as long as the returned object."""
+        """Return a registered buffer of ``size`` bytes, released with the returned object. Raises WindowTooSmall."""
         with self._handle_lock:
             handle = self.handle
             if self._registered is None:
@@ -263,14 +261,14 @@ class Communicator(GroupCommunicator):
             return self._registered.take(size, self.registered_bytes)
 
     def when_unused(self, unmap: Callable[[], None]) -> None:
-        """Call ``unmap`` once no tensor is alive in this rank's window; the native communicator is destroyed."""
+        """Call ``unmap`` as soon as no tensor is alive in this rank's window. Destroy the native communicator first."""
         if self._registered is None:
             unmap()
         else:
             self._registered.retire(unmap)
 
     def mark_lost(self, peer: int) -> None:
-        """Threads only: make waits for ``peer`` raise PeerLost from now on."""
+        """Make this rank's waits for ``peer`` raise PeerLost from now on; for ranks that are threads of one process."""
         with self._handle_lock:
             if self._handle is not None:
                 library.lib().am_comm_mark_lost(self._handle, peer)
@@ -281,10 +279,10 @@ class Communicator(GroupCommunicator):
         Clears the frames of fatal errors' tracebacks, which may keep window tensors alive.
 
         Args:
-            wait_s: seconds to wait for that op; default: the deadline of an op and 2 s.
+            wait_s: seconds to wait for that op; None: ASCEND_MOE_TIMEOUT_S at the time of opening, and 2 s.
 
         Raises:
-            CommBusy: the op is still running then; nothing was closed.
+            CommBusy: the op is still running after ``wait_s``; nothing was closed.
         """
         if not self.ops_handle.acquire(timeout=self._close_wait_s if wait_s is None else wait_s):
             text = f"rank {self.rank}: an op is still running on group {self.name!r}: close it after the op"

@@ -34,7 +34,7 @@ def _open_communicator(group_ep: str) -> Communicator:
         need(cluster.rank_here() is not None, "group_ep", rule, group_ep)
     found = comm.communicator_here(group_ep)
     if found is None:
-        rule = "is {!r}, which has no open windows here: call it before close, and on a group that ops have used"
+        rule = "is {!r}, which has no open windows here: run an op on the group first, and call this before close"
         raise ArgumentError("group_ep " + rule.format(group_ep), argument="group_ep")
     return found
 
@@ -51,8 +51,8 @@ def _seconds(timeout: float | None) -> float:
 def agree(group_ep: str, timeout: float | None = None) -> list[int]:
     """Return the remaining ranks of a group, the same list on each of them. Collective among them.
 
-    Call it after PeerLost or CommTimeout, or whenever the ranks decide to. It returns as soon as every rank has called
-    it whose process is alive with an open communicator, at the latest after ``timeout``. A rank that has not called by
+    Call it after PeerLost or CommTimeout, or whenever the ranks decide to. It returns as soon as every rank whose
+    process runs with an open communicator has called it, at the latest after ``timeout``. A rank that has not called by
     then, stopped or busy, is left out, and its own later call raises CommTimeout. All ranks that return have the same
     list, whatever fails meanwhile; a rank that died at the last moment may be in it, which ``shrink`` reports. On CPUs
     it needs neither a store nor a particular rank. On NPUs it needs the process group's store, which dies with rank 0
@@ -70,7 +70,8 @@ def agree(group_ep: str, timeout: float | None = None) -> list[int]:
     Raises:
         CommTimeout: the others have continued without this rank (``.ranks``); or, on NPUs, the store does not respond.
         PeerLost: on NPUs, the store has failed.
-        ArgumentError: there is no such group, or it has no open windows.
+        ArgumentError: there is no such group, it has no open windows, or timeout is not above 0.
+        AscendMoeError: the group has voted 32 times in ``agree`` and ``shrink``, the limit.
     """
     seconds = _seconds(timeout)
     comm.need_name("group_ep", group_ep)
@@ -133,7 +134,8 @@ def shrink(group_ep: str, alive: Sequence[int], timeout: float | None = None) ->
     Raises:
         PeerLost: another of these ranks has died or failed meanwhile. CommTimeout: it did not arrive. Call agree again.
         ConfigMismatch: ranks pass different lists, or their settings differ.
-        ArgumentError: ``alive`` is not a valid list.
+        ArgumentError: ``alive`` or ``timeout`` is invalid, or the group has no open windows.
+        AscendMoeError: creating the new group failed on this rank.
     """
     seconds = _seconds(timeout)
     comm.need_name("group_ep", group_ep)
@@ -200,7 +202,7 @@ def _checked(world: int, rank: int, left: Sequence[int], alive: Sequence[int]) -
     rule = "is {!r}; it must be the list of ranks returned by ascend_moe.agree, ascending, of 0..{}"
     need(fits, "alive", rule, alive, world - 1)
     need(rank in ranks, "alive", "is {}; it must contain this rank, which is {}", ranks, rank)
-    rule = "is {}; ascend_moe.agree returned {}, and no other rank can rejoin this group"
+    rule = "is {}; ascend_moe.agree returned {}, and no other rank can rejoin this group: pass that list"
     need(set(ranks) <= set(left), "alive", rule, ranks, left)
     return ranks
 
@@ -209,7 +211,7 @@ def _checked(world: int, rank: int, left: Sequence[int], alive: Sequence[int]) -
 
 
 def npu_group(group_ep: str) -> Any:
-    """Return the process group of an HCCL communicator's name, or None for other names."""
+    """Return the live process group with an HCCL backend of this name, or None if there is none."""
     cluster, group = comm.find(group_ep)
     return group if cluster is None and group is not None and comm.has_hccl(group) else None
 

@@ -51,17 +51,17 @@ def _read(base: int, at: int, room: int) -> str:
 
 
 def write_state(base: int, state: OpeningState) -> None:
-    """Write this rank's state in an opening."""
+    """Write this rank's state of an opening into its window, mapped at ``base``."""
     _write(base, STATE_AT, STATE_BYTES, state.text())
 
 
 def mark_closed(base: int) -> None:
-    """Mark the window as unused by its rank, which has closed it or given up opening."""
+    """Mark the window at ``base`` as no longer used: its rank has closed it or given up opening the group."""
     library.lib().am_window_ballot(base, _CLOSED_WORD, 0, 1)
 
 
 def create_window(total: int) -> int:
-    """Create a memfd of ``total`` bytes, sealed at that size so that no peer can make reads fault."""
+    """Create a memfd and return its descriptor; its size, ``total`` bytes, is sealed: no peer can make reads fault."""
     fd = os.memfd_create(MEMFD, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, total)
@@ -78,16 +78,16 @@ def boot_time() -> int:
 
 @dataclass(frozen=True)
 class Record:
-    """One opening of one rank, as read by the other ranks; the defaults describe this process.
+    """One attempt of one rank to open a group, for the other ranks to read; the defaults describe this process.
 
     Attributes:
         data_bytes, registered_bytes, total: sizes of the window's areas, and of the window.
         fd: the window's descriptor in process ``pid``; -1 before it exists.
-        token: unique to this opening.
-        started: when it began, in ns since boot.
+        token: unique to this attempt.
+        started: when the attempt began, in ns since boot.
         born: the start of the process in clock ticks since boot.
         user: effective user id.
-        left: when the rank gave up, as ``started``; 0 if it has not. ``why``: the error's class.
+        left: when the rank gave up, in ns since boot; 0 if it has not. ``why``: the class of its error.
     """
 
     data_bytes: int
@@ -110,9 +110,9 @@ class Record:
     why: str = ""
 
     def died_since(self, born: int) -> bool:
-        """Return whether its process ended while opening, and the opening began after ``born`` (ticks since boot).
+        """Return whether the record's process has ended without giving up, in an attempt that began after ``born``.
 
-        An older record is a leftover of an earlier run of the job.
+        ``born``: start of the calling process; an older attempt is a leftover of an earlier run of the job.
         """
         began = self.started * os.sysconf("SC_CLK_TCK") // 10**9
         return not self.left and began >= born and process_gone(self.pid, self.born)
@@ -128,13 +128,13 @@ class Peer:
     """
 
     def __init__(self, record: Record, watch: ProcessWatch, base: int, size: int) -> None:
-        """``size``: bytes that are mapped."""
+        """``size``: bytes that are mapped at ``base``. ``watch``: of the process; owned from here on."""
         self.record, self.watch, self.base, self._size = record, watch, base, size
         self.word = self.digest = ""
 
     @property
     def over(self) -> bool:
-        """Whether its opening has completed or was given up: it never becomes READY again."""
+        """Whether the rank has completed this opening or given it up: it never becomes READY again."""
         return self.word in (DONE, LEFT)
 
     @property
@@ -143,7 +143,7 @@ class Peer:
         return bool(library.lib().am_window_ballot(self.base, _CLOSED_WORD, 0, 0))
 
     def read(self) -> bool:
-        """Read the rank's state; return whether it has changed."""
+        """Read ``word`` and ``digest`` from the rank's window; return whether one has changed."""
         before = self.word, self.digest
         state = opening_of(ctypes.string_at(self.base, PAGE_BYTES))
         self.word, self.digest = ("", "") if state is None else (state.word, state.digest)
@@ -159,9 +159,9 @@ class Peer:
 
 
 class Processes:
-    """The peers of a communicator: the processes behind its windows.
+    """The other ranks of a communicator as processes, an implementation of `communicator.Peers`.
 
-    ``window``: the descriptor of this rank's own, closed with the communicator; `ascend_moe.native.hang` reads it.
+    ``window``: descriptor of this rank's own window, closed with the communicator; `ascend_moe.native.hang` reads it.
     """
 
     def __init__(self, rank: int, base: int, peers: Mapping[int, Peer], window: int) -> None:
@@ -182,11 +182,11 @@ class Processes:
         return closed + self._peers[rank].watch.describe()
 
     def write(self, text: str) -> None:
-        """Publish a text of this rank, replacing the last one."""
+        """Publish a text of this rank in its window, replacing the last one."""
         _write(self._base, _RECORD_AT, _RECORD_BYTES, f"{zlib.crc32(text.encode()):08x} {text}")
 
     def texts(self) -> dict[int, str]:
-        """Return the other ranks' texts; one that is being written is left out."""
+        """Return the texts that the other ranks have published, by rank; one that is being written is left out."""
         found = {}
         for rank, peer in self._peers.items():
             checksum, _, text = _read(peer.base, _RECORD_AT, _RECORD_BYTES).partition(" ")
@@ -206,13 +206,13 @@ class Processes:
 
 
 class PeerRecords(Records[Record]):
-    """The records of a subgroup's ranks, stored in the windows of the group it is made from.
+    """The records of the ranks of a new, smaller group, exchanged through the windows of the old one.
 
-    Needs no store: the process group's dies with the rank that hosts it.
+    Needs no store, because the process group's store dies with the rank that hosts it.
     """
 
     def __init__(self, group: Communicator, topic: str, members: Sequence[int], mine: Record, prefix: str) -> None:
-        """``topic``: names this attempt. ``members``, equal on all ranks: each new rank's number in ``group``."""
+        """``group``: the old one. ``topic``: of this attempt. ``members``: old rank of each new rank, equal on all."""
         assert isinstance(group.peers, Processes)
         self.rank, self.mine, self.prefix = members.index(group.rank), mine, prefix
         self.found, self.responds = {}, True
@@ -220,10 +220,10 @@ class PeerRecords(Records[Record]):
         self._topic, self._members = topic, list(members)
 
     def exchange(self, ranks: list[int], seconds: float) -> None:
-        """Publish ``mine``, and read the records of the others.
+        """Publish ``mine``, and add to ``found`` the other ranks' records that are there by now; ``seconds``: unused.
 
         Raises:
-            PeerLost: a rank of ``ranks`` has ended without a record.
+            PeerLost: a rank of ``ranks`` has ended or closed the old group without a record, or after giving up.
             ConfigMismatch: another rank passes other members.
         """
         mask = sum(1 << member for member in self._members)

@@ -13,10 +13,10 @@ AnyPlace = TypeVar("AnyPlace", bound="Place")
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's place in a group: ``group_ep`` as the ops take it, W = ``world``, and ``rank`` of 0..W-1.
+    """The calling rank of a group: the group's name ``group_ep`` (as for the ops), its size ``world``, and ``rank``.
 
     Raises:
-        ArgumentError: a field has the wrong type, or rank is not in 0..W-1. Whether the group exists is not checked.
+        ArgumentError: a field has the wrong type, or rank is not in 0..world-1. Whether the group exists is unchecked.
     """
 
     group_ep: str
@@ -32,16 +32,16 @@ class Place:
 
     @classmethod
     def of(cls: type[AnyPlace], group: object = None, argument: str = "group", **more: Any) -> AnyPlace:
-        """Return the place of this rank in a group. Collective on a process group's first use, as `comm.comm_name` is.
+        """Return this rank's place in a group. Collective on a process group's first use, as `comm.comm_name` is.
 
         Args:
-            group: a Place; the tuple (name, W, rank); the name of a live group (of a LocalCluster in the thread of a
-                rank); or a group as in `comm.group_of`, None for the default one.
-            argument: name of the argument in errors.
-            more: fields that a subclass adds.
+            group: a Place; the tuple (name, W, rank); the name of a live group (of a LocalCluster only in the thread
+                of a rank); or a group as in `comm.group_of`. None: the default process group.
+            argument: the caller's name for ``group`` in error messages.
+            more: values of the fields that a subclass adds.
 
         Raises:
-            ArgumentError: it is none of these. Other errors: opening the group's windows failed.
+            ArgumentError: ``group`` is none of these. Other errors: opening the group's windows failed.
         """
         if isinstance(group, Place):
             return cls(group.group_ep, group.world, group.rank, **more)
@@ -56,10 +56,10 @@ class Place:
         world, rank = comm.size_and_rank(name) or (0, None)
         need(world > 0, argument, "is {!r}, which names no open group: use ascend_moe.comm_name(process_group)", name)
         if rank is None:
-            text = f"{argument} of {name!r} is a LocalCluster's: call it in the thread of a rank"
+            text = f"{argument} is {name!r}, a LocalCluster's: call it in the thread of a rank, by cluster.run"
             raise ArgumentError(text, argument=argument)
         return cls(name, world, rank, **more)
 
     def arguments(self, **more: Any) -> dict[str, Any]:
-        """Return the keyword arguments of the ops that describe the caller, and ``more``."""
+        """Return the ops' keyword arguments group_ep, ep_world_size and ep_rank_id, and those in ``more``."""
         return {"group_ep": self.group_ep, "ep_world_size": self.world, "ep_rank_id": self.rank, **more}

@@ -27,7 +27,7 @@ STORE_TIMEOUT_S = 1.0  # minimum time for a response of the store
 
 
 def store_of(group: ProcessGroup) -> tuple[Store, int | None]:
-    """Return the group's store and the rank that hosts it, None if it is no rank or unknown."""
+    """Return the group's store and the group's rank that hosts it; None: torchrun's agent, another, or unknown."""
     from torch._C._distributed_c10d import TCPStore
     from torch.distributed import distributed_c10d
 
@@ -39,10 +39,11 @@ def store_of(group: ProcessGroup) -> tuple[Store, int | None]:
 
 
 def answered(ask: Callable[[], T], seconds: float, prefix: str, host: int | None) -> T:
-    """Return the result of ``ask``, run on a thread: a store blocks as long as its host is stopped.
+    """Return the result of ``ask``, a request to a store, run on a thread: it blocks as long as the host is stopped.
 
     Raises:
-        PeerLost, CommTimeout: the store has failed, or has not responded within ``seconds``.
+        PeerLost: ``ask`` raised an error. CommTimeout: it has not returned within ``seconds``. The text begins with
+            ``prefix`` and names the host, rank ``host`` (as in `store_of`).
     """
     results: list[T] = []
     failures: list[Exception] = []
@@ -66,17 +67,17 @@ def answered(ask: Callable[[], T], seconds: float, prefix: str, host: int | None
 
 
 class Records(Generic[R]):
-    """The records of all ranks in the group's store, dataclasses of the type of ``mine``.
+    """One record per rank of a group, exchanged through the group's store: dataclasses of the type of ``mine``.
 
     Attributes:
         rank: this rank. ``prefix``: start of error messages.
         mine: this rank's record, stored by the next ``exchange``.
-        found: the other ranks' records, by rank.
+        found: the other ranks' records that were read so far, by rank.
         responds: whether the store responded to the last ``exchange``.
     """
 
     def __init__(self, store: Store, host: int | None, key: str, rank: int, mine: R, prefix: str) -> None:
-        """``host``: as `store_of`. ``key``: prefix in the store. ``prefix``: start of error messages."""
+        """``host``: as `store_of`. ``key``: start of the keys in the store. ``prefix``: start of error messages."""
         from torch._C._distributed_c10d import PrefixStore
 
         self.rank, self.mine, self.prefix = rank, mine, prefix
@@ -86,7 +87,10 @@ class Records(Generic[R]):
         self._host = host
 
     def exchange(self, ranks: list[int], seconds: float) -> None:
-        """Store ``mine`` unless it is there, and read the records of ``ranks``."""
+        """Store ``mine`` unless it is there, and add to ``found`` those records of ``ranks`` that are there by now.
+
+        Raises PeerLost if the store fails, CommTimeout if it does not respond within ``seconds``.
+        """
         mine = self.mine
 
         def ask() -> dict[int, R | None]:

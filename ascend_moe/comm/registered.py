@@ -20,7 +20,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32} 
 
 
 class RegisteredMemory:
-    """The registered buffers of one communicator's own window, from the first tensor to the end of the last.
+    """The memory for registered (zero-copy) buffers in a communicator's own window, until the last buffer is freed.
 
     A tensor keeps its window mapped, also after the communicator was closed. Finalizers run wherever Python frees a
     tensor, so they must not take locks of Python.
@@ -32,7 +32,7 @@ class RegisteredMemory:
         self._unmap: Callable[[], None] = lambda: None
 
     def take(self, size: int, registered_bytes: int) -> ctypes.Array[ctypes.c_char]:
-        """Return a block of ``size`` bytes, which lives as long as the returned object."""
+        """Return ``size`` bytes, released with the returned object. Raises as `grant`."""
         address, generation = self.grant(size, registered_bytes)
         block = (ctypes.c_char * size).from_address(address)
         end = weakref.finalize(block, self._give, generation, os.getpid())
@@ -40,7 +40,10 @@ class RegisteredMemory:
         return block
 
     def grant(self, size: int, registered_bytes: int) -> tuple[int, int]:
-        """Return address and generation of a block of ``size`` bytes; it is released by its generation."""
+        """Return the address of a free block of ``size`` bytes, and its generation, a number by which it is released.
+
+        Raises WindowTooSmall if there is no room; ``registered_bytes``, the size of all memory, is for its text.
+        """
         out = (ctypes.c_uint64 * 4)()
         if library.lib().am_registered_take(self.handle, min(size, 1 << 62), out):
             raise no_room(size, registered_bytes, held=out[2], needed=out[3])
@@ -53,14 +56,17 @@ class RegisteredMemory:
             self._unmap()
 
     def retire(self, unmap: Callable[[], None]) -> None:
-        """Call ``unmap`` once no tensor is alive, now or later. The communicator must be destroyed before."""
+        """Call ``unmap`` as soon as no tensor is alive, possibly now. Destroy the native communicator first."""
         self._unmap = unmap
         if library.lib().am_registered_close(self.handle):
             unmap()
 
 
 def no_room(size: int, registered_bytes: int, held: int, needed: int) -> WindowTooSmall:
-    """Return the error for ``size`` more bytes with ``held`` tensors; ``needed`` bytes would suffice."""
+    """Return the error for a new tensor of ``size`` bytes that does not fit in ``registered_bytes`` (0: none reserved).
+
+    ``held``: number of tensors that use space. ``needed``: value of ``registered_bytes`` that would suffice.
+    """
     mib = -(-needed // _MIB)
     why = f"{VARIABLE}=0 leaves no room for registered buffers: unset it, or export {VARIABLE}={mib}, on all ranks"
     if registered_bytes:
@@ -75,10 +81,10 @@ def no_room(size: int, registered_bytes: int, held: int, needed: int) -> WindowT
 
 
 def byte_size(shape: Sequence[int] | int, dtype: torch.dtype) -> tuple[tuple[int, ...], int]:
-    """Return the shape as a tuple, and the tensor's size in bytes."""
+    """Return the shape as a tuple and the tensor's bytes. Raises ArgumentError for an invalid shape or dtype."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in sizes):
-        text = f"window_empty: shape is {sizes}, sizes must be integers of at least 0"
+        text = f"window_empty: shape is {sizes}, its sizes must be integers of at least 0"
         raise ArgumentError(text, argument="shape")
     if dtype not in DTYPES.values():
         text = f"window_empty: dtype is {dtype}, it must be one of {', '.join(map(str, DTYPES.values()))}"
@@ -87,5 +93,5 @@ def byte_size(shape: Sequence[int] | int, dtype: torch.dtype) -> tuple[tuple[int
 
 
 def tensor_of(block: ctypes.Array[ctypes.c_char], sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor over a block, which lives as long as the tensor's storage."""
+    """Return a tensor over a block of `RegisteredMemory.take`, which is released with the tensor's storage."""
     return torch.frombuffer(block, dtype=dtype).view(sizes)

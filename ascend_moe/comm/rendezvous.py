@@ -92,7 +92,7 @@ RecordsMaker = Callable[[Record, str], Records[Record]]
 
 
 class Opening:
-    """One attempt of this rank to open the windows: ``run``, then ``communicator``."""
+    """One attempt of this rank to open the windows of a group: call ``run``, then ``communicator``."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Opening:
         timeout: float,
         records: RecordsMaker,
     ) -> None:
-        """``records``: makes the exchange of records from this rank's record and the prefix of error messages."""
+        """``timeout``: seconds. ``records``: returns the `Records` for this rank's record and the start of messages."""
         self.name = name
         self.rank = rank
         self.world = world
@@ -122,11 +122,12 @@ class Opening:
         self._over: dict[int, str] = {}  # rank -> token of its opening that is over
 
     def run(self) -> None:
-        """Open the windows, or release everything.
+        """Open the windows of all ranks; after an error nothing remains mapped or open.
 
         Raises:
-            CommTimeout: a rank did not arrive by the deadline; ``.rank`` is the first, ``.ranks`` are all.
+            CommTimeout: ranks did not arrive in time (``.rank``: the first, ``.ranks``: all), or the store is stopped.
             PeerLost: a rank's process ended meanwhile, or the store failed.
+            AscendMoeError, OSError: a window cannot be created, opened or mapped here.
             ConfigMismatch: ranks differ in a property of `_ALIKE`, the package's version, the machine, the PID
                 namespace or the user.
         """
@@ -371,7 +372,7 @@ class Opening:
     # ---- after run()
 
     def communicator(self, alive: Callable[[], bool] | None = None) -> Communicator:
-        """Return this rank's communicator, which owns the opened windows. ``alive``: as in `Communicator`."""
+        """Return this rank's communicator, which owns the windows of ``run``. ``alive``: as in `Communicator`."""
         peers = Processes(self.rank, self.base, self.peers, self._window)
         bases = {rank: peer.base for rank, peer in self.peers.items()} | {self.rank: self.base}
         try:

@@ -57,7 +57,7 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 def find(name: str) -> LocalCluster | None:
-    """Return the entered cluster of this name, or None."""
+    """Return the LocalCluster of this name that is inside its ``with`` block, or None."""
     return _entered.get(name)
 
 
@@ -66,7 +66,7 @@ def names() -> list[str]:
 
 
 class RankRaised(Exception):
-    """Names the rank of a LocalCluster that raised the exception; set as its cause, so tracebacks show it first."""
+    """Cause of an exception from `LocalCluster.run`; names the rank that raised it, so tracebacks show that first."""
 
 
 class _Windows:
@@ -341,16 +341,16 @@ class LocalCluster:
     # ---- shrinking
 
     def has_ended(self, rank: int) -> bool:
-        """Return whether the rank's function has returned or raised; False while no function runs."""
+        """Return whether the rank's function has returned or raised in the current ``run``; False outside of one."""
         return rank in self._errors or bool(self._active and rank not in self._active)
 
     def shrink(self, rank: int, alive: list[int], attempt: int, seconds: float) -> tuple[LocalCluster, int]:
-        """Return a cluster of these ranks' threads, and this thread's rank in it. Called in the functions of ``alive``.
+        """Return a new cluster of the ranks ``alive``, and this thread's rank in it. Called on all of their threads.
 
-        The cluster lives as long as their functions. ``attempt`` distinguishes attempts of the same ranks.
+        It exists until their functions end. ``rank``: of this thread. ``attempt``: number, new for each attempt.
 
         Raises:
-            PeerLost: one of them has ended. CommTimeout: one of them has not called within ``seconds``.
+            PeerLost: the function of one of these ranks has ended. CommTimeout: one has not called within ``seconds``.
         """
         key, deadline = (attempt, *alive), time.monotonic() + seconds
         with self.changed:
@@ -381,12 +381,13 @@ class LocalCluster:
     # ---- communicators
 
     def communicator(self, rank: int) -> Communicator:
-        """Return the communicator of one rank; open the windows of all ranks if there are none.
+        """Return the communicator of ``rank``; open the windows of all ranks if there are none.
 
-        A rank that has closed its communicator gets new windows once every rank has closed its own.
+        A rank that has closed its communicator gets a new one once every rank has closed its own.
 
         Raises:
-            CommTimeout: a rank has not closed by the deadline. PeerLost: it failed.
+            CommTimeout: a rank has not closed its own in time. PeerLost: its function raised. AscendMoeError: outside
+                the cluster's ``with`` block.
         """
         deadline = time.monotonic() + timeout_s()
         with self.changed:
@@ -423,10 +424,10 @@ class LocalCluster:
         return windows
 
     def close(self) -> None:
-        """Close this rank's communicator in a rank's function, those of all ranks outside of run(). Idempotent.
+        """Close this rank's communicator if called in a rank's function, else those of all ranks. Idempotent.
 
         Raises:
-            AscendMoeError: called from another thread while run() is in progress.
+            AscendMoeError: another thread than a rank's called it while run() is in progress.
         """
         rank = self.rank_here()
         if rank is not None:

@@ -36,26 +36,26 @@ _RESPONSE_S = 10.0  # timeout of the store
 
 
 class Rounds:
-    """One rank's view of its group's rounds, independent of where votes are stored.
+    """One rank's part in the voting rounds of its group; a subclass stores the votes in windows or in a store.
 
     Attributes:
-        round: number of the last decision; 0 before any.
-        members: the ranks of the last decision of `agree`; all before that.
+        round: number of the last decided round; 0 before any.
+        members: the ranks that the last `agree` returned; all ranks before any.
     """
 
     def __init__(self, name: str, rank: int, world: int, gone: Callable[[int], bool], clock: Any = time) -> None:
-        """``gone``: whether a rank can no longer vote."""
+        """``gone``: returns whether a rank can no longer vote. ``clock``: has monotonic() and sleep(), for tests."""
         self._name, self._rank, self._gone, self._clock = name, rank, gone, clock
         self._pause_s, self._world = _PAUSE_S, world
         self.round = 0
         self.members = list(range(world))
 
     def agree(self, seconds: float) -> list[int]:
-        """Return the remaining ranks: those that call within ``seconds``. Collective among ``members``.
+        """Return the remaining ranks: those of ``members`` that call this within ``seconds``. Collective among them.
 
         Raises:
             CommTimeout: the others have decided without this rank.
-            AscendMoeError: no round is left.
+            AscendMoeError: the group has voted ``ROUNDS`` times, the limit.
         """
         decision = self._decide(self.members, True, seconds) if self._rank in self.members else self.members
         self.members = decision
@@ -70,18 +70,18 @@ class Rounds:
         return decision
 
     def gone(self) -> list[int]:
-        """Return the ranks that can no longer vote, as seen by this rank."""
+        """Return the ranks that can no longer vote (lost or closed), as this rank sees it."""
         return [rank for rank in range(self._world) if self._gone(rank)]
 
     def all_fine(self, ranks: Sequence[int], fine: bool, seconds: float) -> bool:
-        """Return whether all of ``ranks`` voted ``fine``, the same result on all of them. Collective among them."""
+        """Vote ``fine``; return, equally on all ``ranks``, whether all voted True within ``seconds``. Collective."""
         return self._decide(ranks, fine, seconds) == list(ranks)
 
     def _decide(self, ranks: Sequence[int], fine: bool, seconds: float) -> list[int]:
         """Vote in the next round; return those of ``ranks`` that voted ``fine``, according to the decision."""
         number = self.round + 1
         if number > ROUNDS:
-            text = f"rank {self._rank}: group {self._name!r} has agreed {ROUNDS} times, the limit: close it"
+            text = f"rank {self._rank}: group {self._name!r} has voted {ROUNDS} times, the limit: close or recreate it"
             raise AscendMoeError(text, rank=self._rank)
         self._vote(2 * number + int(fine))
         deadline = self._clock.monotonic() + seconds
@@ -113,12 +113,12 @@ class Rounds:
 
 
 class WindowVote(Rounds):
-    """The rounds of ranks that share memory."""
+    """The voting rounds of ranks that share memory: votes are words in the first pages of their windows."""
 
     def __init__(
         self, name: str, rank: int, bases: Sequence[int], gone: Callable[[int], bool], clock: Any = time
     ) -> None:
-        """``bases``: every rank's window in this process."""
+        """``bases``: address of every rank's window in this process. The others: as in `Rounds`."""
         super().__init__(name, rank, len(bases), gone, clock)
         self._bases = bases
 
@@ -151,7 +151,7 @@ class WindowVote(Rounds):
 
 
 class StoreVote(Rounds):
-    """The rounds of ranks that share a store but no memory: NPUs.
+    """The voting rounds of ranks that share a store but no memory: NPUs.
 
     A round's decision is one key, set by the first rank. The end of a process is detected on this machine only; ranks
     of other machines are only seen not to vote. The store must outlive the lost rank: torchrun's agent hosts one that
@@ -161,7 +161,7 @@ class StoreVote(Rounds):
     def __init__(
         self, name: str, rank: int, world: int, gone: Callable[[int], bool], store: Store, host: int | None, key: str
     ) -> None:
-        """``host``: as in `records.store_of`. ``key``: unique to this group, equal on all its ranks."""
+        """``host``: as in `records.store_of`. ``key``: start of the keys, unique to this group, equal on its ranks."""
         from torch._C._distributed_c10d import PrefixStore
 
         super().__init__(name, rank, world, gone)
