@@ -32,7 +32,7 @@ _SLICE_MS = 50  # longest wait for a lock in one call: between calls Python hand
 
 
 class TorchCall(ctypes.Structure):
-    """AmTorchCall of csrc/torch/api.h."""
+    """A call of an op that the C++ library has not prepared before (AmTorchCall of csrc/torch/api.h)."""
 
     _fields_ = [
         ("op", c_char_p),
@@ -48,7 +48,7 @@ class TorchCall(ctypes.Structure):
 
 
 class Settings(ctypes.Structure):
-    """AmTorchSettings of csrc/torch/api.h."""
+    """Values from the environment and the group for preparing a call (AmTorchSettings of csrc/torch/api.h)."""
 
     _fields_ = [
         *((name, c_int64) for name in ("world", "rank", "most_window_mib", "cores")),
@@ -72,7 +72,10 @@ class _EndFacts(ctypes.Structure):
 
 
 class Callbacks(ctypes.Structure):
-    """AmTorchPython of csrc/torch/api.h. Callbacks return the address of an error text, or None."""
+    """The Python functions that the C++ library calls (AmTorchPython of csrc/torch/api.h).
+
+    ``alive`` returns 1 or 0. The others return None, or after an error the address of its text.
+    """
 
     _fields_ = [
         ("settings", ctypes.CFUNCTYPE(c_void_p, POINTER(TorchCall), POINTER(Settings))),
@@ -116,7 +119,7 @@ _SIGNATURES: native_library.Signatures = {
 
 
 def library_path() -> Path:
-    """Return the library in the folder of $ASCEND_MOE_LIBRARY if there is one, else in lib/ of the package."""
+    """Return the path of the ops' library, beside $ASCEND_MOE_LIBRARY or in lib/. Raises LibraryError without one."""
     override = settings.LIBRARY.get()
     folders = [override.parent] if override else []
     folders += [entry / "lib" for entry in native_library._package_paths()]
@@ -129,7 +132,7 @@ def library_path() -> Path:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Return the loaded library with typed functions."""
+    """Return the loaded library with typed functions. Raises LibraryError if it or torch is missing or does not fit."""
     version = installed_version("torch")
     if version_numbers(version)[:2] < OLDEST_TORCH:
         raise LibraryError(f"torch is {version or 'missing'}, the ops need 2.10 or newer: pip install 'torch>=2.10'")
@@ -154,7 +157,7 @@ def _load_torch() -> None:
 
 
 def why_not() -> LibraryError | None:
-    """Return why the ops are not available, with the fix, or None if they are."""
+    """Return the error that says why the ops are not available, with the fix, or None if they are."""
     try:
         library()
     except LibraryError as problem:
@@ -163,25 +166,25 @@ def why_not() -> LibraryError | None:
 
 
 def connect(callbacks: Callbacks, variables: tuple[str, ...]) -> None:
-    """Register the callbacks and the environment variables that settings depend on, before the first call."""
+    """Register the callbacks, and the names of the variables that ``settings`` reads. Call it before the first op."""
     _must(library().am_torch_python, "the library", ctypes.byref(callbacks), " ".join(variables))
 
 
 def register(name: str, schema: str) -> None:
-    """Register the kernels of one op of torch.ops.ascend_moe for CPU and NPU tensors."""
+    """Register the CPU and NPU kernels of an op of torch.ops.ascend_moe, by its name and schema."""
     _must(library().am_torch_register, f"the kernels of {name}", name, schema)
 
 
 @functools.cache
 def use_engine() -> None:
-    """Pass the library of the engine in ASCEND_MOE_ENGINE to the ops, once per process."""
+    """Make the CPU ops run the engine (fast or checked) of ASCEND_MOE_ENGINE, once per process."""
     native_library.lib()
     _must(library().am_torch_use_engine, "the engine's library", str(native_library.library_path()))
 
 
 @functools.cache
 def use_adapter(path: Path) -> None:
-    """Pass the loaded torch_npu adapter to the ops."""
+    """Make the NPU ops launch through the torch_npu adapter, a library loaded from ``path``."""
     _must(library().am_torch_use_adapter, "the torch_npu adapter", str(path))
 
 
@@ -206,11 +209,11 @@ def _text_of(function: Callable[[Any, int], int]) -> str:
 
 
 class RecordedCall(NamedTuple):
-    """A recorded call, without its tensors.
+    """A recorded call of an op, without its tensors.
 
     ``serial``: index among the calls of its thread. ``communicator``: number of its communicator. ``number``: index
-    among the communicator's calls, 0 if it was refused. ``took``: nanoseconds, -1 if it did not return. ``tensors``:
-    names, dtypes and shapes.
+    among the communicator's calls from 1 on, 0 if arguments were refused. ``took``: nanoseconds, -1 if it did not
+    return. ``tensors``: names, dtypes and shapes.
     """
 
     serial: int
@@ -225,37 +228,37 @@ class RecordedCall(NamedTuple):
 
 
 class CommHandle:
-    """One rank's communicator in the ops' library: its lock and the parameters that calls are planned with.
+    """The C++ library's object for one rank's communicator: its lock, and the parameters for planning calls.
 
-    The lock is a context manager, held by one op at a time and by close.
+    As a context manager it holds the lock, as every op and close do.
     """
 
     def __init__(self, **facts: int | None) -> None:
-        """``facts``: the fields of AmTorchHandle; omitted fields are 0."""
+        """``facts``: values of the fields of AmTorchHandle (csrc/torch/api.h); omitted fields are 0."""
         self._library = library()
         self.handle: int = self._library.am_torch_handle_create(ctypes.byref(_EndFacts(**facts)))
 
     @property
     def algorithm(self) -> int:
-        """NPU: code of the algorithm of the last op; 0 before the first."""
+        """On an NPU the last op's algorithm, as an index into `plans.ALGORITHMS`; 0 before the first."""
         return int(self._library.am_torch_handle_algorithm(self.handle))
 
     def take_record(self, record: torch.Tensor, host: torch.Tensor) -> None:
-        """Set the error record of an NPU on the device and the pinned memory it is copied to."""
+        """Set the tensors for errors on an NPU: ``record`` on the device, and its copy ``host`` in pinned memory."""
         import torch
 
         torch.ops.ascend_moe_binding.take_record(self.handle, record, host)
 
     def register_area(self, area: int) -> None:
-        """Set the handle of an NPU's registered memory that combines send from, or 0. The caller holds the lock."""
+        """Set the native handle of an NPU's memory for registered buffers; 0: none. The caller holds the lock."""
         self._library.am_torch_handle_register(self.handle, area)
 
     def call_failed(self, call: RecordedCall, epoch: int, outcome: str) -> None:
-        """Record what a call raised, and at which epoch."""
+        """Record that ``call`` raised: ``outcome`` is the text; ``epoch`` numbers the group's ops (0: unknown)."""
         self._library.am_torch_handle_failed(self.handle, call.number, call.took, epoch, outcome.encode())
 
     def last_calls(self) -> list[tuple[float, RecordedCall, str, int]]:
-        """Return the recorded calls, oldest first: start time in seconds, call, outcome, epoch."""
+        """Return the recorded calls, oldest first: (start in seconds since 1970, call, outcome, epoch or 0)."""
         calls = []
         for line in _text_of(functools.partial(self._library.am_torch_handle_calls, self.handle)).split("\x1e")[:-1]:
             number, began, took, epoch, outcome, *fields = line.split("\x1f")
@@ -265,7 +268,7 @@ class CommHandle:
         return calls
 
     def acquire(self, timeout: float = -1) -> bool:
-        """Take the lock within ``timeout`` seconds and return whether it succeeded; negative: wait until Ctrl-C."""
+        """Take the lock, waiting at most ``timeout`` seconds (negative: no limit); return whether that succeeded."""
         held, until = c_int(0), time.monotonic() + timeout
         try:
             self._library.am_torch_handle_acquire(self.handle, 0, ctypes.byref(held))
@@ -281,7 +284,7 @@ class CommHandle:
         self._library.am_torch_handle_release(self.handle)
 
     def shut(self) -> None:
-        """Mark the communicator as closed or failed, for good: no op uses it again, and one in flight cannot finish."""
+        """Mark the communicator as closed or failed for ever: no op uses it, and an in-flight op cannot finish."""
         self._library.am_torch_handle_shut(self.handle)
 
     def __enter__(self) -> CommHandle:
@@ -301,7 +304,7 @@ class CommHandle:
 
 @contextlib.contextmanager
 def send_only() -> Iterator[list[InFlightCall]]:
-    """Context manager: this thread's op only sends. The list then contains the in-flight call."""
+    """Context manager: an op called inside only sends. On exit the yielded list contains the in-flight call, if any."""
     found: list[InFlightCall] = []
     library().am_torch_send_only(1)
     try:
@@ -314,13 +317,13 @@ def send_only() -> Iterator[list[InFlightCall]]:
 
 
 class InFlightCall:
-    """A call that has only sent. Its communicator also keeps it until it is finished or the communicator is shut."""
+    """A call that has sent and not received. Its communicator keeps it too, until it is finished or closed."""
 
     def __init__(self, handle: int) -> None:
         self._library, self._handle = library(), handle
 
     def finish(self) -> None:
-        """Run the second launch. Raises torch's RuntimeError for an error that `callbacks.stored_error` returns."""
+        """Wait for the other ranks and receive. Raises RuntimeError, which `callbacks.stored_error` converts."""
         import torch
 
         torch.ops.ascend_moe_binding.finish(self._handle)
@@ -333,25 +336,25 @@ class InFlightCall:
 
 
 def forget() -> None:
-    """Clear the cache of calls, which then look up their communicators again."""
+    """Clear the cache of prepared calls, so that the next calls look up their communicators again."""
     if why_not() is None:
         library().am_torch_forget()
 
 
 def set_place(place: int) -> None:
-    """Set the calling thread's number: its rank and LocalCluster, above 0."""
+    """Set the number, above 0, that distinguishes the calling thread's LocalCluster and rank in the cache of calls."""
     library().am_torch_set_place(place)
 
 
 def last_call() -> RecordedCall | None:
-    """Return this thread's last call that reached the library, or None."""
+    """Return this thread's last call of an op that reached the C++ library, or None if there is none."""
     words = (c_int64 * 5)()
     text = _text_of(functools.partial(library().am_torch_last_call, words))
     return RecordedCall(*words, *text.split("\x1f")) if text else None
 
 
 def counts() -> tuple[int, int]:
-    """Return the numbers of cache hits and of calls that were prepared (checked and planned)."""
+    """Return how many calls used the cache, and how many were prepared (checked and planned)."""
     words = (c_uint64 * 2)()
     library().am_torch_counts(words)
     return int(words[0]), int(words[1])
@@ -359,7 +362,7 @@ def counts() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def prepare_always() -> Iterator[None]:
-    """Context manager: prepare every call of every thread again, for tools that observe preparations."""
+    """Context manager: make every call of every thread bypass the cache of prepared calls."""
     library().am_torch_prepare_always(1)
     try:
         yield
@@ -368,8 +371,8 @@ def prepare_always() -> Iterator[None]:
 
 
 def marks() -> tuple[int, int, int, int]:
-    """Return time.monotonic_ns at which this thread's last call entered the op, entered and left the kernel (on an NPU:
-    the launch), and left the op.
+    """Return four times of this thread's last call, as time.monotonic_ns: it entered the op, entered the kernel, left
+    the kernel (on an NPU: the launch), left the op.
     """
     words = (c_int64 * 4)()
     library().am_torch_call_times(words)

@@ -36,7 +36,7 @@ cache_directory, cached, sound = CACHE.directory, CACHE.place, CACHE.sound
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the native libraries: title, CMake target, and the file or folder it produces."""
+    """An optional part of the native libraries: title, CMake target, and the file or folder it produces."""
 
     title: str
     target: str
@@ -56,26 +56,26 @@ PARTS = {
 
 
 def build_folder(sources: Path, fast: Path) -> Path:
-    """Return the path of the cache folder for the parts built from these sources; it may not exist yet.
+    """Return the path of the cache folder for the parts built from the source tree ``sources``; it may not exist yet.
 
-    `built_part` puts a link to the fast engine's library there: the virtual NPU looks for it in parent folders.
+    `built_part` puts a link to ``fast`` there, the fast engine's library, which the virtual NPU looks for.
     """
     return cached("native", digest_of(source_hash(sources), str(fast)))
 
 
 def source_hash(sources: Path) -> str:
-    """Return the hash of native sources that libraries built from them contain."""
+    """Return the hash of the native sources in a source tree; libraries built from them contain it."""
     return str(runpy.run_path(str(sources / "tools" / "source_hash.py"))["source_hash"](sources))
 
 
 def part_if_built(name: str, sources: Path, fast: Path) -> Path | None:
-    """Return the part's main file or folder in the cache, or None if it is not built."""
+    """Return the file or folder of the part ``name`` of `PARTS` in the cache, or None if it is not built."""
     made = build_folder(sources, fast) / PARTS[name].output
     return made if made.exists() else None
 
 
 def built_part(name: str, sources: Path, fast: Path) -> Path:
-    """Return the part's main file or folder in the cache; build it if it is missing.
+    """Return the file or folder of the part ``name`` of `PARTS` in the cache; build it if it is missing.
 
     Raises:
         LibraryError: cmake or a compiler is missing, the build failed, or it took longer than ``BUILD_SECONDS``.
@@ -99,7 +99,7 @@ def built_part(name: str, sources: Path, fast: Path) -> Path:
 
 @contextlib.contextmanager
 def one_builder(path: Path, title: str) -> Iterator[None]:
-    """Context manager: hold the build lock; report a wait for another process. A process that dies releases it."""
+    """Context manager: hold the lock file ``path`` for a build; after waiting ``BUILD_SECONDS`` raise LibraryError."""
     deadline = time.monotonic() + BUILD_SECONDS
     reported = False
     with path.open("w") as file:
@@ -121,14 +121,14 @@ def one_builder(path: Path, title: str) -> Iterator[None]:
 
 
 def report(text: str) -> None:
-    """Log one line for the user, who waits for a build."""
+    """Log a line on a build at level warning, because the user waits for it."""
     log.configure()
     log.say(logging.WARNING, "%s", text)  # WARNING is visible by default: it explains the wait
 
 
 @contextlib.contextmanager
 def reported_build(title: str, folder: Path, seconds: int = SECONDS) -> Iterator[None]:
-    """Context manager: report what is built where, the expected time, and the actual time."""
+    """Context manager around a build: log what is built where, the expected ``seconds``, and the actual time."""
     report(f"building {title} into {folder} (once per version; about {seconds} s on two cores)")
     started = time.monotonic()
     yield

@@ -33,16 +33,16 @@ _VNPU_ALIGN = 64 << 10  # kMapAlign of vnpu/hccl/comm.h
 
 @dataclass(frozen=True)
 class RankState:
-    """One rank of a group.
+    """State of one rank of a group, read from its window.
 
     Attributes:
-        pid: its process; 0: unknown, or it has ended.
-        op, algorithm, epoch: of its last op.
-        phase: what it does in this op; "" if it is in no op.
-        seconds: how long it is in the op; 0: unknown.
-        awaits: the ranks that it waits for.
-        error, culprit: its fatal error and the rank that this is about; "" and -1 without.
-        process: the state of the process.
+        pid: the rank's process; 0: unknown, or it has ended.
+        op, algorithm, epoch: of its last op; "" and 0: none. An epoch is the number of an op on the group.
+        phase: what the rank is doing in this op; "" if it is in no op.
+        seconds: how long the rank has been in the op; 0: unknown.
+        awaits: the ranks that it is waiting for.
+        error, culprit: name of its fatal error, and the rank that caused that; "" and -1 without.
+        process: a description of the process's state.
     """
 
     rank: int
@@ -60,7 +60,7 @@ class RankState:
 
 @dataclass(frozen=True)
 class GroupState:
-    """The ranks of a group, in rank order; ``key`` distinguishes groups of the same name."""
+    """The state of a group's ranks, in rank order; ``key`` distinguishes groups of the same ``name``."""
 
     key: str
     name: str
@@ -70,11 +70,11 @@ class GroupState:
 def of_windows(
     key: str, name: str, bases: Sequence[int | None], total: int, process: Callable[[int], str]
 ) -> GroupState:
-    """Read the windows of a group as mapped here, None for those that are missing.
+    """Return the state of a group, read from its windows; ``key`` and ``name`` are stored in the result.
 
     Args:
-        total: bytes of a window.
-        process: describes the process of a pid.
+        bases: address of each rank's window in this process, in rank order; None: it is missing.
+        total: bytes of a window. ``process``: returns the description of the process with a pid.
     """
     lib = library.lib()
     empty = lib.am_window_alloc(total) if None in bases else None
@@ -121,10 +121,10 @@ class _Window:
 
 
 def live(pids: Sequence[int] | None = None) -> list[GroupState]:
-    """Read the groups of which a process of this machine that may be read has a window.
+    """Return the state of every group with a window in a process of this machine that this user may inspect.
 
     Args:
-        pids: the processes to look at; None: all.
+        pids: ids of the processes to inspect; None: all.
     """
     found: dict[tuple[int, int], list[_Window]] = {}
     try:
@@ -227,7 +227,7 @@ def _group_of(key: str, members: dict[int, _Window]) -> GroupState:
 
 @dataclass(frozen=True)
 class Behind:
-    """A rank that others wait for, and that waits for none; ``waiters``: those ranks; ``why``: a sentence."""
+    """A rank that blocks its group: the ranks ``waiters`` wait for it, and it waits for none. ``why``: a sentence."""
 
     key: str  # of the group
     group: str
@@ -238,7 +238,7 @@ class Behind:
 
 
 def steady(before: Sequence[GroupState], now: Sequence[GroupState]) -> list[GroupState]:
-    """Return ``now`` with only those waits that were there ``before``, in the same op."""
+    """Return ``now`` with only the waits that last: in ``before`` the rank waited for that peer in the same op."""
     seen = {(group.key, one.rank, one.epoch, peer) for group in before for one in group.ranks for peer in one.awaits}
 
     def kept(group: GroupState, one: RankState) -> RankState:
@@ -248,11 +248,11 @@ def steady(before: Sequence[GroupState], now: Sequence[GroupState]) -> list[Grou
 
 
 def behind(groups: Sequence[GroupState]) -> list[Behind]:
-    """Return the ranks for which others wait, directly or through others, in any of the groups.
+    """Return the ranks that block ``groups``: others wait for them, directly or through further ranks.
 
-    A rank that waits itself, in this group or in another, is not behind. If all ranks that wait for each other do, the
-    groups were called in different orders, and the rank with the most waiters is. A rank that has failed stands for the
-    rank that its error names.
+    A rank that itself waits, in this group or in another, is not behind. If ranks wait for each other in a circle, the
+    groups were called in different orders, and the rank with the most waiters is returned. A rank that has failed
+    counts as waiting for the rank that its error names.
     """
     waiters: Counter[Any] = Counter()
     places: dict[Any, list[tuple[GroupState, RankState]]] = {}
@@ -322,7 +322,7 @@ def _behind_of(group: GroupState, one: RankState, all_places: list[tuple[GroupSt
 
 
 def text(groups: Sequence[GroupState], found: Sequence[Behind]) -> str:
-    """Return a table of each group, and a line for each rank that is behind."""
+    """Return a table of each group's ranks, and a line for each of ``found``, the result of `behind`."""
     lines = []
     for group in groups:
         rows: list[list[object]] = [["rank", "process", "op", "algorithm", "epoch", "phase", "s", "waits for", "state"]]
@@ -341,10 +341,10 @@ def text(groups: Sequence[GroupState], found: Sequence[Behind]) -> str:
 
 
 def of_files(files: Sequence[Path]) -> GroupState:
-    """Read copies of the state areas of all ranks, in rank order, of a group whose ranks reach each other by stores.
+    """Return a group's state from copies of its ranks' state areas, in rank order; not for several A2 servers.
 
     Raises:
-        ArgumentError: a file cannot be read, or is no copy of a state area.
+        ArgumentError: a file cannot be read, or is no copy of a state area of a rank that has run an op.
     """
     lib = library.lib()
     total, bases = lib.am_window_total_bytes(0, 0), []
@@ -365,11 +365,7 @@ def of_files(files: Sequence[Path]) -> GroupState:
 
 
 def contents(file: Path) -> bytes:
-    """Return the bytes of a file.
-
-    Raises:
-        ArgumentError: it cannot be read.
-    """
+    """Return the bytes of a file. Raises ArgumentError if it cannot be read."""
     try:
         return file.read_bytes()
     except OSError as error:
@@ -383,19 +379,19 @@ class Threads(Protocol):
     """Ranks that are threads of this process, whose windows have no descriptor."""
 
     def state(self) -> GroupState | None:
-        """Return what the ranks do; None: the windows are closed."""
+        """Return the state of the group; None: its windows are closed."""
 
 
 _threads: weakref.WeakSet[Threads] = weakref.WeakSet()
 
 
 def watch(communicator: Any) -> None:
-    """Let the watchdog of this process, if ASCEND_MOE_WATCHDOG_S is set, run until the communicator is closed."""
+    """Run the watchdog of this process until the communicator is closed, if ASCEND_MOE_WATCHDOG_S is set."""
     _watchdog.watch(communicator)
 
 
 def watch_threads(ranks: Threads) -> None:
-    """Let the watchdog see ranks that are threads of this process, too."""
+    """Let the watchdog also inspect ranks that are threads of this process."""
     _threads.add(ranks)
 
 

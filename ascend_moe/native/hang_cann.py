@@ -29,16 +29,17 @@ _AREA = 976 * _KIB  # bytes that are read
 
 
 def of_files(files: Sequence[Path], layout: str, experts: int = 0) -> GroupState:
-    """Read copies of windowsExp of all ranks, in rank order.
+    """Return the state of a group from copies of its ranks' windowsExp, one file per rank in rank order.
 
     Args:
         layout: one of `LAYOUTS`.
-        experts: E, needed by cann-v1 only.
+        experts: number of experts, for cann-v1 only.
 
     Raises:
-        ArgumentError: a file cannot be read, is too short or not of this layout, or ``experts`` does not fit.
+        ArgumentError: a file cannot be read, is too short or not of this layout, there is one file only, or ``experts``
+            is not a multiple of the ranks.
     """
-    need(len(files) > 1, "files", "are {}; pass a copy of windowsExp of every rank, in rank order", len(files))
+    need(len(files) > 1, "files", "has {} entries; pass a copy of windowsExp of every rank, in rank order", len(files))
     areas = [contents(file) for file in files]
     for file, area in zip(files, areas, strict=True):
         need(len(area) >= _AREA, "files", "{} has {} bytes; copy at least {} of windowsExp", file, len(area), _AREA)

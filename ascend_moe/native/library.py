@@ -128,7 +128,7 @@ def _installed_copies(entries: tuple[Path, ...]) -> list[Path]:
 
 
 def native_source_root() -> Path:
-    """Return the folder of op_kernel/, op_host/, csrc/, twin/, CMakeLists.txt: the source tree, or _src of a wheel."""
+    """Return the folder of op_kernel/ and CMakeLists.txt, a source tree or _src/ of a wheel, or raise LibraryError."""
     entries = _package_paths()
     candidates = [entry.parent for entry in entries] + [entry / "_src" for entry in entries]
     for root in candidates:
@@ -139,7 +139,7 @@ def native_source_root() -> Path:
 
 
 def build_command() -> str:
-    """Return the shell command that builds and installs this installation's libraries."""
+    """Return a shell command that builds this installation's native libraries and installs them into it."""
     root = native_source_root()
     if (root / "Makefile").is_file() and Path(sys.prefix, "bin", "python").exists():  # a checkout
         return f"make -C {shlex.quote(str(root))} lib VENV={shlex.quote(sys.prefix)}"
@@ -159,9 +159,9 @@ def engine_name() -> str:
 def library_path(engine: str | None = None) -> Path:
     """Return the path of an engine's library, by default of the one that runs the CPU ops.
 
-    $ASCEND_MOE_LIBRARY replaces the library of the ops; engines' libraries in its folder are used too. Otherwise
-    libraries are in lib/ of ``ascend_moe.__path__``. An engine that the installation left out is built into the cache,
-    which takes a minute.
+    $ASCEND_MOE_LIBRARY replaces the library of the ops; an ``engine``'s library in its folder is preferred too.
+    Otherwise libraries are in lib/ of ``ascend_moe.__path__``. An engine that the installation left out is built into
+    the cache, which takes a minute.
 
     Raises:
         LibraryError: there is no such file and it cannot be built; the message contains the build command.
@@ -180,7 +180,7 @@ def library_path(engine: str | None = None) -> Path:
 
 
 def installed_path(name: str) -> Path | None:
-    """Return a file or folder in the installation's lib/, or None if the installation left it out."""
+    """Return the path of the file or folder ``name`` in the installation's lib/, or None if it is not there."""
     candidates = [entry / "lib" / name for entry in _package_paths()]
     return next((path for path in candidates if path.exists()), None)
 
@@ -196,7 +196,7 @@ def _first_use(part: str) -> Path:
 
 
 def vnpu_folder() -> Path:
-    """Return the folder of the virtual NPU's libraries: vnpu/ in the folder of the fast engine's, else in the cache."""
+    """Return the folder of the virtual NPU's libraries: vnpu/ beside the fast engine's, else built in the cache."""
     return _vnpu_beside() or _first_use("vnpu")
 
 
@@ -215,7 +215,7 @@ def _vnpu_beside() -> Path | None:
 
 
 def operator_packages() -> list[Path]:
-    """Return CANN's folders of operator packages in its search order: ASCEND_CUSTOM_OPP_PATH, then its own vendors'."""
+    """Return the existing folders of CANN's operator packages, in its order: ASCEND_CUSTOM_OPP_PATH, then vendors/."""
     folders = [Path(folder) for folder in os.environ.get("ASCEND_CUSTOM_OPP_PATH", "").split(":") if folder]
     opp = os.environ.get("ASCEND_OPP_PATH", "")
     if opp:
@@ -230,7 +230,7 @@ def operator_libraries() -> list[Path]:
 
 
 def own_operator_library() -> Path | None:
-    """Return the first library with this package's operators, or None."""
+    """Return the first of `operator_libraries` that contains this package's dispatch and combine, or None."""
     found = (path for path in operator_libraries() if all(name in path.read_bytes() for name in OPERATOR_SYMBOLS))
     return next(found, None)
 
@@ -238,7 +238,7 @@ def own_operator_library() -> Path | None:
 def open_library(path: str | Path, signatures: Signatures) -> ctypes.CDLL:
     """Load a library and type its functions.
 
-    All functions are looked up here, so that a library built from other sources fails on loading, not during a call.
+    All functions are looked up here: a library built from other sources raises LibraryError now, not during a call.
 
     Args:
         path: a file, or a name for the loader.
@@ -259,7 +259,7 @@ def open_library(path: str | Path, signatures: Signatures) -> ctypes.CDLL:
 
 
 def text_of(function: Any, *arguments: Any) -> str:
-    """Return the text that ``function(*arguments, buffer, bytes)`` writes; without a buffer it returns the bytes."""
+    """Return the text that ``function(*arguments, buffer, bytes)`` writes; for buffer None it must return the size."""
     text = ctypes.create_string_buffer(int(function(*arguments, None, 0)))
     function(*arguments, text, len(text))
     return text.value.decode()
@@ -267,7 +267,7 @@ def text_of(function: Any, *arguments: Any) -> str:
 
 @functools.cache
 def lib() -> ctypes.CDLL:
-    """Return the library of the CPU ops with every function of ``SIGNATURES``, loaded once per process."""
+    """Return the library of the CPU ops with the functions ``SIGNATURES``, loaded once, or raise LibraryError."""
     for setting in (settings.ISA, settings.FORWARD, settings.SEED):  # the C++ code takes invalid values for the default
         setting.get()
     return open_library(library_path(), SIGNATURES)

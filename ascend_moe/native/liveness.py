@@ -19,15 +19,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def out_of_descriptors(error: OSError) -> bool:
-    """Return whether the limit of open files is reached, so that nothing is known of what was to be read."""
+    """Return whether ``error`` says that the limit of open files is reached, not that the file is missing."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True)
 class ProcessStat:
-    """State letter and start of a process, in clock ticks since boot; the start distinguishes reused ids.
+    """State letter of a process, and its start in clock ticks since boot, which distinguishes reused process ids.
 
-    ``ending``: it has been killed or is exiting, and its memory and descriptors are being released.
+    ``ending``: the process has been killed or is exiting, and its memory and descriptors are being released.
     """
 
     state: str
@@ -36,7 +36,7 @@ class ProcessStat:
 
 
 def process_stat(pid: int) -> ProcessStat | None:
-    """Read /proc/<pid>/stat; None if there is no such process.
+    """Return the state of a process from /proc/<pid>/stat, or None if there is no such process.
 
     Raises:
         OSError: no descriptor is left to read it with.
@@ -52,7 +52,7 @@ def process_stat(pid: int) -> ProcessStat | None:
 
 
 def process_gone(pid: int, born: int | None = None) -> bool:
-    """Return whether the process has ended, or its id now belongs to one with another start."""
+    """Return whether the process has ended, or ``pid`` now belongs to a process with another start than ``born``."""
     stat = process_stat(pid)
     return stat is None or stat.state in GONE or (born is not None and stat.born != born)
 
@@ -70,7 +70,7 @@ def process_user(pid: int) -> int | None:
 
 
 def born_here() -> int:
-    """Return when this process was started, as ``ProcessStat.born``; 0 if unknown."""
+    """Return the start of this process in clock ticks since boot; 0 if unknown."""
     stat = process_stat(os.getpid())
     return 0 if stat is None else stat.born
 
@@ -90,7 +90,7 @@ def describe_process(pid: int) -> str:
 
 @cache
 def machine_id() -> str:
-    """Return the id of this boot, unique among running kernels."""
+    """Return the id of this boot of this machine; where /proc hides it, the host name."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError as error:
@@ -101,7 +101,7 @@ def machine_id() -> str:
 
 @cache
 def pid_namespace() -> str:
-    """Return the name of this process's PID namespace, in which its ids and /proc are valid."""
+    """Return the name of this process's PID namespace, in which its process ids are valid; "" if unknown."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -114,7 +114,7 @@ def file_owner(fd: int) -> int:
 
 
 class ProcessWatch:
-    """A pidfd, which becomes readable when the process ends, whoever inherits its memory or descriptors."""
+    """Watch on a process by a pidfd, ``fd``, which becomes readable when the process ends."""
 
     def __init__(self, pid: int) -> None:
         """Raise OSError if there is no such process, or no pidfd (Linux before 5.3, or a seccomp profile)."""

@@ -15,7 +15,7 @@ logger = logging.getLogger("ascend_moe")
 
 
 def configure() -> None:
-    """Apply ASCEND_MOE_LOG if it is set: records of that level and above go to stderr."""
+    """Apply ASCEND_MOE_LOG, a level such as "info", if it is set: records of it and above go to stderr."""
     if settings.LOG.is_set():
         logger.setLevel(settings.LOG.get().upper())
         _to_stderr()
@@ -30,19 +30,19 @@ def _to_stderr() -> None:
 
 
 def say(level: int, text: str, *values: object, rank: int | None = None) -> None:
-    """Log ``text`` formatted with ``values``; the record has the attribute ``rank``, None if it belongs to no rank."""
+    """Log ``text % values`` at a level of `logging`; ``rank`` (None: no rank) is part of text and record."""
     head = "ascend_moe: " if rank is None else f"ascend_moe: rank {rank}: "
     logger.log(level, head + text, *values, extra={"rank": rank})
 
 
 def unproven(group: str, rank: int, command: str) -> None:
-    """Log that a group's default algorithm is not the fastest one."""
+    """Log that comm_alg auto means window on a group, until ``command`` has validated direct on this machine."""
     text = "comm_alg auto is window on group %s: direct is not validated on this machine yet (run %s)"
     say(logging.INFO, text, group, command, rank=rank)
 
 
 def opened(group: str, rank: int, world: int, window_mib: int, registered_mib: int) -> None:
-    """Log that a rank has opened its communicator."""
+    """Log that a rank has opened its communicator, after `configure`."""
     configure()
     text = "opened the windows of group %s: %d ranks, %d MiB each and %d MiB for registered buffers"
     say(logging.INFO, text, group, world, window_mib, registered_mib, rank=rank)

@@ -43,7 +43,7 @@ class CheckResult(ctypes.Structure):
 
 
 def core_count() -> int:
-    """Return the AIV cores per launch: ASCEND_MOE_AIV_CORES, default 1; 8 on the checked engine."""
+    """Return the AIV cores per launch: ASCEND_MOE_AIV_CORES, default 1 on the fast engine, 8 on the others."""
     cores = settings.AIV_CORES.get()
     if cores is not None:
         return cores
@@ -54,20 +54,20 @@ _BY_HCCL = "auto by HCCL_INTRA_*"  # as in op_host/rules: hierarchy between serv
 
 
 def comm_algorithm(name: str) -> str:
-    """Return a call's ``comm_alg``; for "" (and every V1 call) ASCEND_MOE_COMM_ALG, default "auto".
+    """Return the algorithm of a call with ``comm_alg=name``; for "" (and every V1 call) ASCEND_MOE_COMM_ALG.
 
-    If HCCL's variables select hierarchy, that is the default between servers of A2.
+    Its default is "auto", or where `hccl_selects_hierarchy` a name for "hierarchy between A2 servers, else auto".
     """
     return name or settings.COMM_ALG.get() or (_BY_HCCL if hccl_selects_hierarchy() else "auto")
 
 
 def hccl_selects_hierarchy() -> bool:
-    """Return whether HCCL_INTRA_PCIE_ENABLE is 1 and HCCL_INTRA_ROCE_ENABLE 0: in CANN that selects hierarchy on A2."""
+    """Return whether HCCL_INTRA_PCIE_ENABLE=1 and HCCL_INTRA_ROCE_ENABLE=0, by which CANN selects hierarchy on A2."""
     return (settings.HCCL_INTRA_PCIE.text(), settings.HCCL_INTRA_ROCE.text()) == ("1", "0")
 
 
 def is_two_level(name: str) -> bool:
-    """Return whether a call with this ``comm_alg`` runs hierarchy in a group of several servers."""
+    """Return whether a call with ``comm_alg=name`` runs hierarchy, if its group has several A2 servers."""
     return comm_algorithm(name) in ("hierarchy", _BY_HCCL)
 
 
@@ -76,13 +76,13 @@ def is_two_level(name: str) -> bool:
 
 @functools.cache
 def tensor_names() -> tuple[str, ...]:
-    """Return the tensor arguments of all four ops, in the order of their native index."""
+    """Return the names of the tensor arguments of dispatch and combine, V1 and V2, in the order of their C++ index."""
     return tuple(_lib.lib().am_tensor_names().decode().split())
 
 
 @functools.cache
 def attribute_names() -> tuple[str, ...]:
-    """Return the integer attributes of all four ops, in the order of their native index."""
+    """Return the names of the integer arguments of dispatch and combine, V1 and V2, in the order of their C++ index."""
     return tuple(_lib.lib().am_attribute_names().decode().split())
 
 
@@ -120,7 +120,7 @@ NamedShapes = tuple[tuple[str, str, tuple[int, ...]], ...]  # argument, dtype, s
 def describe(
     op: int, contract: int, group_ep: str, comm_alg: str, shapes: NamedShapes, attributes: Mapping[str, int | None]
 ) -> Any:
-    """Return the description of a call without its communicator, as read by shape functions and checks."""
+    """Return the C struct that describes a call, without its communicator; None among ``attributes``: not passed."""
     library = _lib.lib()
     spec = _spec_type()()
     spec.op, spec.contract = op, contract
@@ -130,7 +130,7 @@ def describe(
     for index, name in enumerate(attribute_names()):
         value = attributes.get(name)
         if value == _NO_VALUE:
-            raise errors.ArgumentError(f"{name} is {value}, which is out of range", argument=name)
+            raise errors.ArgumentError(f"{name} is {value}; it must be above {_NO_VALUE}", argument=name)
         spec.attributes[index] = _NO_VALUE if value is None else value
     codes, other, names = _type_codes(), library.am_type_code(_OTHER_TYPE.encode()), tensor_names()
     for name, dtype, shape in shapes:
@@ -143,7 +143,7 @@ def describe(
 
 
 def outputs_of(spec: Any) -> list[tuple[str | None, tuple[int, ...]]]:
-    """Return the dtype and allocated shape of every output; dtype None: the input rows', unknown to the kernels."""
+    """Return dtype and allocated shape of every output; dtype None: that of the input rows, unknown to the kernels."""
     found: list[tuple[str | None, tuple[int, ...]]] = []
     out, dtypes = (ctypes.c_int64 * 4)(), {code: dtype for dtype, code in _type_codes().items()}
     while _lib.lib().am_call_output(ctypes.byref(spec), len(found), out):
@@ -154,11 +154,11 @@ def outputs_of(spec: Any) -> list[tuple[str | None, tuple[int, ...]]]:
 def rule_broken(
     op_name: str, rule: str, argument: str, needed_mib: int, dtype: str = "", comm_alg: str = ""
 ) -> errors.ArgumentError:
-    """Return the error of a call that breaks a rule of op_host.
+    """Return the error of a call of ``op_name`` whose ``argument`` breaks a rule of op_host, with its text ``rule``.
 
     Args:
-        dtype: the argument's dtype, if it is a tensor. The rules' texts lack dtypes unknown to the kernels and unknown
-            algorithm names, which a call's description does not contain.
+        needed_mib: the window size that the call needs; 0: the rule is not about the window.
+        dtype, comm_alg: as passed, dtype if the argument is a tensor; they complete texts on unknown names.
     """
     message = f"{op_name}: {rule}"
     if dtype:
@@ -177,10 +177,10 @@ def rule_broken(
 
 
 class Plan:
-    """A checked call, tiled for one communicator's world size and window."""
+    """A call with checked arguments and its tiling (kernel parameters) for one communicator's world size and window."""
 
     def __init__(self, op_name: str, spec: Any, comm_alg: str = "") -> None:
-        """Raise ArgumentError or WindowTooSmall if the call breaks a rule; ``comm_alg``: as passed by the caller."""
+        """Raise ArgumentError or WindowTooSmall if the call ``spec`` breaks a rule; ``comm_alg``: as passed."""
         self.handle: int | None = None
         self._library = _lib.lib()
         check = CheckResult()
@@ -189,7 +189,7 @@ class Plan:
             raise rule_broken(op_name, check.message.decode(), check.argument.decode(), check.needed_mib, "", comm_alg)
 
     def tiled(self) -> tuple[int, int, bytes]:
-        """Return the tiling key, the bytes of the workspace and the tiling."""
+        """Return (tiling key, size of the workspace in bytes, tiling data)."""
         info = (ctypes.c_uint64 * _INFO_WORDS)()
         self._library.am_plan_info(self.handle, info, _INFO_WORDS)
         tiling = ctypes.create_string_buffer(self._library.am_plan_tiling(self.handle, None, 0))

@@ -36,7 +36,7 @@ _ROOT = Path("/usr/local/Ascend")
 
 @dataclass(frozen=True)
 class Machine:
-    """A kind of machine. ``soc``: torch_npu's name of it, with the prefix "virtual" on the virtual NPU."""
+    """A kind of machine: SoC (torch_npu's name, "virtual NAME" on the virtual NPU), CANN's release, topology."""
 
     soc: str
     cann: str
@@ -44,7 +44,7 @@ class Machine:
 
     @property
     def path(self) -> Path:
-        """Path of its result file."""
+        """Path of the file with the bring-up results for this kind of machine."""
         words = (self.soc, f"cann-{self.cann or 'none'}", self.topology)
         name = "-".join(re.sub(r"[^A-Za-z0-9_.]+", "_", word) for word in words)
         return cache_directory() / "bringup" / f"{name}.json"
@@ -52,10 +52,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class ProbeResults:
-    """Results of a bring-up: number of ranks, time in seconds since 1970, result of each probe by name.
+    """Results of a bring-up: number of ranks, ``written`` in seconds since 1970, result of each probe by name.
 
-    ``barriers``: microseconds of a core barrier by kind (`CORE_BARRIERS`); empty if not timed. ``links``: by probe, how
-    HCCL linked the ranks of a server where there are several A2 servers; a result applies to these links only.
+    ``barriers``: microseconds of a core barrier by kind (`CORE_BARRIERS`); empty if not timed. ``links``: for probes on
+    several A2 servers, how HCCL linked the ranks of a server (by stores or by RDMA); their results apply to that only.
     """
 
     soc: str
@@ -72,14 +72,14 @@ class ProbeResults:
         return frozenset(name for name, result in self.probes.items() if result == PASS)
 
     def passed_for(self, topology: str) -> frozenset[str]:
-        """Return the probes that have passed with the links of a group of that topology."""
+        """Return the passed probes that apply to ``topology``; if it is another one, without those that ran by RDMA."""
         if topology == self.topology:
             return self.passed
         return frozenset(name for name in self.passed if not self.links.get(name, "").startswith("RDMA"))
 
 
 def cann_version(root: Path = _ROOT) -> tuple[str, Path | None]:
-    """Return CANN's release and its folder, or "" and None if it is not found."""
+    """Return CANN's (release, folder), looked for in ASCEND_HOME_PATH, ASCEND_TOOLKIT_HOME, ``root``; or ("", None)."""
     named = [os.environ.get(name, "") for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")]
     places = [Path(name) for name in named if name]
     places += [root / "ascend-toolkit" / "latest", root / "cann", root / "latest"]
@@ -97,7 +97,7 @@ def cann_version(root: Path = _ROOT) -> tuple[str, Path | None]:
 
 
 def driver_version(root: Path = _ROOT) -> str:
-    """Return the version of the NPU driver, or "" if it is not found."""
+    """Return the version of the NPU driver below ``root``, or "" if it is not found."""
     try:
         match = re.search(r"(?i)^version\s*=\s*(\S+)", (root / "driver" / "version.info").read_text(), re.MULTILINE)
     except OSError:
@@ -106,15 +106,16 @@ def driver_version(root: Path = _ROOT) -> str:
 
 
 def machine(soc: str, topology: str) -> Machine:
-    """Return the kind of machine that this process runs on; the virtual NPU counts as a separate kind."""
+    """Return the kind of this machine, with the SoC and topology as passed; the virtual NPU is a kind of its own."""
     virtual = settings.VNPU.is_set()
     return Machine(f"virtual {soc}" if virtual else soc, "" if virtual else cann_version()[0], topology)
 
 
 def proven(soc: str, topology: str, ranks: int) -> frozenset[str]:
-    """Return the probes of `NEEDS` that count as passed for a group of ``ranks`` ranks.
+    """Return the probes of `NEEDS` that count as passed for a group of ``ranks`` ranks: those in ASCEND_MOE_PROVEN.
 
-    Results of several servers also apply to one server if the probe ran by stores within a server.
+    If it is unset, those in the stored results of a bring-up on at least as many ranks. Results of several servers also
+    apply to one server if the probe ran by stores within a server.
     """
     wanted = frozenset(PROVABLE)
     if settings.PROVEN.is_set():
@@ -145,12 +146,12 @@ def faster_barrier(soc: str, topology: str) -> str:
 
 
 def allows(what: str, passed: frozenset[str]) -> bool:
-    """Return whether all probes that the algorithm ``what`` needs have passed."""
+    """Return whether ``passed`` contains all probes that the algorithm ``what`` (a key of `NEEDS`) needs."""
     return passed.issuperset(NEEDS[what])
 
 
 def about(found: ProbeResults) -> str:
-    """Return one line: the kind of machine, the algorithm of comm_alg auto, probes not passed, and the age."""
+    """Return one line on results: the kind of machine, their age, the algorithm of comm_alg auto, probes not passed."""
     days = max(0, int((time.time() - found.written) / _DAY_S))
     where = f"{found.soc}, CANN {found.cann or 'unknown'}, {found.topology.replace('-', ' ')}, {found.ranks} ranks"
     missing = [name for name in PROVABLE if name not in found.passed]
@@ -166,7 +167,7 @@ def write(
     barriers: Mapping[str, float] | None = None,
     links: Mapping[str, str] | None = None,
 ) -> Path:
-    """Store the results of a complete bring-up on ``ranks`` ranks, replacing earlier ones at once; return the path."""
+    """Store the results of a complete bring-up on ``ranks`` ranks, atomically replacing others; return the path."""
     path = kind.path
     path.parent.mkdir(mode=0o700, exist_ok=True)
     results = ProbeResults(

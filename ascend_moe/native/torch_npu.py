@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 def on_npu(tensor: torch.Tensor) -> bool:
-    """Return whether ``tensor`` is on an NPU, where torch_npu does the work."""
+    """Return whether ``tensor`` is on an NPU, where torch_npu runs the operators."""
     return tensor.device.type == "npu"
 
 
@@ -31,7 +31,7 @@ def missing_library(error: BaseException) -> str:
 
 
 def fix_of_library(name: str) -> str:
-    """Return how to install a missing library: torch's and torch_npu's come with their wheels, others with CANN."""
+    """Return the text how to install a missing library: from a wheel (torch, torch_npu) or with CANN (others)."""
     if re.match(r"lib(torch|c10)", name):
         return "install the torch_npu that matches this torch"
     return (
@@ -41,7 +41,7 @@ def fix_of_library(name: str) -> str:
 
 
 def import_torch_npu(subject: str) -> Any:
-    """Return the module torch_npu; ``subject`` begins the error message."""
+    """Import and return torch_npu. Raises LibraryError with a message that begins with ``subject`` if that fails."""
     try:
         return importlib.import_module("torch_npu")
     except (ImportError, RuntimeError) as error:  # torch raises the latter when a backend fails to load
@@ -60,18 +60,18 @@ def import_torch_npu(subject: str) -> Any:
 
 @dataclass(frozen=True)
 class Operators:
-    """Differences of one generation of torch_npu's MoE operators from that of 2.13.0."""
+    """Differences of one generation of torch_npu's MoE operators from those of torch_npu 2.13.0."""
 
     lacks: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Arguments it lacks, by operator, with 2.13.0's defaults."""
+    """Arguments that this generation lacks, by operator, with their defaults in 2.13.0."""
     defaults: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Different defaults, by operator and argument."""
     more: tuple[str, ...] = ()
     """Additional dispatch and combine operators."""
     refuses: Mapping[str, Mapping[str, tuple[object, ...]]] = field(default_factory=dict)
-    """Refused values, by operator and argument: such calls are computed by torch's own operators on the NPU."""
+    """Values that this generation refuses, by operator and argument; torch's own operators compute such calls."""
     shapes: Mapping[str, Mapping[str, tuple[object, ...]]] = field(default_factory=dict)
-    """Calls, by operator and values of all these arguments, whose outputs have another shape."""
+    """Calls whose outputs have another shape: by operator, the values that all these arguments must have."""
 
 
 NEWER = Operators()
@@ -93,7 +93,7 @@ _MARK = "npu_moe_gating_top_k", "input_ids"  # the operator and argument that di
 
 @functools.cache
 def operators() -> Operators:
-    """Return the generation of MoE operators in the installed torch_npu."""
+    """Return the generation of MoE operators in the installed torch_npu, `NEWER` or `OLDER`."""
     name, argument = _MARK
     operator = getattr(torch.ops.npu, name, None)
     if operator is None or any(known.name == argument for known in operator.default._schema.arguments):
@@ -102,22 +102,22 @@ def operators() -> Operators:
 
 
 def refused(name: str, kwargs: Mapping[str, Any]) -> bool:
-    """Return whether the installed torch_npu refuses this call, which a newer one accepts."""
+    """Return whether the installed torch_npu refuses a call of ``name`` with ``kwargs`` that a newer one accepts."""
     values = operators().refuses.get(name, {})
     return any(kwargs.get(argument) in some for argument, some in values.items())
 
 
 def lacking(name: str, arguments: Iterable[str]) -> list[str]:
-    """Return the arguments that the installed torch_npu lacks."""
+    """Return those of ``arguments`` that the operator ``name`` of the installed torch_npu lacks."""
     lacks = operators().lacks.get(name, {})
     return [argument for argument in arguments if argument in lacks]
 
 
 def fitted(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments without those that the installed torch_npu lacks.
+    """Return ``kwargs`` without the arguments that the operator ``name`` of the installed torch_npu lacks.
 
     Raises:
-        ArgumentError: a missing argument has a value other than the default.
+        ArgumentError: such an argument has a value other than None and its default.
     """
     given = dict(kwargs)
     for argument, default in operators().lacks.get(name, {}).items():
@@ -134,7 +134,7 @@ def call_torch_npu(name: str, *args: Any, **kwargs: Any) -> Any:
 
     Raises:
         LibraryError: torch_npu is missing, or lacks the operator.
-        ArgumentError: the installed torch_npu lacks an argument.
+        ArgumentError: the installed torch_npu lacks an argument whose value is not the default.
     """
     torch_npu = import_torch_npu(f"{name}: a tensor on an NPU needs torch_npu, which")
     operator = getattr(torch_npu, name, None)
@@ -164,11 +164,11 @@ def _kind(argument: str, annotation: str) -> tuple[tuple[type, ...], str] | None
 
 
 def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: call torch_npu's operator of the same name if the first argument is on an NPU.
+    """Decorator: call torch_npu's operator of the same name if the first argument is on an NPU, else ``function``.
 
-    That call is passed on unchecked, without filling in defaults. Calls that an older torch_npu refuses (`refused`) run
-    ``function`` with torch's operators on the NPU. In a program traced by torch.compile the call becomes one of
-    ``torch.ops.ascend_moe``.
+    torch_npu gets the arguments unchecked, without defaults. Calls that an older torch_npu refuses (`refused`) run
+    ``function`` on the NPU. Calls of ``function`` raise ArgumentError for wrong types or several devices. In a program
+    traced by torch.compile the call becomes one of ``torch.ops.ascend_moe``.
     """
     here = with_typed_errors(function)
     parameters = inspect.signature(function).parameters
@@ -191,7 +191,7 @@ def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
                 raise ArgumentError(f"{name} is a {type(value).__name__}; it must be {kind[1]}", argument=name)
             for tensor in value if isinstance(value, (list, tuple)) else (value,):
                 if isinstance(first, torch.Tensor) and isinstance(tensor, torch.Tensor):
-                    rule = "is on {}, {} on {}; move it"
+                    rule = "is on {}, {} on {}; move it there"
                     need(tensor.device == first.device, name, rule, tensor.device, names[0], first.device)
         return here(*args, **kwargs)
 
@@ -214,7 +214,7 @@ def resolve_dtype(value: torch.dtype | int | None, argument: str) -> torch.dtype
         argument: name for the error message.
 
     Raises:
-        ArgumentError: the number is none of int8, int32, float16, bfloat16, float32.
+        ArgumentError: the value is not a dtype, or its number is none of int8, int32, float16, bfloat16, float32.
     """
     if value is None or isinstance(value, torch.dtype):
         return value
@@ -226,5 +226,5 @@ def resolve_dtype(value: torch.dtype | int | None, argument: str) -> torch.dtype
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that arithmetic uses: float64 for float64, else float32."""
+    """Return the dtype in which values of ``dtype`` are computed: float64 for float64, else float32."""
     return dtype if dtype == torch.float64 else torch.float32

@@ -27,7 +27,7 @@ A2_STATE_MIB = 1  # part of HCCL_BUFFSIZE if the state has no window of its own
 
 
 class OpeningState(NamedTuple):
-    """A rank's state in the opening with this token; ``digest``: of the tokens of all ranks, once it knows them."""
+    """A rank's progress (``word``) in the opening ``token``; ``digest``: of all ranks' tokens, "" until known."""
 
     token: str
     word: str
@@ -42,7 +42,7 @@ class OpeningState(NamedTuple):
 
 
 def opening_of(page: bytes) -> OpeningState | None:
-    """Return the state in a window's first page, or None if there is none."""
+    """Return the state that a rank has written into its window's first page, or None if there is none."""
     text = page[STATE_AT : STATE_AT + STATE_BYTES].partition(b"\0")[0].decode(errors="replace")
     rank, world = text[104:108].strip(), text[108:112].strip()
     if not (rank.isdigit() and world.isdigit()):
@@ -51,15 +51,15 @@ def opening_of(page: bytes) -> OpeningState | None:
 
 
 def timeout_s() -> float:
-    """Return the seconds to wait for a peer: ASCEND_MOE_TIMEOUT_S, default 60."""
+    """Return the seconds to wait for a peer on the CPU: ASCEND_MOE_TIMEOUT_S, default 60."""
     return settings.TIMEOUT_S.get()
 
 
 def deadline_s(first: bool) -> float:
     """Return the seconds that a kernel on an NPU waits for a peer: ASCEND_MOE_TIMEOUT_S, default 300.
 
-    Twice as long for a communicator's first op, whose peers may still be compiling; limited so that the runtime does
-    not stop the operator first (HCCL_EXEC_TIMEOUT).
+    Twice as long for a communicator's ``first`` op, whose peers may still be compiling; at most 10 s less than
+    HCCL_EXEC_TIMEOUT (default 1836), after which the runtime stops the operator.
     """
     given = timeout_s() if settings.TIMEOUT_S.is_set() else _NPU_TIMEOUT_S
     text = os.environ.get("HCCL_EXEC_TIMEOUT", "").strip()
@@ -72,33 +72,33 @@ def deadline_s(first: bool) -> float:
 
 
 def ranks_per_server() -> int:
-    """Return the ranks per server: ASCEND_MOE_RANKS_PER_SERVER; default 0: all ranks."""
+    """Return the setting ASCEND_MOE_RANKS_PER_SERVER, ranks per server; 0 (default): not set."""
     return settings.RANKS_PER_SERVER.get()
 
 
 def intra_node_stores() -> int:
-    """Return 1 if ranks of one of several servers communicate by stores: ASCEND_MOE_INTRA_NODE_STORES, default 0."""
+    """Return ASCEND_MOE_INTRA_NODE_STORES, default 0; 1: on several A2 servers, stores within a server, not RDMA."""
     return int(settings.INTRA_NODE_STORES.get())
 
 
 def rdma_flags() -> int:
-    """Return 1 if rows between servers travel in flagged blocks: ASCEND_MOE_RDMA_FLAGS, default 0."""
+    """Return ASCEND_MOE_RDMA_FLAGS, default 0; 1: rows between A2 servers travel in blocks that end with a flag."""
     return int(settings.RDMA_FLAGS.get())
 
 
 def context_kind() -> int:
     """Return the layout of the CPU kernels' communication context: ASCEND_MOE_CONTEXT, as an index into ``CONTEXTS``.
 
-    ``table`` (default) is this package's own layout; ``a3`` and ``a2`` are HCCL's. Simulated servers need ``a2``, which
-    is then the default.
+    ``table`` (default) is this package's own layout; ``a3`` and ``a2`` are HCCL's. Servers that are simulated by
+    ASCEND_MOE_RANKS_PER_SERVER need ``a2``, then the default; ArgumentError is raised for another layout.
     """
     servers = ranks_per_server()
     layout = settings.CONTEXT.get() or ("a2" if servers else "table")
     if servers and layout != "a2":
         name = settings.CONTEXT.name
         raise ArgumentError(
-            f"{name}={layout} with {settings.RANKS_PER_SERVER.name}={servers}: servers need a2, the only layout with a "
-            "windowsOut that HCCL's server sends from; in the others every rank is reached by stores",
+            f"{name}={layout} with {settings.RANKS_PER_SERVER.name}={servers}: simulated servers need a2, the only "
+            f"layout that supports RDMA between ranks: unset {name} or {settings.RANKS_PER_SERVER.name}",
             argument=name,
         )
     return CONTEXTS.index(layout)
@@ -107,7 +107,8 @@ def context_kind() -> int:
 def window_data_bytes(window_mib: int | None = None) -> int:
     """Return the bytes of one rank's data area, which is its whole window or, with an A2 context, all but one MiB.
 
-    The window's size is ``window_mib``, else HCCL_BUFFSIZE (MiB), else 200 MiB. An A2's last MiB is the state area.
+    The window has ``window_mib`` MiB; None: HCCL_BUFFSIZE, default 200. An A2's last MiB is the state area. Raises
+    ArgumentError if the number is invalid.
     """
     if window_mib is not None:
         name, is_number = "window_mib", isinstance(window_mib, int) and not isinstance(window_mib, bool)
@@ -124,9 +125,9 @@ def window_data_bytes(window_mib: int | None = None) -> int:
 
 
 def window_registered_bytes(data_bytes: int) -> int:
-    """Return the bytes of one rank's registered memory for `window_empty`: ASCEND_MOE_REGISTERED_MIB.
+    """Return the bytes of one rank's memory for `window_empty`: ASCEND_MOE_REGISTERED_MIB, default ``data_bytes``.
 
-    The default is the data area's size. Pages use memory only once they are written.
+    Pages use memory only once they are written.
     """
     registered_mib = settings.REGISTERED_MIB.get()
     return data_bytes if registered_mib is None else registered_mib * MIB
