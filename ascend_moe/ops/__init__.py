@@ -58,7 +58,7 @@ def npu_moe_distribute_dispatch(  # type: ignore[empty-body]
     global_bs: int = 0,
     expert_token_nums_type: int = 1,
 ) -> DispatchedV1:
-    """Contract V1 of ``npu_moe_distribute_dispatch_v2``, which documents arguments, results and errors.
+    """The older signature (V1) of ``npu_moe_distribute_dispatch_v2``, which documents arguments, results and errors.
 
     Args:
         x, expert_ids, group_ep, ep_world_size, ep_rank_id, moe_expert_num, scales, x_active_mask, expert_scales,
@@ -66,8 +66,8 @@ def npu_moe_distribute_dispatch(  # type: ignore[empty-body]
             quant_mode, global_bs, expert_token_nums_type: as there.
 
     Returns:
-        As there, but the third is expand_idx (BS*K,) int32: for each (token, k), the number of earlier ones of this
-        rank with the same expert.
+        As there, but the third is expand_idx (BS*K,) int32: for each (token, k), how many earlier (token, k) of this
+        rank have the same expert.
 
     Raises:
         As there.
@@ -124,7 +124,7 @@ def npu_moe_distribute_dispatch_v2(  # type: ignore[empty-body]
         expert_scales: (BS, K) float32: expand_scales then contains the weight of every row, and ep_recv_counts is
             longer, as in CANN. Pass it on all ranks or on none.
         performance_info: (W,) int64: the op adds to element r the microseconds that this rank has waited for rank r's
-            message, from the start of the wait; for a rank that never arrived, until the end of the wait. The op writes
+            data, from the start of the wait; for a rank that never arrived, until the end of the wait. The op writes
             into this tensor without telling torch: pass a tensor that nothing else uses, and under torch.compile an
             input of the graph. May be passed on some ranks only.
         quant_mode: 0 none, 2 int8 with one scale per row.
@@ -203,7 +203,7 @@ def npu_moe_distribute_combine(  # type: ignore[empty-body]
     comm_quant_mode: int = 0,
     group_list_type: int = 0,
 ) -> Tensor:
-    """Contract V1 of ``npu_moe_distribute_combine_v2``, which documents arguments, results and errors.
+    """The older signature (V1) of ``npu_moe_distribute_combine_v2``, which documents arguments, results and errors.
 
     Args:
         expand_idx: (BS*K,) int32, from npu_moe_distribute_dispatch, instead of assist_info_for_combine.
@@ -217,7 +217,7 @@ def npu_moe_distribute_combine(  # type: ignore[empty-body]
         (BS, H), as there.
 
     Raises:
-        As there; ArgumentError also if one of the above is not None or 0.
+        As there; ArgumentError also if an argument that must be None or 0 is not.
 
     Source: torch_npu.npu_moe_distribute_combine.
     """
@@ -260,8 +260,8 @@ def npu_moe_distribute_combine_v2(  # type: ignore[empty-body]
 ) -> Tensor:
     """Send the experts' rows back to their tokens and return their sums, weighted by expert_scales.
 
-    fp32, multiply then add, k ascending, one rounding to the dtype of expand_x: bit-exact for any number of ranks or
-    cores ('hierarchy' between servers rounds once more per server). Rows of inactive tokens are zeros.
+    Sums are in fp32, multiply then add, k ascending, rounded once to the dtype of expand_x: bit-exact for any number of
+    ranks or cores ('hierarchy' between servers rounds once more per server). Rows of inactive tokens are zeros.
 
     Args:
         expand_x: (>= rows, H) bfloat16, float16 or float32, in dispatch's row order.

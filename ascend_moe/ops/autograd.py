@@ -39,11 +39,11 @@ def set_int8_gradient(mode: str) -> None:
     """Select the backward of a dispatch with quant_mode 2, for this process.
 
     Args:
-        mode: "refuse" (default): it raises. "straight_through": x gets the gradient of the rows returned by
-            ``dequantize_rows``, as if nothing had been rounded.
+        mode: "refuse" (default): the backward raises AscendMoeError. "straight_through": x gets the gradient of the
+            rows returned by ``dequantize_rows``, as if nothing had been rounded.
 
     Raises:
-        ArgumentError: another mode.
+        ArgumentError: ``mode`` is neither.
     """
     global _int8_gradient
     need_one_of("mode", mode, INT8_GRADIENTS)
@@ -51,7 +51,7 @@ def set_int8_gradient(mode: str) -> None:
 
 
 def dequantize_rows(expand_x: Tensor, dynamic_scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Convert the rows of a dispatch with quant_mode 2 to floats; with "straight_through" differentiable down to x.
+    """Convert int8 rows of a dispatch with quant_mode 2 to floats; `set_int8_gradient` selects the gradient.
 
     Args:
         expand_x: ``(A, H)`` int8, from dispatch.
@@ -92,10 +92,10 @@ class _Dequantize(torch.autograd.Function):
 
 
 def straight_through(node: Any, scales_gradient: Tensor | None, name: str) -> Tensor | None:
-    """Return the gradient of quantized rows that reached the node of a dispatch, or None.
+    """Return the gradient that `dequantize_rows` left at ``node``, the dispatch ``name`` in the graph; None: none.
 
     Raises:
-        AscendMoeError: the mode is "refuse", or only dynamic_scales received a gradient.
+        AscendMoeError: the mode is "refuse", or only dynamic_scales received a gradient (``scales_gradient``).
     """
     if _int8_gradient == "refuse":
         raise AscendMoeError(
@@ -338,9 +338,10 @@ def special_back(
     alpha_2: Tensor | None,
     v: Tensor | None,
 ) -> dict[str, Tensor]:
-    """Return the gradients, in fp32, of copy and const experts in a combine, by the names of its tensors.
+    """Return the fp32 gradients that copy and const experts contribute to a combine's arguments, by argument name.
 
-    experts: E, followed by ``special``: zero, copy and const experts. active: (BS, K) bool.
+    experts: E, the number of routed experts. special: numbers of zero, copy and const experts. gy: (BS, H), gradient of
+    the result. active: (BS, K) bool. weights: (BS, K), None: ones. x: (BS, H) ori_x. The others: as combine's.
     """
     zero, copies, constants = special
     first = experts + zero

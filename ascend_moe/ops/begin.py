@@ -20,8 +20,8 @@ R = TypeVar("R")
 class OpenCall(Generic[R]):
     """An in-flight op from ``begin_dispatch`` or ``begin_combine``: this rank has sent, and not waited.
 
-    Until ``finish``, the call's tensors must not change and this rank must not call another op of the group, which
-    raises ArgumentError; dropping this object does not lift that, ``ascend_moe.close`` does.
+    Until ``finish``, the call's tensors must not change, and another op of the group on this rank raises ArgumentError,
+    even if this object was dropped; ``ascend_moe.close`` ends that.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class OpenCall(Generic[R]):
     def finish(self) -> R:
         """Wait for the other ranks, at most ASCEND_MOE_TIMEOUT_S from now; return the op's outputs.
 
-        Repeated calls return or raise the same. Raises as the op does.
+        Repeated calls return or raise the same. Raises as the op does, and CommClosed if the group was closed before.
         """
         if self._failure is not None:
             raise self._failure
@@ -54,7 +54,7 @@ class OpenCall(Generic[R]):
         return self._outputs
 
     def close(self) -> None:
-        """Finish the op if necessary, and discard its outputs."""
+        """Finish the op unless that was done, without returning its outputs. Raises as ``finish``."""
         self.finish()
 
     def _without_gradient(self, outputs: Any) -> Any:

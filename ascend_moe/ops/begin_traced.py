@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 class TracedLaunches:
-    """The operators ``{name}`` and ``{name}_finish`` of the op ``whole``; the first runs ``send``."""
+    """The op ``whole`` as operators: {name} runs ``send`` and returns a number, {name}_finish takes it and waits."""
 
     def __init__(self, name: str, whole: str, send: Callable[..., Any]) -> None:
         self._name, self._run, self._whole = name, send, OPERATORS[whole]
@@ -37,7 +37,7 @@ class TracedLaunches:
         TRACED.impl(f"{name}_finish", self._without_gradient, "Autograd", with_keyset=True)
 
     def begin(self, *args: Any, **kwargs: Any) -> Callable[[], Any]:
-        """Run the first launch in a traced program; return the second."""
+        """Call the first operator with the op's arguments; return a function that calls the second."""
         call = self._first.overload(*args, **kwargs)
 
         def finish() -> Any:

@@ -52,7 +52,7 @@ def _store(error: BaseException) -> int:
 
 
 def stored_error(error: RuntimeError) -> BaseException:
-    """Take the error that this thread's call stored; return it if ``error`` begins with its text, else ``error``."""
+    """Return the error that a callback has stored for this thread if ``error`` begins with its text, else ``error``."""
     found, _here.error = getattr(_here, "error", None), None
     return found if found is not None and str(error).startswith(_here.text.value.decode()) else error
 
@@ -78,7 +78,7 @@ def _callback(name: str) -> Callable[..., int | None]:
 
 @contextlib.contextmanager
 def deadline(micros: int) -> Iterator[None]:
-    """Context manager: this thread's CPU ops wait at most ``micros`` microseconds; calls bypass the cache."""
+    """Context manager: this thread's CPU ops wait at most ``micros`` microseconds for peers, each op prepared anew."""
     _here.deadline = micros / 1e6
     try:
         with binding.prepare_always():
@@ -135,14 +135,14 @@ def _unusable(number: int) -> None:
         raise errors.CommClosed("the communicator of this call was closed; call again to open a new one")
     end.raise_why_unusable()
     text = f"rank {end.rank}: the communicator of group {end.name!r} is closed, or its process group was destroyed"
-    raise errors.CommClosed(text, rank=end.rank)
+    raise errors.CommClosed(f"{text}: finish ops before that", rank=end.rank)
 
 
 def _failed(number: int, code: int, record: int, fault: bytes) -> None:
     """Raise the error of a failed op; the caller holds the communicator's lock."""
     end = by_number(number)
     if end is None:
-        raise errors.AscendMoeError(f"an op failed with code {code} after its communicator was closed")
+        raise errors.AscendMoeError(f"an op failed with code {code}, its communicator is closed: close it after ops")
     words = (ctypes.c_int32 * calls.error_record_words()).from_address(record)
     raise calls.failure(code, words, fault.decode(), end)
 
@@ -166,7 +166,7 @@ _for_good: list[binding.Callbacks] = []  # the library calls them until the proc
 
 
 def connect() -> None:
-    """Register the callbacks with the library, before the first call."""
+    """Register this module's callbacks with the ops' C++ library, before the first op."""
     kinds: dict[str, Any] = {field[0]: field[1] for field in binding.Callbacks._fields_}
     functions = {name: _alive if name == "alive" else _callback(name) for name in kinds}
     _for_good.append(binding.Callbacks(**{name: kinds[name](functions[name]) for name in kinds}))

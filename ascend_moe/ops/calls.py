@@ -38,20 +38,20 @@ Shapes = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return a dtype's name in plans and options: "bfloat16"."""
+    """Return a dtype's name without "torch.", such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 
 def describe(
     op: int, contract: int, group_ep: str, comm_alg: str, shapes: Shapes, attributes: Mapping[str, int | None]
 ) -> Any:
-    """Return the description of a call without its communicator, as read by shape functions and checks."""
+    """Return the C struct that describes a call, as `plans.describe`, from torch's dtypes."""
     named = tuple((name, name_of(dtype), shape) for name, dtype, shape in shapes)
     return plans.describe(op, contract, group_ep, comm_alg, named, attributes)
 
 
 def outputs_of(spec: Any) -> list[tuple[torch.dtype | None, tuple[int, ...]]]:
-    """Return dtype and allocated shape of every output; dtype None: the input rows', unknown to the kernels."""
+    """Return dtype and allocated shape of every output; dtype None: that of the input rows, unknown to the kernels."""
     return [(None if dtype is None else getattr(torch, dtype), shape) for dtype, shape in plans.outputs_of(spec)]
 
 
@@ -64,7 +64,11 @@ def infer(
     topk: int,
     hidden: Any,
 ) -> list[tuple[torch.dtype | None, tuple[Any, ...]]]:
-    """Return dtype and shape of every output, as ``outputs_of``, for a call whose BS and H may be symbolic."""
+    """Return dtype and shape of every output, as ``outputs_of``, where ``batch`` and ``hidden`` may be torch.SymInt.
+
+    ``op``: OP_DISPATCH or OP_COMBINE. ``contract``: 1 (V1) or 2 (V2). ``dtypes``: of the passed tensors by argument.
+    ``attributes``: values of the integer arguments. ``batch``, ``topk``, ``hidden``: BS, K, H.
+    """
 
     def at(bs: int) -> list[tuple[torch.dtype | None, tuple[int, ...]]]:
         ids = (bs, topk)
@@ -87,7 +91,7 @@ def infer(
 
 
 def failure(code: int, record: Any, fault: str, communicator: Communicator) -> errors.AscendMoeError:
-    """Return `error_of` an op on the CPU; a fatal error puts the communicator into the failed state."""
+    """Return the error of an op on the CPU, as `error_of`; a fatal one puts the communicator into the failed state."""
     error = error_of(code, record, fault, communicator)
     if _lib.lib().am_error_is_fatal(code):
         communicator.failed = error
@@ -95,7 +99,7 @@ def failure(code: int, record: Any, fault: str, communicator: Communicator) -> e
 
 
 def error_of(code: int, record: Any, fault: str, communicator: Any) -> errors.AscendMoeError:
-    """Return the error in an error record; ``record``: its words, an array (on an NPU their address)."""
+    """Return the error in ``record``, an array of words (NPU: its address). ``fault``: the emulator's text or ""."""
     if fault and code == _REGISTERED_REFUSED:
         return errors.WindowTensorError(fault, argument="expand_x", generation=record[0], epoch=record[1])
     if fault:
@@ -120,7 +124,7 @@ def error_of(code: int, record: Any, fault: str, communicator: Any) -> errors.As
 
 
 def traffic(communicator: Communicator) -> dict[str, int]:
-    """Return the bytes that the MTE pipes of this rank moved in its last op, by direction and kind of GM."""
+    """Return the bytes that this rank's MTE pipes moved in its last op, by "read_KIND" and "written_KIND" of GM."""
     kinds = ("tensor", "window_data", "window_state", "workspace", "window_registered")
     counts = (ctypes.c_uint64 * (2 * len(kinds)))()
     with communicator.use() as handle:

@@ -30,12 +30,12 @@ MAX_BATCH = 4096  # of a dispatch: op_host's limit (checked by a test)
 
 
 def size_of(group: Group) -> int:
-    """Return W, the number of ranks."""
+    """Return the number of ranks of a process group or of a Place's group."""
     return group.world if isinstance(group, Place) else group.size()
 
 
 def by_expert(table: Tensor) -> Tensor:
-    """Return the positions of rows in (expert, rank) order within (rank, expert) order; ``table`` (W, L): rows."""
+    """Return the index that reorders rows from (rank, expert) to (expert, rank); ``table`` (W, L): numbers of rows."""
     counts, sizes = table.reshape(-1), table.t().reshape(-1)
     starts = (counts.cumsum(0) - counts).view_as(table).t().reshape(-1)
     shift = torch.repeat_interleave(starts - (sizes.cumsum(0) - sizes), sizes)
@@ -43,7 +43,7 @@ def by_expert(table: Tensor) -> Tensor:
 
 
 def gather(rows: Tensor, group: Group) -> Tensor:
-    """Return (W, *rows.shape): every rank's ``rows``, of the same shape on all ranks."""
+    """All-gather: return (W, *rows.shape), every rank's ``rows``, which have the same shape on all ranks."""
     world = size_of(group)
     out = rows.new_empty(world, *rows.shape)
     if rows.numel() == 0:
@@ -60,7 +60,7 @@ def gather(rows: Tensor, group: Group) -> Tensor:
 
 
 def reduce_scatter(rows: Tensor, group: ProcessGroup) -> Tensor:
-    """Return (N / W, ...): this rank's share of the sum of all ranks' ``rows`` (N, ...), of the same shape."""
+    """Return (N / W, ...): this rank's part of the sum over all ranks of ``rows`` (N, ...), N a multiple of W."""
     out = rows.new_empty(rows.shape[0] // group.size(), *rows.shape[1:])
     if rows.numel() > 0:
         single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -69,7 +69,7 @@ def reduce_scatter(rows: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def exchange(rows: Tensor, send: list[int], receive: list[int], group: Group) -> Tensor:
-    """All-to-all of 2-D rows: send ``send[d]`` to rank d, receive ``receive[s]`` from rank s, in rank order."""
+    """All-to-all of 2-D ``rows``, in rank order: ``send[d]`` rows go to rank d, ``receive[s]`` come from rank s."""
     width = rows.shape[1] * rows.element_size()
     raw = rows.contiguous().view(torch.uint8) if len(rows) else rows.new_empty(0, width, dtype=torch.uint8)
     if isinstance(group, Place):
@@ -124,7 +124,7 @@ def gather_rows(words: Tensor, place: Place) -> Tensor:
         words: ``(n,)`` int32 on the device of the group's windows, the same n on all ranks.
 
     Returns:
-        ``(W, n)`` int32 on that device, by rank. Reads nothing on the host.
+        ``(W, n)`` int32 on that device, by rank; the host does not wait for it.
 
     Collective, as a dispatch is. Raises as `npu_moe_distribute_dispatch_v2`.
     """
@@ -150,7 +150,7 @@ def gather_words(words: Tensor, place: Place, device: torch.device) -> Tensor:
     Returns:
         ``(W, n)`` int32 on the CPU; on an NPU the host waits for it.
 
-    Collective, as a dispatch is. Raises as `npu_moe_distribute_dispatch_v2`, on an NPU too before it returns.
+    Collective, as a dispatch is. Raises as `npu_moe_distribute_dispatch_v2`, also the errors of an NPU's kernel.
     """
     arrived = gather_rows(words.to(device), place)
     if arrived.device.type != "cpu":

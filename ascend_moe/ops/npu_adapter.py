@@ -32,7 +32,7 @@ _SECONDS = 90  # typical build time
 
 @contextmanager
 def typed_errors() -> Iterator[None]:
-    """Raise a RuntimeError of a launch in one line: LibraryError if CANN lacks the operator, else AscendMoeError."""
+    """Context manager: turn a launch's RuntimeError into LibraryError (CANN lacks the operator) or AscendMoeError."""
     try:
         yield
     except RuntimeError as error:
@@ -41,7 +41,7 @@ def typed_errors() -> Iterator[None]:
 
 
 def load() -> Path:
-    """Load the adapter once per process, which defines ``torch.ops.ascend_moe_npu``; return its path."""
+    """Load the adapter, once per process, and return its path. It defines ``torch.ops.ascend_moe_npu``."""
     global _loaded
     if _loaded is None:
         with _lock:
@@ -61,7 +61,7 @@ def load() -> Path:
 def library_path() -> Path:
     """Return the path of an adapter for the installed torch and torch_npu; build it if there is none.
 
-    $ASCEND_MOE_NPU_LIBRARY names one that is used unchanged.
+    $ASCEND_MOE_NPU_LIBRARY names a file to return instead. Raises LibraryError if that is missing or the build fails.
     """
     override = settings.NPU_LIBRARY.get()
     if override is not None:

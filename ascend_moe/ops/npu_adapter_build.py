@@ -26,11 +26,11 @@ _ARGUMENTS = ("csrc/torch/api.h", *_RULES, "op_kernel/protocol/tiling.h")
 
 
 class BuildError(Exception):
-    """One line: the missing tool or the compiler's message, and the fix."""
+    """Building is impossible or has failed: names the missing tool and its fix, or contains the compiler's output."""
 
 
 def package_folder(name: str) -> Path:
-    """Return the folder of an installed package, without importing it."""
+    """Return the folder of an installed package, without importing it. Raises BuildError if it is not installed."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.origin:
         fix = "pip install torch"
@@ -41,7 +41,7 @@ def package_folder(name: str) -> Path:
 
 
 def versions() -> tuple[str, str]:
-    """Return the installed versions of torch and torch_npu."""
+    """Return the installed versions of torch and torch_npu. Raises BuildError if one is missing."""
     found = []
     for name in ("torch", "torch_npu"):
         package_folder(name)
@@ -53,7 +53,7 @@ def versions() -> tuple[str, str]:
 
 
 def compiler() -> str:
-    """Return $CXX, else g++, else c++."""
+    """Return the path of the C++ compiler: $CXX if set, else g++, else c++. Raises BuildError if there is none."""
     wanted = os.environ.get("CXX")
     for name in (wanted,) if wanted else ("g++", "c++"):
         found = shutil.which(name)
@@ -63,7 +63,7 @@ def compiler() -> str:
 
 
 def sources(root: Path) -> list[Path]:
-    """Return the adapter's translation units under a source root."""
+    """Return the adapter's C++ files under the source root. Raises BuildError if there are none."""
     found = sorted((root / "csrc" / "npu").glob("*.cpp"))
     if not found:
         raise BuildError(f"no sources in {root / 'csrc/npu'}: install ascend_moe again")
@@ -71,7 +71,7 @@ def sources(root: Path) -> list[Path]:
 
 
 def command(root: Path, target: Path) -> list[str]:
-    """Return the compiler command."""
+    """Return the command that compiles the sources of ``root`` to ``target``. Raises BuildError if one is missing."""
     torch_folder, npu_folder = package_folder("torch"), package_folder("torch_npu")
     minor = re.match(r"\d+\.(\d+)", versions()[0])
     if minor is None:
@@ -101,7 +101,7 @@ def command(root: Path, target: Path) -> list[str]:
 
 
 def key(root: Path) -> str:
-    """Return the identifier of a build: sources, this file, and the versions."""
+    """Return the identifier of a build from ``root``: versions of torch and torch_npu, and a hash of the sources."""
     digest = hashlib.sha256(f"{sys.implementation.cache_tag}\0".encode())
     headers = [*sorted((root / "csrc" / "npu").glob("*.h")), *(root / path for path in _ARGUMENTS)]
     for path in (*sources(root), *headers, Path(__file__)):
@@ -110,12 +110,12 @@ def key(root: Path) -> str:
 
 
 def build(root: Path, target: Path) -> None:
-    """Compile the adapter under ``root`` into ``target``, and write its key next to it."""
+    """Compile the adapter under ``root`` to ``target``, and write `key` next to it. Raises BuildError."""
     words = command(root, target)
     try:
         result = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise BuildError(f"{words[0]} did not finish within {_TIMEOUT_S} s: {shlex.join(words)}") from None
+        raise BuildError(f"{words[0]} did not finish within {_TIMEOUT_S} s; try by hand: {shlex.join(words)}") from None
     if result.returncode != 0:
         found = re.findall(r"^(.*?(?:fatal )?error: .*)$", result.stderr, flags=re.MULTILINE)
         first = found[0] if found else f"{words[0]} ended with code {result.returncode}"
@@ -127,7 +127,7 @@ def build(root: Path, target: Path) -> None:
 
 
 def main() -> int:
-    """Run ``python npu_adapter_build.py ROOT TARGET``; ``--check`` only reports whether building is possible."""
+    """Run ``npu_adapter_build.py ROOT TARGET`` (``--check``: report whether building is possible); return 0 or 1."""
     try:
         if sys.argv[1:] == ["--check"]:
             print(" ".join((*versions(), compiler())))

@@ -43,33 +43,33 @@ _RECREATE = (
 
 
 def soc_of(device: torch.device) -> str:
-    """Return torch_npu's name of the device."""
+    """Return torch_npu's name of the SoC of a device, such as "Ascend910B3"."""
     return str(torch.npu.get_device_name(device))  # type: ignore[attr-defined]
 
 
 def context_kind(soc: str) -> int:
-    """Return the layout of the HCCL context on a SoC, given by torch_npu's name."""
+    """Return the layout of HCCL's context on the SoC with torch_npu's name ``soc``, as an index into ``CONTEXTS``."""
     if soc.startswith("Ascend910_93"):
         return CONTEXT_A3
     if soc.startswith("Ascend910B"):
         return CONTEXT_A2
     raise ArgumentError(
-        f"tensors are on a {soc}: dispatch and combine support Ascend910B (A2) and Ascend910_93 (A3)",
+        f"tensors are on a {soc}: dispatch and combine support Ascend910B (A2) and Ascend910_93 (A3) only",
         argument="device",
     )
 
 
 class NpuCommunicator(GroupCommunicator):
-    """One rank's communicator on its NPU: the place in an HCCL communicator, and the error record of its ops.
+    """One rank's communicator on its NPU: parameters of its HCCL communicator, registered buffers, its ops' errors.
 
     Attributes:
-        name: HCCL's name of it, the group_ep.
+        name: HCCL's name of the communicator, the group_ep.
         rank, world, data_bytes, registered_bytes, context_kind, ranks_per_server: parameters of a call's plan. The
             last is 0 on an A3, whose stores reach ranks of other servers.
         proven: the bring-up probes that have passed on this machine.
-        auto_is_window: whether comm_alg "auto" means window: not all probes that direct needs have passed.
-        barrier: the faster kind of core barrier according to bring-up; "": unknown.
-        algorithm: algorithm of the last op, "window" or "direct"; "" before any.
+        auto_is_window: whether comm_alg "auto" means window, since not all probes that direct needs have passed.
+        barrier: the faster kind of core barrier according to bring-up, of ``CORE_BARRIERS``; "": unknown.
+        algorithm: algorithm of the last op, "window", "direct" or "hierarchy"; "" before any.
         failed: the first fatal error; later ops raise it at once, also after ``ascend_moe.close(name)``, until the
             process group is recreated.
     """
@@ -143,7 +143,7 @@ class NpuCommunicator(GroupCommunicator):
 
     @property
     def links(self) -> str:
-        """How ranks of a server reach each other, of `LINKS`; "" on one server and on an A3."""
+        """How ranks of one server reach each other where there are several (A2), a value of `LINKS`; else ""."""
         return "" if self.stores is None else LINKS[self.stores]
 
     @property
@@ -151,11 +151,11 @@ class NpuCommunicator(GroupCommunicator):
         return ALGORITHMS[self.ops_handle.algorithm]
 
     def alive(self) -> bool:
-        """Return whether its process group still exists."""
+        """Return whether this communicator's process group still exists."""
         return comm.is_alive(self.group)
 
     def raise_why_unusable(self) -> None:
-        """Raise the error that keeps ops from using this communicator, if any."""
+        """Raise the error that keeps ops from using this communicator, if it is known by now (as `look`)."""
         self.look()
 
     def look(self) -> None:
@@ -165,7 +165,7 @@ class NpuCommunicator(GroupCommunicator):
             self._raise_found()
 
     def register(self, sizes: tuple[int, ...], size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor of ``size`` bytes in this rank's window. The caller holds the communicator's lock."""
+        """Return a tensor of the shape ``sizes``, ``size`` bytes, in this rank's window. The caller holds the lock."""
         self.look()
         if size == 0:
             return torch.empty(sizes, dtype=dtype, device=self.device)
@@ -184,10 +184,10 @@ class NpuCommunicator(GroupCommunicator):
         return made
 
     def clear_state(self) -> None:
-        """Zero this rank's state area, before the first op of the group only: nobody may store there concurrently.
+        """Zero this rank's state area (status blocks), before the group's first op, while no rank stores there.
 
-        On an A2 it is the last MiB of the only window, which may contain data of a framework's first broadcast, or an
-        abort of another group that used this memory, which would end the first op.
+        On an A2 it is the last MiB of the only window. It may contain data of a framework's first broadcast, or the
+        abort flag of another group that used this memory, which would stop the first op.
         """
         self._probed(PROBE_CLEAR)
 
@@ -197,9 +197,9 @@ class NpuCommunicator(GroupCommunicator):
         return words[2] | words[3] << 32
 
     def timestamps(self, op: str) -> list[timestamps.Timestamp]:
-        """Return the timestamps of this rank's last dispatch or combine; empty without `settings.TIMESTAMPS`.
+        """Return the timestamps of this rank's last ``op``, "dispatch" or "combine"; [] without `settings.TIMESTAMPS`.
 
-        Waits for that op. Launches the probe kernel several times: each launch copies one block of every core's.
+        Waits for that op. Launches the probe kernel several times: each launch copies one block of each core's.
         """
         blocks = timestamps.words_of_core() // PROBE_REPORT[1]
         first = (timestamps.OPS[op] - 1) * blocks + 1
@@ -228,7 +228,7 @@ class NpuCommunicator(GroupCommunicator):
         return [[word & 0xFFFFFFFF for word in block] for block in report.tolist()]
 
     def check(self) -> None:
-        """Wait for the device, then raise the error of an op so far, if any."""
+        """Wait for the device, then raise the first error of the ops so far, if any."""
         torch.npu.synchronize(self.device)  # type: ignore[attr-defined]
         self._host.copy_(self.record)
         self.look()
@@ -248,7 +248,7 @@ class NpuCommunicator(GroupCommunicator):
         raise error
 
     def retire(self) -> None:
-        """Allow no more tensors in the window; live ones stay valid as long as HCCL's window."""
+        """Allow no more tensors in the window; existing ones stay valid as long as HCCL's window exists."""
         if self._registered is not None:
             self.ops_handle.register_area(0)
             self._registered.retire(lambda: None)
@@ -268,22 +268,22 @@ _clearing: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDicti
 
 
 def known(group_ep: str) -> NpuCommunicator | None:
-    """Return the communicator that an op has opened, or None."""
+    """Return the communicator that an op has opened in this process for HCCL's name ``group_ep``, or None."""
     return _open.get(group_ep)
 
 
 def find(
     group_ep: str, world: int, rank: int, device: torch.device, op_name: str = "", stores: bool | None = None
 ) -> NpuCommunicator:
-    """Return this process's communicator for HCCL's name; ``op_name`` begins the message of an error.
+    """Return this process's communicator for HCCL's name; open it if there is none. Collective on a group's first call.
 
-    ``stores``: on several A2 servers, whether the next launch stores to ranks of its own server; None: as the group was
-    opened, by default as a call without comm_alg.
+    ``op_name`` begins error messages. ``stores``: on several A2 servers, whether the next launch stores to ranks of its
+    own server (see `LINKS`); None: as the group's first launch, or if there was none as a call without comm_alg.
 
     Raises:
         CommError: this group has failed, in a communicator that was closed since.
-        ArgumentError: there is no such communicator, or its windows are in CPU memory; or ep_world_size or ep_rank_id
-            differs; or its ranks are distributed over servers in an unsupported way; or it was opened for other links.
+        ArgumentError: no HCCL group has this name; ``world`` or ``rank`` is not the group's; its ranks are distributed
+            over servers in an unsupported way; or it was opened for other links.
         ConfigMismatch, CommTimeout, PeerLost: as ``npu_servers``, in a group's first call.
     """
     try:
@@ -355,7 +355,7 @@ def _faster_barrier(group_ep: str, group: Any, device: torch.device) -> str:
 
 
 def before_opening(group_ep: str, world: int, rank: int, device: torch.device) -> tuple[int, int]:
-    """Return context layout and ranks per server that a communicator will be opened with. Opens and launches nothing.
+    """Return (context layout, ranks per server) that `find` will open a communicator with. Opens and launches nothing.
 
     Collective on a group's first call. Raises as ``find``.
     """
@@ -394,7 +394,7 @@ def _forget(group_ep: str) -> None:
 
 
 def close(group_ep: str) -> None:
-    """Forget this process's communicator. Idempotent. HCCL's windows exist until the group is destroyed."""
+    """Drop this process's communicator, if any. HCCL's windows remain until the process group is destroyed."""
     with _lock:
         _forget(group_ep)
 
@@ -406,7 +406,7 @@ def check(group_ep: str | None = None) -> None:
     ops on that communicator.
 
     Args:
-        group_ep: the communicator; None for all of this process. Ops on the CPU raise errors themselves.
+        group_ep: HCCL's name of a group; None: all. Other names are ignored: ops on the CPU raise errors themselves.
 
     Raises:
         InvalidExpertId, RoutingOverflow, RoutingMismatch, ConfigMismatch, ArgumentError: the communicator
@@ -421,13 +421,13 @@ def check(group_ep: str | None = None) -> None:
 
 
 def capturing() -> bool:
-    """Return whether this thread's NPU stream is capturing a graph."""
+    """Return whether the current NPU stream is capturing a graph; False without an NPU."""
     npu = getattr(torch, "npu", None)
     return bool(npu is not None and npu.is_current_stream_capturing())
 
 
 def of_own_window(error: WindowTooSmall, group_ep: str) -> WindowTooSmall:
-    """Return the error for a group with its own buffer size: it names that option, which overrides the variable."""
+    """Return ``error``, naming instead of HCCL_BUFFSIZE the option that overrides it for a group, if it was used."""
     found = known(group_ep)
     if found is None or not found.own_buffer:
         return error

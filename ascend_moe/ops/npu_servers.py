@@ -43,9 +43,9 @@ DEVICES_OF_A_MODULE = 8
 
 
 def module_of(soc: str) -> int:
-    """Return the number of the current NPU's module of 8 devices on A2, where HCCL treats modules as servers; else 0.
+    """Return the number of the module of 8 devices that the current NPU belongs to on an A2; 0 on other SoCs.
 
-    The number derives from the driver's physical device id.
+    HCCL treats a module as a server. The number is the driver's physical device id divided by 8.
     """
     if not soc.startswith("Ascend910B"):
         return 0
@@ -74,16 +74,14 @@ class ServerRecord:
 
     Attributes:
         host, boot: the host name, and an id unique among running kernels.
-        share: ASCEND_MOE_RANKS_PER_SERVER, 0: not set.
-        local_world: LOCAL_WORLD_SIZE, 0: not set.
-        intra_node_stores: ASCEND_MOE_INTRA_NODE_STORES.
-        rdma_flags: ASCEND_MOE_RDMA_FLAGS.
+        share: ASCEND_MOE_RANKS_PER_SERVER, 0: not set. ``local_world``: torchrun's LOCAL_WORLD_SIZE, 0: not set.
+        intra_node_stores, rdma_flags: ASCEND_MOE_INTRA_NODE_STORES, ASCEND_MOE_RDMA_FLAGS.
         super_pod: HCCL_LOGIC_SUPERPOD_ID, "": not set.
         proven: passed bring-up probes, comma-separated, by topology (``TOPOLOGIES``).
         pid, born, pids: process id, start and PID namespace of this process, as in ``liveness``.
         token: unique to this record.
         module: the module of 8 devices of its NPU (``module_of``).
-        links: requested links of a group on several servers; "" if not requested.
+        links: how the rank wants HCCL to link a group on several servers (`npu_communicator.LINKS`); "": unset.
         seen: digest of the tokens of all records that this rank has read; "" before it has read all.
     """
 
@@ -137,7 +135,7 @@ def gather(name: str, group: ProcessGroup, timeout: float, soc: str) -> tuple[Se
 
 
 def vote(name: str, group: ProcessGroup) -> StoreVote | None:
-    """Return the votes of a group in its store, or None before ``gather``."""
+    """Return the object by which a group's ranks vote in its store (`agree`), or None before ``gather``."""
     records = _gathered.get(group)
     if records is None:
         return None
@@ -161,10 +159,10 @@ def _seen_of(records: Sequence[ServerRecord]) -> str:
 
 
 def synchronize(name: str, group: ProcessGroup, timeout: float, what: str) -> None:
-    """Wait until every rank of the group has called this, after ``gather``. Collective; ``what``: unique in a group.
+    """Wait, at most ``timeout`` seconds, until every rank of the group has called this. Collective, a barrier.
 
-    Raises:
-        CommTimeout, PeerLost: as ``gather``.
+    ``name``: the group's, for errors. ``what``: the barrier's, never used before on this group. Raises CommTimeout and
+    PeerLost as ``gather``.
     """
     _exchange_again(ServerRecord(), name, group, timeout, what)
 
@@ -177,10 +175,10 @@ def _exchange_again(
 
 
 def agree_on_links(name: str, group: ProcessGroup, timeout: float, links: str) -> None:
-    """Return when every rank of the group requests the same links from HCCL. Collective.
+    """Wait until every rank of the group has called this with the same ``links`` (of `npu_communicator.LINKS`).
 
     Raises:
-        ConfigMismatch: another rank requests different links.
+        ConfigMismatch: another rank passes different ``links``.
         CommTimeout, PeerLost: as ``gather``.
     """
     for rank, record in enumerate(_exchange_again(ServerRecord(links=links), name, group, timeout, "links")):
@@ -230,16 +228,16 @@ def _exchange(store: Records[ServerRecord], world: int, timeout: float) -> tuple
 
 
 def topology(records: Sequence[ServerRecord]) -> str:
-    """Return the entry of ``probe_results.TOPOLOGIES``: a server is a host name, a boot id and a module."""
+    """Return ONE_SERVER if all records have one host name, boot id and module, else SEVERAL_SERVERS."""
     one = len({(record.host, record.boot, record.module) for record in records}) == 1
     return probe_results.ONE_SERVER if one else probe_results.SEVERAL_SERVERS
 
 
 def agreed_proven(name: str, rank: int, records: Sequence[ServerRecord]) -> frozenset[str]:
-    """Return the bring-up probes that have passed, equal on all ranks; ``rank``: this rank, first in errors.
+    """Return the bring-up probes that have passed on every rank; ``rank``: this rank, named first in errors.
 
     Raises:
-        ConfigMismatch: they differ between ranks.
+        ConfigMismatch: ranks have passed different probes.
     """
     where = topology(records)
     ours, *each = (record.proven.get(where, "") for record in (records[rank], *records))
@@ -258,7 +256,7 @@ def agreed_proven(name: str, rank: int, records: Sequence[ServerRecord]) -> froz
 
 
 def refuse_super_pods(name: str, records: Sequence[ServerRecord]) -> None:
-    """Raise ArgumentError if the ranks' settings name several super-pods of A3."""
+    """Raise ArgumentError if HCCL_LOGIC_SUPERPOD_ID differs between ranks: the group spans several super-pods of A3."""
     pods = [(rank, record.super_pod) for rank, record in enumerate(records) if record.super_pod]
     other = next((here for here in pods if here[1] != pods[0][1]), None)
     if other is not None:
@@ -275,13 +273,14 @@ def agreed(name: str, rank: int, records: Sequence[ServerRecord], ranks: Sequenc
     """Return the ranks of the group per server: 1..W, a divisor of W.
 
     Args:
-        rank: this rank; its values come first in errors.
-        ranks: ranks in the job, by rank in the group.
-        job: ranks of the job.
+        rank: this rank, named first in errors.
+        ranks: for each rank of the group, its rank in the job (default process group).
+        job: number of ranks of the job.
 
     Raises:
-        ConfigMismatch: a setting, or the identification of servers, differs between ranks.
-        ArgumentError: servers have different numbers of the group's ranks, or non-contiguous ranks.
+        ConfigMismatch: a setting differs between ranks, or host names contradict boot ids or LOCAL_WORLD_SIZE.
+        ArgumentError: servers have different numbers of the group's ranks, or non-contiguous ranks, or
+            ASCEND_MOE_RANKS_PER_SERVER joins modules that HCCL treats as servers.
     """
     mine = records[rank]
     for other, record in enumerate(records):

@@ -27,7 +27,7 @@ _algorithms: dict[tuple[int, str], str] = {}  # last logged algorithm by communi
 
 
 def last() -> RecordedCall | None:
-    """Return this thread's last call if it is new; shape inference records none."""
+    """Return this thread's last recorded call, or None if it was returned before. Shape inference is not recorded."""
     call = binding.last_call()
     if call is None or call.serial == getattr(_here, "seen", 0):
         return None
@@ -36,7 +36,7 @@ def last() -> RecordedCall | None:
 
 
 def returned(missed: bool) -> None:
-    """Record that this thread's call has returned; ``missed``: it was not in the cache, so its algorithm may differ."""
+    """Log that this thread's call has returned; ``missed``: it was not in the cache, so its algorithm may be new."""
     call = last()
     if call is None:
         return
@@ -47,7 +47,7 @@ def returned(missed: bool) -> None:
 
 
 def failed(error: BaseException, call: RecordedCall | None = None) -> None:
-    """Record that ``call``, or this thread's, has raised. For a missing rank write a file and name it in the error."""
+    """Record that ``call`` (None: this thread's) raised; for CommTimeout and PeerLost write a file, named in it."""
     call = call or last()
     if call is None:
         return

@@ -60,7 +60,7 @@ _PREFIX = "npu_moe_distribute_"
 
 
 def schema_of(function: Callable[..., Any]) -> str:
-    """Return the schema without the operator's name."""
+    """Return the torch schema of a function's signature, without the name: "(Tensor x, ...) -> Tensor"."""
     signature, arguments = inspect.signature(function), []
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in arguments:
@@ -81,13 +81,13 @@ def schema_of(function: Callable[..., Any]) -> str:
 
 
 def list_overload_of(schema: str) -> str:
-    """Return the schema of npu_grouped_matmul's older overload, whose group list is a Python list."""
+    """Return the schema of npu_grouped_matmul's older overload, whose group_list is a list, from the newer schema."""
     arguments = schema.partition(", int[]? tuning_config")[0].replace("Tensor? group_list", "int[]? group_list")
     return f"{arguments}, ScalarType? output_dtype=None) -> Tensor[]"
 
 
 class NotDifferentiable(torch.autograd.Function):
-    """Passes an op's outputs through; its backward raises: a missing gradient would silently train a wrong model."""
+    """Autograd function that returns an op's outputs; its backward raises, so that no gradient is silently missing."""
 
     @staticmethod
     def forward(ctx: Any, name: str, outputs: Any, *needing_grad: torch.Tensor) -> Any:
@@ -103,16 +103,16 @@ class NotDifferentiable(torch.autograd.Function):
 
 
 def wants_gradient(values: Iterable[Any]) -> bool:
-    """Return whether autograd has to track a call with these arguments."""
+    """Return whether gradients are enabled and one of the arguments ``values`` is a tensor that requires grad."""
     return torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in values)
 
 
 def keep_order_in_inductor(op: Any) -> None:
-    """Give inductor a lowering of an ordered op that depends on the ordered op before it.
+    """Make inductor run ``op`` after the ordered op before it, by a lowering of its own.
 
-    Inductor's own (as of torch 2.13, pytorch/pytorch#189209) records that order under the name of the op's buffer,
+    Inductor's lowering (as of torch 2.13, pytorch/pytorch#189209) records that order under the name of the op's buffer,
     while its scheduler looks up the name of the operation: two ops that share no tensor may be swapped on one rank and
-    not on another. No effect unless inductor is in use.
+    not on another. No effect unless inductor is imported.
     """
     # Not getattr: that of torch imports inductor.
     inductor = vars(torch).get("_inductor")
@@ -136,7 +136,7 @@ def _lower_in_order(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class Operator:
-    """An operator of a library: its overload, and its arguments by the schema."""
+    """A torch operator, defined in ``library`` on construction. ``qualified``: its name, or name.overload."""
 
     def __init__(self, qualified: str, schema: str, library: Any = LIBRARY) -> None:
         self.qualified, self.schema = qualified, schema
@@ -147,16 +147,13 @@ class Operator:
         self.arguments = self.overload._schema.arguments
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return all arguments of a call by name."""
+        """Return all arguments of a call by name, with the schema's defaults for omitted ones."""
         values = {argument.name: argument.default_value for argument in self.arguments}
         return values | dict(zip(values, args, strict=False)) | kwargs
 
     def keep_calls(self) -> None:
-        """Make compilers keep every call and their order, since peers wait for every call.
-
-        The first line keeps calls in any fx graph. The second chains them by a token, so that no two are equal or
-        independent.
-        """
+        """Make compilers keep every call and the calls' order, since peers wait for every call."""
+        # The first line keeps calls in any fx graph. The second chains them, so that no two are equal or independent.
         has_side_effect(self.overload)
         _register_effectful_op(self.overload, _EffectType.ORDERED)
 
@@ -284,7 +281,7 @@ class _Op(Operator):
 
         for name in (self.rows_name, "expert_ids"):
             if name not in tensors:
-                raise refuse(name, "is None, it is required")
+                raise refuse(name, "is None, it is required: pass a tensor")
             if tensors[name].dim() != 2:
                 raise refuse(name, f"has {tensors[name].dim()} dimensions, it must have 2")
         device = tensors[self.rows_name].device
@@ -295,7 +292,8 @@ class _Op(Operator):
         for name, value in [*sizes.items(), ("expert_ids", tensors["expert_ids"].shape[1])]:
             limit = _MAX_BATCHES if name == "global_bs" else _MAX_SIZE
             if not -limit <= value <= limit:
-                raise refuse(name, f"is {value}, outside of the range for computing sizes, -{limit}..{limit}")
+                what = "has K =" if name == "expert_ids" else "is"
+                raise refuse(name, f"{what} {value}; it must be in -{limit}..{limit} for computing sizes")
         world = sizes["ep_world_size"]
         if world < 1:
             raise refuse("ep_world_size", f"is {world}, it must be at least 1")
@@ -311,7 +309,7 @@ def _missing(*_: Any) -> Any:
 
 
 def operator(function: Callable[P, R]) -> Callable[P, R]:
-    """Register the op with a function's name and signature; return a function with these that calls it."""
+    """Decorator: register an op with the function's name and signature; return a function that calls the op."""
     name = function.__name__
     SCHEMAS[name] = schema_of(function)
     op = OPERATORS[name] = _Op(name, SCHEMAS[name], function.__globals__.get(function.__annotations__["return"]))

@@ -32,16 +32,18 @@ def _or_nobody(ids: Tensor, given: Tensor, sent: Tensor) -> Tensor:
 
 
 class SentIds:
-    """A copy of a dispatch's ids, 4 bytes each. Reads nothing on the host for NPU tensors."""
+    """A copy of a dispatch's expert ids, -1 where its mask is False. The host does not wait for NPU tensors."""
 
     def __init__(self, ids: Tensor, mask: Tensor | None = None) -> None:
         self._ids = _routed(ids, mask)
 
     def checked(self, argument: str, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the ids for the combine; on an NPU all -1 if they differ, so that combine raises RoutingMismatch.
+        """Return ``ids`` of a combine; if they differ from the dispatch's, on an NPU all -1, so that combine fails.
+
+        Ids of another shape, dtype or device are returned unchanged, for the op to refuse.
 
         Raises:
-            ArgumentError: on the CPU: an id differs from dispatch's.
+            ArgumentError: on the CPU: an id differs from dispatch's. ``argument``: name of ``ids`` in its text.
         """
         same = (ids.shape, ids.dtype, ids.device) == (self._ids.shape, self._ids.dtype, self._ids.device)
         if not same or not (mask is None or (mask.dtype == torch.bool and mask.shape in (ids.shape, ids.shape[:1]))):
@@ -57,10 +59,10 @@ class SentIds:
 
 
 class SentIdStore:
-    """The ids of dispatches with live results, by the tensor that combine receives.
+    """The expert ids of dispatches, each by its result assist_info_for_combine (V1: expand_idx) while that exists.
 
-    That is assist_info_for_combine, or V1's expand_idx. The combine of a copy of it is not compared. ``stored`` is one
-    dictionary for the life of the process; it is empty unless ids are compared.
+    A combine that receives a copy of that tensor is not compared. ``stored`` is one dictionary for the life of the
+    process; it is empty unless ids are compared.
     """
 
     def __init__(self) -> None:
@@ -73,7 +75,7 @@ class SentIdStore:
             self.stored.clear()
 
     def add(self, index: Tensor, ids: Tensor, mask: Tensor | None = None) -> None:
-        """Store the ids of a dispatch for the lifetime of ``index``, which it has returned."""
+        """Store a dispatch's ids, -1 where ``mask`` is False, for the lifetime of the ``index`` that it returned."""
         sent = SentIds(ids, mask)
         with self._lock:
             for key in [key for key in self.stored if key.expired()]:
@@ -81,7 +83,7 @@ class SentIdStore:
             self.stored[_StorageWeakRef(index.untyped_storage())] = sent
 
     def checked(self, argument: str, index: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Run `SentIds.checked` for the dispatch that returned ``index``; return the ids if it is unknown."""
+        """Run `SentIds.checked` for the dispatch that returned ``index``; return ``ids`` if none is stored for it."""
         with self._lock:
             sent = self.stored.get(_StorageWeakRef(index.untyped_storage()))
         return ids if sent is None else sent.checked(argument, ids, mask)

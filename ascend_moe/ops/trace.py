@@ -28,7 +28,7 @@ class Recording:
     """A recording, yielded by `trace`.
 
     Attributes:
-        path: file to write at the end, or None.
+        path: file to write at the end, or None. ``title``: title of charts.
         timeline: events of all ranks of this process, set when the last ``with`` block of the recording ends.
     """
 
@@ -58,11 +58,11 @@ def trace(
         limit: maximum number of events of this process; further ones are counted in ``Timeline.dropped``.
 
     Yields:
-        A ``Recording``, whose ``timeline`` is set when the last user exits.
+        A ``Recording``, whose ``timeline`` is set when the last ``with`` block of this recording ends.
 
     Raises:
-        AscendMoeError: another recording is active in this process, or the engine records none.
-        ArgumentError: a folder does not exist, or ``limit`` is below 1.
+        AscendMoeError: a recording to another path is active in this process, or the engine records no timeline.
+        ArgumentError: the folder of ``path`` does not exist, or ``limit`` is below 1.
         OSError: a file cannot be written.
     """
     recording = _enter(Recording(_file(path), title or Path(sys.argv[0] or "python").name), limit)
@@ -105,10 +105,10 @@ def _enter(wanted: Recording, limit: int) -> Recording:
                 name = library.library_path().name
                 raise AscendMoeError(f"the engine of {name} records no timeline: unset ASCEND_MOE_ENGINE")
             if code:
-                raise AscendMoeError("the native library is recording already: use ascend_moe.trace alone")
+                raise AscendMoeError("another recorder uses the native library: end it, and use only ascend_moe.trace")
             _current = wanted
         elif _current.path != wanted.path:
-            raise AscendMoeError(f"a trace to {_current.path or 'memory'} is going on in this process: one at a time")
+            raise AscendMoeError(f"a trace to {_current.path or 'memory'} is going on in this process: end it first")
         _users += 1
         return _current
 

@@ -20,7 +20,7 @@ _numbers = itertools.count()
 
 
 class WholeLayer(nn.Module):
-    """A layer that graphs refer to by its ``number``; a copy gets its own number."""
+    """Base of layers that traced programs call as one operator, by their ``number``; a copy gets its own number."""
 
     number: int
 
@@ -42,8 +42,8 @@ class WholeCall:
 
     Args:
         name: name of the operator.
-        arguments: its schema after the layer's number; the result has the shape and dtype of the first, a tensor.
-        run: the implementation; has no gradient.
+        arguments: schema of ``args``; the result has the shape and dtype of the first, which must be a tensor.
+        run: the implementation, called under torch.no_grad().
     """
 
     def __init__(self, name: str, arguments: str, run: Callable[..., torch.Tensor]) -> None:

@@ -109,7 +109,7 @@ def ranks() -> Iterator[Ranks]:
 
 def test_a_call_whose_process_group_was_destroyed_says_so(ranks: Ranks) -> None:
     for text in values(ranks.call(finish_without_a_group)):
-        assert text.endswith("is closed, or its process group was destroyed")
+        assert text.endswith("is closed, or its process group was destroyed: finish ops before that")
 
 
 def test_a_closed_communicator_names_its_rank() -> None:
