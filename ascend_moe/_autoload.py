@@ -18,7 +18,7 @@ _PROGRAMS = ("ascend-moe", "ascend_moe")  # as a script, as a module
 
 
 def prepare() -> None:
-    """Set TORCH_DEVICE_BACKEND_AUTOLOAD=0 if torch could not be imported otherwise. Imports nothing."""
+    """Set TORCH_DEVICE_BACKEND_AUTOLOAD=0 if torch could not load torch_npu, and for `doctor`. Imports nothing."""
     if VARIABLE in os.environ or "torch" in sys.modules:
         return
     if _installed("torch_npu") and (command() == "doctor" or not _library_found()):
@@ -38,7 +38,7 @@ def command() -> str | None:
 
 
 def in_command() -> bool:
-    """Return whether this is a process of the command `ascend-moe` that has not imported torch."""
+    """Return whether this process runs the command `ascend-moe` and has not imported torch."""
     return command() is not None and "torch" not in sys.modules
 
 

@@ -33,23 +33,22 @@ def narrow(argument: str, values: Tensor) -> Tensor:
     Values outside of int32 saturate to 2**31 - 1 or -2**31. Neither is a valid expert, count or index, nor -1 (not
     routed), so later checks refuse them.
 
-    Raises:
-        ArgumentError: ``values`` have another dtype.
+    Raises ArgumentError if ``values`` have another dtype.
     """
     need_dtype(argument, values, torch.int32, torch.int64)
     return values if values.dtype == torch.int32 else values.clamp(_INT32.min, _INT32.max).to(torch.int32)
 
 
 def id_text(expert_id: int) -> str:
-    """Return an id as text; the two extremes of int32 may stand for a wider id."""
+    """Return an id as text, with " or more" or " or less" for the int32 extremes, which `narrow` makes of wider ids."""
     return str(expert_id) + {_INT32.max: " or more", _INT32.min: " or less"}.get(expert_id, "")
 
 
 @contextmanager
 def wide_ids_named(ids: Tensor, rank: int) -> Iterator[None]:
-    """Context manager: an InvalidExpertId about this rank's CPU ``ids`` reports the id before `narrow`.
+    """Context manager: in an InvalidExpertId about this rank's ids, report the id as it was before `narrow`.
 
-    Other ranks know the narrow id only and report "2147483647 or more".
+    ``ids`` (T, K) are the original ids. Other ranks, and this rank if they are not on the CPU, report the narrow id.
     """
     try:
         yield
@@ -93,7 +92,7 @@ def on_the_host(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def runs_again() -> bool:
-    """Return whether a backward is recomputing this forward, with or without gradients."""
+    """Return whether a backward is recomputing this forward (activation checkpointing), with or without gradients."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
@@ -114,7 +113,7 @@ def runs_again_with_gradients() -> bool:
 
 
 class FittedModule(nn.Module):
-    """A module that keeps its dtypes on loading and restores its non-persistent buffers.
+    """Base class of modules that keep their dtypes on loading and restore non-persistent buffers.
 
     Floats of a state dict are cast to the module's dtypes. Where ``to_empty`` or ``load_state_dict(assign=True)``
     leaves a non-persistent buffer without values, it gets those of a new module; after ``to_empty`` also the buffers in
@@ -171,13 +170,13 @@ class FittedModule(nn.Module):
 
 
 def need_unsaved(name: str, live: Any) -> None:
-    """Raise ArgumentError if ``live``, a process group or dispatcher of a module that is being pickled, is not None."""
+    """Raise ArgumentError unless ``live``, the attribute ``name`` of a module that is being pickled, is None."""
     rule = "is a {} of this process and cannot be saved: save the layer's state_dict() and load it into a new layer"
     need(live is None, name, rule, type(live).__name__)
 
 
 def need_values(module: nn.Module, x: Tensor) -> None:
-    """Raise ArgumentError if x has values but a tensor of the module or its children is on meta."""
+    """Raise ArgumentError if x is not on meta but a tensor of the module or its children is."""
     if x.is_meta or torch.compiler.is_compiling():
         return
     with torch._C.DisableTorchFunctionSubclass():
@@ -200,7 +199,7 @@ def leaves_empty(fn: Callable[[Tensor], Tensor]) -> bool:
 
 
 def without_casts(fn: Callable[[Tensor], Tensor], tensors: Iterable[Tensor | None]) -> Callable[[Tensor], Tensor]:
-    """Return ``fn`` of nn.Module._apply, which moves ``tensors`` and their grads without changing their dtypes."""
+    """Return a function that acts as ``fn`` of nn.Module._apply, but does not cast ``tensors`` and their grads."""
     same = {id(tensor) for each in tensors if each is not None for tensor in (each, each.grad) if tensor is not None}
 
     def run(tensor: Tensor) -> Tensor:
@@ -211,10 +210,9 @@ def without_casts(fn: Callable[[Tensor], Tensor], tensors: Iterable[Tensor | Non
 
 
 def fit_state_dict(module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
-    """Cast a state dict's tensors to the dtypes of the module and its children, also for assign=True.
+    """Replace tensors of ``state_dict`` by casts to the dtypes of the module's tensors; keys are ``prefix`` + name.
 
-    Raises:
-        ArgumentError: a float weight gets integer or fp8 values, or a non-float tensor another dtype.
+    Raises ArgumentError if a float weight gets integer or fp8 values, or a non-float tensor another dtype.
     """
     for tensors in (module.named_parameters(), module.named_buffers()):
         for name, own in tensors:
@@ -225,7 +223,7 @@ def fit_state_dict(module: nn.Module, state_dict: dict[str, Any], prefix: str) -
 
 
 def copied_beside(module: Any, memo: dict[int, Any], *shared: Any) -> Any:
-    """Implement __deepcopy__: copy ``module`` but share the objects in ``shared``, such as process groups."""
+    """Return a deep copy of ``module``, for its __deepcopy__, that shares the objects in ``shared`` with it."""
     memo.update((id(each), each) for each in shared)
     copied = memo[id(module)] = object.__new__(type(module))
     state = copy.deepcopy(module.__dict__, memo)

@@ -38,7 +38,7 @@ USUAL_CASE = "w2,c2,l1,k2,b2,u2,v1,s0,bf16,none,mask:none,ids:any,unequal,DCDC"
 
 
 def table(rows: Sequence[Sequence[object]], indent: str = "  ") -> list[str]:
-    """Return the lines of a table: columns two blanks apart, numbers right-aligned, the last column unpadded."""
+    """Return the lines of a table: columns two blanks apart, integers as "12 345", their columns right-aligned."""
     texts = [[_cell(cell) for cell in row] for row in rows]
     columns = max((len(row) for row in texts), default=0)
     widths = [max((len(row[i]) for row in texts if i < len(row)), default=0) for i in range(columns)]
@@ -54,7 +54,7 @@ def table(rows: Sequence[Sequence[object]], indent: str = "  ") -> list[str]:
 
 
 def filled(words: Sequence[str], head: str = "", between: str = " ", width: int = 80) -> list[str]:
-    """Wrap words to lines of at most ``width``; continuation lines align with the first word after ``head``."""
+    """Wrap words, joined by ``between``, to lines of ``width``: the first after ``head``, the others indented alike."""
     lines = [head]
     for word in words:
         first = lines[-1] == head or not lines[-1].strip()
@@ -78,13 +78,13 @@ def installed_version(package: str) -> str:
 
 
 def version_numbers(text: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version: (2, 13, 0) for 2.13.0+cpu."""
+    """Return the leading numbers of a version, (2, 13, 0) for 2.13.0+cpu; () if it begins with none."""
     match = re.match(r"\d+(\.\d+)*", text)
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
 def show(values: object, target: str, report: Callable[[], object]) -> None:
-    """Call ``report`` and write the values as JSON to the file ``target``, if any; "-": print JSON instead."""
+    """Print by ``report``, and write ``values`` as JSON to the file ``target``, if any; "-": only print the JSON."""
     if target == "-":
         print(json.dumps(values, indent=2))
         return
@@ -101,17 +101,16 @@ def unwritable(path: Path) -> str:
 
 
 def irreplaceable(path: Path) -> str:
-    """Return why the file must not be replaced (a link or a device), or ""."""
+    """Return why `write_whole` must not replace the file ``path`` (a link, folder or device), or "" if it may."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return f"{path} is a link or no regular file, and is not replaced"
     return ""
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically; never replace a link or a device.
+    """Write ``text`` to a file atomically, by renaming a temporary file in its folder.
 
-    Raises:
-        OSError: it cannot be written.
+    Raises OSError if the folder does not exist, ``path`` is a link, folder or device, or writing fails.
     """
     if why := unwritable(path):
         raise OSError(errno.EINVAL, why)

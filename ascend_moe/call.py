@@ -30,16 +30,19 @@ class SpecialExperts(NamedTuple):
 
     @property
     def given(self) -> dict[str, Any]:
-        """Non-zero counts as operator keyword arguments."""
+        """The numbers that are not 0, as keyword arguments of the operators."""
         return {name: number for name, number in self._asdict().items() if number}
 
     @property
     def need_rows(self) -> bool:
-        """Whether combine needs the rows passed to dispatch."""
+        """Whether combine needs the rows passed to dispatch (ori_x): for copy and const experts."""
         return self.copy_expert_num + self.const_expert_num > 0
 
     def kind(self, expert: int, experts: int) -> tuple[str, int]:
-        """Return the kind ("zero", "copy" or "const") and the index within it of id ``expert``, E = ``experts``."""
+        """Return the kind ("zero", "copy" or "const") of a special expert, and its index among those of that kind.
+
+        ``expert``: its id, E or more. ``experts``: E, the number of routed experts.
+        """
         place = expert - experts
         for name, number in zip(("zero", "copy"), self, strict=False):
             if place < number:
@@ -64,7 +67,7 @@ class WithSpecialExperts:
 
     @property
     def special(self) -> SpecialExperts:
-        """The experts that receive no rows."""
+        """The numbers of special experts as `SpecialExperts`."""
         return SpecialExperts(self.zero_expert_num, self.copy_expert_num, self.const_expert_num)
 
 
@@ -102,7 +105,7 @@ class CallOptions(WithSpecialExperts):
         return self.comm_quant_mode != 0
 
     def check_zero_copy(self, contract: str) -> None:
-        """Raise ArgumentError unless combine can send from a window tensor with these options."""
+        """Raise ArgumentError unless combine of ``contract`` "v1" or "v2" can send from tensors of ``window_empty``."""
         rule = "needs contract 'v2' and comm_alg '', 'auto' or 'direct'; these are {!r} and {!r}"
         may_be_direct = contract == "v2" and self.comm_alg in ("", "auto", "direct")
         need(may_be_direct, "zero_copy", rule, contract, self.comm_alg)
@@ -118,7 +121,7 @@ class CallOptions(WithSpecialExperts):
 
 
 def need_exact_rows(given: Mapping[str, Any]) -> None:
-    """Raise ArgumentError if combine's arguments ``given``, of which a gradient is wanted, round its rows."""
+    """Raise ArgumentError if ``given``, combine's arguments, have comm_quant_mode 2, which excludes gradients."""
     rule = "is 2, whose rounded rows and weights have no gradient: use 0, or torch.no_grad()"
     need(given["comm_quant_mode"] != 2, "comm_quant_mode", rule)
 

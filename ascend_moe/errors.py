@@ -28,11 +28,11 @@ C = TypeVar("C")
 
 
 class AscendMoeError(RuntimeError):
-    """Base class of this package's errors.
+    """Base class of this package's errors. ``others``: errors of other ranks, by rank, if a LocalCluster raised it.
 
     Args:
         message: one line of text.
-        details: attributes of the error, by name.
+        details: further attributes, such as ``rank``. One that a class lists is absent (AttributeError) if unknown.
     """
 
     def __init__(self, message: str, **details: Any) -> None:
@@ -52,25 +52,24 @@ class ArgumentError(AscendMoeError, ValueError):
     """Raised where an argument breaks a rule: shape, dtype, range or an unsupported mode.
 
     Every rank raises it where combine received an ``ep_send_counts`` or ``assist_info_for_combine`` that dispatch
-    cannot have returned: pass combine the tensors from dispatch; ``direct`` also needs them in dispatch's order.
+    cannot have returned: pass combine the tensors from dispatch; ``comm_alg="direct"`` also needs dispatch's order.
 
     Attributes:
-        argument: its name.
-        rank: the rank that passed it, if known.
+        argument: the argument's name.
+        rank: the rank that passed it.
 
     What to do: the message contains the rule and the value.
     """
 
 
 class WindowTooSmall(ArgumentError):
-    """Raised where the window cannot hold the rows that this call may send.
+    """Raised where the window cannot hold the rows that a call may send, or a tensor of ``window_empty``.
 
     Attributes:
         needed_mib: the required size in MiB.
-        variable: the environment variable that sets it.
+        variable: only from ``window_empty``: the environment variable that sets the size of its memory.
 
-    What to do: export ``HCCL_BUFFSIZE`` with the value in the message, on all ranks, before the group's first op;
-    ``ascend-moe plan`` prints it in advance.
+    What to do: export the variable and value in the message on all ranks before the group's first op.
     """
 
 
@@ -78,8 +77,8 @@ class WindowTensorError(ArgumentError):
     """Raised where a tensor of ``window_empty`` was used twice, or belongs to another window.
 
     Attributes:
-        generation: the tensor's number.
-        epoch: the combine that consumed it, or 0.
+        generation: the serial number of the tensor's buffer.
+        epoch: the number of the op that consumed the tensor, or 0 if none did.
 
     What to do: allocate a new one for every combine (docs/layers.md).
     """
@@ -89,7 +88,7 @@ class CommBusy(AscendMoeError):
     """Raised where close times out on an op that another thread runs on the communicator, which stays open.
 
     Attributes:
-        rank: the rank of this communicator handle.
+        rank: the rank that called close.
 
     What to do: close it after the op has returned or raised.
     """
@@ -99,7 +98,7 @@ class CommClosed(AscendMoeError):
     """Raised where another thread closed an op's communicator, or it was closed before an in-flight op was finished.
 
     Attributes:
-        rank: the rank of this communicator handle, if known.
+        rank: the rank that raises the error.
 
     What to do: finish in-flight ops before close; the group's next op opens new windows.
     """
@@ -109,8 +108,8 @@ class InvalidExpertId(AscendMoeError, ValueError):
     """Raised where an active expert id is neither -1 nor in 0..E-1.
 
     Attributes:
-        rank, token, k: its position.
-        expert_id: the id.
+        rank, token, k: its position: row ``token``, column ``k`` of the expert ids of ``rank``.
+        expert_id: the id. Ids of special experts are valid too.
 
     What to do: check the router of that rank. Other ranks report an int64 id that overflows int32 as
     "2147483647 or more".
@@ -121,7 +120,7 @@ class RoutingOverflow(AscendMoeError):
     """Raised where a rank sends one owner more rows than maxBS · min(K, L), the capacity of the window.
 
     Attributes:
-        rank, owner: the sender and the receiver.
+        rank, owner: the sending rank and the rank that owns the experts; both the owner if an argument sets the limit.
         rows, capacity: the number of rows and the limit.
 
     What to do: remove duplicate ids, or raise ``global_bs``.
@@ -134,9 +133,9 @@ class RoutingMismatch(AscendMoeError):
     The detecting rank raises it; ids permuted within equal counts are detected with ``ASCEND_MOE_CHECK_ROUTING=1``.
 
     Attributes:
-        rank, expert: the rank and the expert whose rows differ.
-        ours, theirs: the two numbers of rows.
-        token, k: instead of these if the row of a routed token is missing.
+        rank, expert: the rank whose rows differ, and their expert; with "hierarchy" a server instead of an expert.
+        ours, theirs: the number of rows that ``rank`` expects, and the number that it finds.
+        token, k: instead of ours and theirs if the row of a routed token is missing.
 
     What to do: pass combine the arguments and results of its dispatch.
     """
@@ -148,7 +147,7 @@ class ConfigMismatch(AscendMoeError):
     Attributes:
         field: the name of the value that differs.
         rank: the other rank.
-        ours, theirs: the two values.
+        ours, theirs: the values on the rank that detected the difference and on ``rank``.
 
     What to do: make the two values in the message equal.
     """
@@ -158,8 +157,8 @@ class CommError(AscendMoeError):
     """Fatal error of a communicator, which must be closed.
 
     Attributes:
-        rank: the rank that caused it.
-        reporter: the rank that detected it.
+        rank: the rank that caused it; None or absent if unknown.
+        reporter: the rank that detected it. Only from dispatch and combine, not from opening or shrinking a group.
         phase: the op, or the step of opening or closing the group.
         level: only with ``comm_alg="hierarchy"`` between servers: 1 if the reporter was waiting for rows it forwards,
             2 if it was waiting for rows that others forward to it.
@@ -171,8 +170,7 @@ class PeerLost(CommError):
 
     Attributes:
         rank: the lost rank.
-        reporter: the rank that detected it.
-        phase, level: as in ``CommError``.
+        reporter, phase, level: as in ``CommError``.
 
     What to do: find out why that rank ended.
     """
@@ -183,8 +181,7 @@ class CommTimeout(CommError):
 
     Attributes:
         rank: the missing rank.
-        reporter: the rank that waited.
-        phase, level: as in ``CommError``.
+        reporter, phase, level: as in ``CommError``.
 
     What to do: the message reports what that rank was last doing, and whether it is in an op or in Python code. Check
     that every rank calls the same ops in the same order.
@@ -196,8 +193,7 @@ class CorruptStatus(CommError):
 
     Attributes:
         rank: the rank whose block is corrupt.
-        reporter: the rank that read it.
-        phase, level: as in ``CommError``.
+        reporter, phase, level: as in ``CommError``.
 
     What to do: check whether another library writes into the window of the same communicator.
     """
@@ -214,7 +210,7 @@ class KernelFault(AscendMoeError):
     """Raised where the twin (AscendC emulator) stopped a kernel that broke a hardware rule: bounds, alignment, races.
 
     Attributes:
-        rank: the rank, for kernels of this package.
+        rank: the rank that ran the kernel; absent for third-party kernels.
 
     What to do: the message contains file and line (docs/twin.md).
     """
@@ -227,7 +223,7 @@ class ReferenceMismatch(AscendMoeError):
         stage: x, ids, scales, dispatch, parameters, experts or combine.
         rank: the rank whose tensor is wrong.
         token, source: the first wrong token and the rank that it comes from.
-        expert, element: its expert, and the first wrong element.
+        expert, element: the expert of that token, and the first wrong element of the row.
         expected, got: the values of that element.
 
     What to do: the stage and rank say where to look; earlier stages are right on all ranks.
@@ -240,8 +236,8 @@ class ReferenceMismatch(AscendMoeError):
 def need(fulfilled: bool, argument: str, rule: str, *values: object) -> None:
     """Raise ``ArgumentError`` with the message "{argument} {rule}" unless ``fulfilled``.
 
-    ``values`` fill the ``{}`` fields of ``rule``, tensors as shape and dtype. They are formatted only on failure: a
-    text made on every call costs time, and under torch.compile it specializes on each size in it.
+    ``values`` fill the ``{}`` fields of ``rule``, tensors as shape and dtype. They are formatted only on failure, since
+    formatting costs time and makes torch.compile specialize on each size in the text.
     """
     if not fulfilled:
         text = rule.format(*map(_shown, values)) if values else rule
@@ -261,14 +257,14 @@ def _name(dtype: object) -> str:
 
 
 def need_unset(**arguments: object) -> None:
-    """Raise for the first of ``arguments`` that is set: it selects a mode of NPUs only."""
+    """Raise ArgumentError for the first of ``arguments`` that is set (not None, () or []): only NPUs support it."""
     for name, value in arguments.items():
         empty = value is None or (isinstance(value, (list, tuple)) and len(value) == 0)
         need(empty, name, "is not supported off the NPU; leave it out")
 
 
 def need_only(argument: str, value: int | None, *allowed: int | None) -> None:
-    """Raise unless ``value`` of ``argument`` is one of ``allowed``, the modes that are supported off the NPU."""
+    """Raise ArgumentError unless ``value`` is one of ``allowed``, the values of ``argument`` supported off the NPU."""
     if value not in allowed:
         need(False, argument, "is {}; off the NPU it must be {}", value, ", ".join(map(str, allowed)))
 
@@ -277,12 +273,15 @@ Dtypes = tuple["torch.dtype", ...]
 
 
 def need_tensor(argument: str, value: object) -> None:
-    """Raise unless ``value`` of ``argument`` is a tensor."""
+    """Raise ArgumentError unless the ``value`` of ``argument`` is a tensor."""
     need(hasattr(value, "is_floating_point"), argument, "is a {}; it must be a tensor", type(value).__name__)
 
 
 def need_shape(argument: str, tensor: torch.Tensor, *shapes: tuple[int, ...], dtypes: Dtypes | None = None) -> None:
-    """Raise unless ``tensor`` of ``argument`` has one of ``shapes``, as ``(T, K)``, and one of ``dtypes``."""
+    """Raise ArgumentError unless ``tensor`` (``argument``) has one of ``shapes``, as ``(T, K)``.
+
+    Its dtype must be one of ``dtypes``; None: any dtype.
+    """
     need_tensor(argument, tensor)
     if tuple(tensor.shape) not in shapes:
         need(False, argument, "is {}; it must be {}", tensor.shape, " or ".join(str(tuple(shape)) for shape in shapes))
@@ -290,14 +289,14 @@ def need_shape(argument: str, tensor: torch.Tensor, *shapes: tuple[int, ...], dt
 
 
 def need_dtype(argument: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> None:
-    """Raise unless ``tensor`` of ``argument``, of any shape ``(...,)``, has one of ``dtypes``."""
+    """Raise ArgumentError unless ``tensor``, the value of ``argument``, has one of ``dtypes``; any shape ``(...,)``."""
     need_tensor(argument, tensor)
     if tensor.dtype not in dtypes:
         need(False, argument, "is {}; it must be {}", tensor.dtype, " or ".join(map(_name, dtypes)))
 
 
 def need_dims(argument: str, tensor: torch.Tensor, *dims: int, dtypes: Dtypes | None = None) -> None:
-    """Raise unless ``tensor`` of ``argument`` has ``dims`` dimensions, 2 for ``(T, K)``, and one of ``dtypes``."""
+    """Raise ArgumentError unless ``tensor`` (``argument``) is ``dims``-D, 2 for ``(T, K)``; ``dtypes``: None: any."""
     need_tensor(argument, tensor)
     if tensor.dim() not in dims:
         need(False, argument, "is {}; it must be {}", tensor.shape, " or ".join(f"{count}-D" for count in dims))
@@ -305,18 +304,18 @@ def need_dims(argument: str, tensor: torch.Tensor, *dims: int, dtypes: Dtypes | 
 
 
 def need_one_of(argument: str, value: object, names: Iterable[str]) -> None:
-    """Raise unless ``value`` of ``argument`` is one of ``names``."""
+    """Raise ArgumentError unless the ``value`` of ``argument`` is one of ``names``."""
     if value not in (listed := list(names)):
         need(False, argument, "is {!r}; need one of {}", value, ", ".join(filter(None, listed)))
 
 
 def unknown_argument(function: Callable[..., object], given: Iterable[str]) -> TypeError | None:
-    """Return the error for the first name of ``given`` that is no argument of ``function``, with a suggestion."""
+    """Return the TypeError of a call of ``function`` with keywords ``given`` if one is no parameter, else None."""
     return unknown_name(function.__qualname__, list(inspect.signature(function).parameters), given)
 
 
 def unknown_name(function: str, names: Sequence[str], given: Iterable[str]) -> TypeError | None:
-    """Return `unknown_argument` for the name of a function, the ``names`` of its arguments and those ``given``."""
+    """Return `unknown_argument` of ``given`` for a function's name and its parameters' ``names``."""
     for name in given:
         if name not in names:
             close = difflib.get_close_matches(name, names, 1)
@@ -326,7 +325,7 @@ def unknown_name(function: str, names: Sequence[str], given: Iterable[str]) -> T
 
 
 def with_right_names(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: ``function`` raises a TypeError for a misspelled keyword that suggests the nearest right name."""
+    """Decorator: a call of ``function`` with a misspelled keyword raises a TypeError that suggests the nearest name."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -344,11 +343,11 @@ def with_right_names(function: Callable[P, R]) -> Callable[P, R]:
 def with_signature_of(
     model: Callable[Concatenate[Any, P], object],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
-    """Decorator factory: a method takes the signature of the method ``model``, so that subclasses do not repeat it.
+    """Return a decorator that gives a method the signature of the method ``model``; subclasses then need not repeat it.
 
-    The method declares only the arguments it uses, or ``**keywords`` for all; they are passed by name with the model's
-    defaults, and a call that does not fit raises TypeError. Without a docstring it inherits the model's. It must be the
-    outermost decorator.
+    The method itself declares only the arguments it uses, or ``**keywords`` for all. It receives them by name, with the
+    model's defaults for those that the caller omits; a call that does not fit raises TypeError. A method without a
+    docstring inherits the model's. This must be the outermost decorator.
     """
     return with_signature_like(model)
 
@@ -356,9 +355,10 @@ def with_signature_of(
 def with_signature_like(
     model: Callable[..., object], *, without: str = "", **more: Any
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Return `with_signature_of` ``model``, without the arguments of ``without``, and with ``more`` ones and defaults.
+    """Return the decorator of `with_signature_of`, for ``model``'s signature with some arguments removed and added.
 
-    It raises TypeError as there.
+    ``without``: blank-separated names of arguments to remove. ``more``: arguments to append, with their defaults. The
+    method raises TypeError for a call that does not fit.
     """
     signature, named = inspect.signature(model), inspect.Parameter.POSITIONAL_OR_KEYWORD
     first, *known = (each for each in signature.parameters.values() if each.name not in without.split())
@@ -405,10 +405,10 @@ def _misfit(error: Exception) -> bool:
 
 
 def with_typed_errors(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: ``function`` raises ArgumentError for exceptions that none of its rules covers.
+    """Decorator: convert exceptions of ``function`` to ArgumentError, with the original as the cause.
 
-    Unchanged are this package's errors, torch's own exception classes, and calls that do not fit the signature, where
-    the error suggests the nearest name for a misspelled keyword.
+    Errors of this package and of torch's own classes are unchanged. A call that does not fit the signature still raises
+    TypeError, which suggests the nearest name for a misspelled keyword.
     """
 
     @functools.wraps(function)

@@ -33,7 +33,7 @@ def _need_floats(name: str, dtype: torch.dtype) -> None:
 
 
 class Prepared(NamedTuple):
-    """The tokens (BS, H), which of them are active, and the result of `MoELayer.enter`."""
+    """Tokens (BS, H), which of them are active (bool (BS,); None: all), and the four results of `MoELayer.enter`."""
 
     tokens: Tensor
     active: Tensor | None
@@ -70,15 +70,15 @@ class MoELayer(RankExperts, FittedModule):
         dtype: bf16, fp16 or fp32, of the weights and of x.
         router_dtype: bf16, fp16 or fp32, of gate_weight and its product with x; scores are always fp32. Use the
             model's dtype to reproduce the choices of a model whose router computes in it.
-        device: device of the weights.
+        device: device of the weights; None: torch's default device.
         global_bs: default for ``forward``.
         trainable: the weights require grad. Every rank's backward then calls the same ops, also without tokens. Until
             ``eval()``, router "sparsemixer" samples experts and the config's input_jitter multiplies x.
         replay: records or replaces the router's choices, depending on its action.
-        capture: stores the logical ids of the last forwards on the device. Both can also be set later as attributes.
+        capture: stores the logical ids of the last forwards. It and ``replay`` can also be set later as attributes.
 
     Raises:
-        ArgumentError: the dispatcher's number of experts of any kind differs, or a dtype is not supported.
+        ArgumentError: dispatcher, config and placement have other numbers of experts, or a dtype is not supported.
     """
 
     _expert_parameters = ("w_gate_up", "w_down", "gate_up_bias", "down_bias")
@@ -110,7 +110,7 @@ class MoELayer(RankExperts, FittedModule):
         self.replay, self.capture = replay, capture
         self._place_experts(placement, config.num_experts, device)
         rule = "has {} experts, the {} {}; "
-        rule += "build it with the config's num_experts" if placement is None else "build it with as many"
+        rule += f"build it with the {'config' if placement is None else 'placement'}'s number"
         whose, experts = ("config", config.num_experts) if placement is None else ("placement", len(self._physical))
         need(dispatcher.num_experts == experts, "dispatcher", rule, dispatcher.num_experts, whose, experts)
         for name, number in config.special._asdict().items():
@@ -174,7 +174,7 @@ class MoELayer(RankExperts, FittedModule):
 
     @property
     def held(self) -> str:
-        """This rank's experts as text."""
+        """This rank's experts as text for messages, such as "experts 0..3 of 8"."""
         first, local = self.dispatcher.rank * self.dispatcher.local_experts, self.dispatcher.local_experts
         return held_text(self._physical[first : first + local], self.config.num_experts)
 
@@ -185,14 +185,14 @@ class MoELayer(RankExperts, FittedModule):
 
     @with_typed_errors
     def shrink(self, place: Place, alive: Sequence[int]) -> None:
-        """Continue with the remaining ranks of the group; this rank's weights are unchanged.
+        """Move the layer to a smaller group after ranks were lost; this rank's weights are unchanged.
 
         Tokens go to the remaining copies of their experts. If an expert has no copy left, its addend is missing from
         the sums; the other weights are not rescaled.
 
         Args:
             place: the smaller group, from ``ascend_moe.shrink``.
-            alive: its ranks in the original group, ascending.
+            alive: the remaining ranks, by their numbers in the previous group, ascending.
 
         Raises:
             ArgumentError: the dispatcher is no MC2Dispatcher, or ``alive`` contains ranks outside of its group.
@@ -206,7 +206,10 @@ class MoELayer(RankExperts, FittedModule):
 
     @torch.no_grad()
     def init_weights(self, seed: int = 0) -> MoELayer:
-        """Fill in random weights from ``seed``, the same for any number of ranks, rows near RMS 1; return self."""
+        """Fill the weights with random values, scaled for rows near RMS 1; return self.
+
+        An expert's weights depend on ``seed`` and its logical id only, not on the number of ranks.
+        """
 
         def fill(tensor: Tensor | None, stream: int, fan_in: int) -> None:
             if tensor is not None:
@@ -257,10 +260,11 @@ class MoELayer(RankExperts, FittedModule):
             groups: with 4 bits: scale groups of the rows of w_gate_up and w_down; divisors of R and I.
 
         Raises:
-            ArgumentError: the layer is trainable, its experts have biases, or groups do not divide the rows.
+            ArgumentError: the layer is trainable or sharded, its experts have biases, bits or groups are not valid.
         """
         need(bits in (4, 8), "bits", "is {}; it must be 8 or 4", bits)
-        need(bits == 4 or tuple(groups) == (1, 1), "groups", "is {}; int8 weights have one scale per channel", groups)
+        rule = "is {}; int8 weights have one scale per channel: pass (1, 1), or bits=4"
+        need(bits == 4 or tuple(groups) == (1, 1), "groups", rule, groups)
         rule = "is True; quantized weights have no gradient: build the layer with trainable=False"
         need(not self.w_gate_up.requires_grad, "trainable", rule)
         need(self.gate_up_bias is None, "expert_bias", "is True; int8 rows take no bias: do not quantize this layer")
@@ -336,7 +340,7 @@ class MoELayer(RankExperts, FittedModule):
 
     @property
     def quant_mode(self) -> int:
-        """2 after ``quantize_``, else 0."""
+        """The quant_mode passed to dispatch: 2 (int8 rows) after ``quantize_``, else 0."""
         return 0 if self.w_gate_up_scale is None else 2
 
     def forward(
@@ -357,7 +361,7 @@ class MoELayer(RankExperts, FittedModule):
             input_ids: (...,) integers, the tokens' ids; required by router "hash", else ignored.
 
         Raises:
-            ArgumentError: x or the mask has the wrong shape or dtype.
+            ArgumentError: x or the mask has the wrong shape or dtype, or as `route` and `send`.
             Other errors: those of the dispatcher.
         """
         if autocasts(x):  # in another dtype the router would choose other experts
@@ -377,13 +381,12 @@ class MoELayer(RankExperts, FittedModule):
         return out.view_as(x)
 
     def prepared(self, x: Tensor, x_active_mask: Tensor | None = None, *, input_ids: Tensor | None = None) -> Prepared:
-        """Route tokens and return what is dispatched for them.
+        """Route the tokens; return them with the first four arguments of `send`.
 
         Args:
             x, x_active_mask, input_ids: as for ``forward``.
 
-        Raises:
-            ArgumentError: as ``forward``.
+        Raises ArgumentError as ``forward``.
         """
         hidden = self.config.hidden_size
         fits = x.dim() >= 1 and x.size(-1) == hidden and x.dtype == self.dtype
@@ -429,7 +432,7 @@ class MoELayer(RankExperts, FittedModule):
 
     @property
     def leaves_apart(self) -> bool:
-        """Whether `leave` computes the output from combine's result, so that combine does not add the shared expert."""
+        """Whether combine's result is not yet the output: `leave` must project or sum it, or add the shared expert."""
         if self.shared_gate_up is not None and not self.dispatcher.fuses_shared_expert:
             return True
         return self.w_latent_out is not None or self.config.rows_of_a_token > 1
@@ -438,10 +441,10 @@ class MoELayer(RankExperts, FittedModule):
     def enter(
         self, tokens: Tensor, ids: Tensor, weights: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return the rows to dispatch for tokens (BS, H), their ids, combine's weights and the mask.
+        """Return the rows to dispatch for tokens (BS, H), projected to R elements, their ids, weights and mask.
 
         The shapes are (BS, R), (BS, K), (BS, K). Router "llama4", whose weights multiply the rows, needs a row per
-        routed token: (BS * K, R), (BS * K, 1), (BS * K, 1).
+        routed token: (BS * K, R), (BS * K, 1), (BS * K, 1), mask (BS * K,); combine's weights are then 1.
         """
         if self.config.router == "llama4":
             topk = ids.size(1)
@@ -463,7 +466,7 @@ class MoELayer(RankExperts, FittedModule):
 
         Raises:
             ArgumentError: quantized weights were converted to floats, or a scale was written without its weight.
-            Other errors: those of the dispatcher.
+            Other errors: those of `Dispatcher.dispatch`.
         """
         if self.quant_mode:
             self._watch.check(self)
@@ -479,8 +482,8 @@ class MoELayer(RankExperts, FittedModule):
     def local_addends(self, entering: Tensor, shared: Tensor | None) -> dict[str, Tensor | None]:
         """Return combine's keyword arguments for the addends of this rank.
 
-        They are the dispatched rows ``entering`` (BS, R) for copy and const experts, and the output of the ``shared``
-        expert unless `leave` adds it.
+        They are the dispatched rows ``entering`` (BS, R) and the factors of const experts, if the layer has copy or
+        const experts, and the output of the ``shared`` expert (BS, H) unless `leave` adds it.
         """
         addends: dict[str, Tensor | None] = {} if self.leaves_apart else {"shared_expert_x": shared}
         if self.config.special.need_rows:
@@ -490,7 +493,7 @@ class MoELayer(RankExperts, FittedModule):
 
     @without_autocast
     def leave(self, out: Tensor, shared: Tensor | None) -> Tensor:
-        """Return the output (BS, H) from combine's ``out``, and ``shared`` unless combine added it."""
+        """Return the output (BS, H): combine's ``out`` summed by token, projected to H, plus ``shared`` unless None."""
         if self.config.rows_of_a_token > 1:
             out = out.view(-1, self.config.rows_of_a_token, out.size(1)).float().sum(1).to(out.dtype)
         out = out if self.w_latent_out is None else out @ self.w_latent_out
@@ -505,8 +508,7 @@ class MoELayer(RankExperts, FittedModule):
         torch.topk decides, as in transformers. ``replay`` may replace the ids, ``capture`` stores them. Router "hash"
         needs ``input_ids``, one per token.
 
-        Raises:
-            ArgumentError: a weight is on meta, a shape does not fit, or the ids of ``replay`` are invalid.
+        Raises ArgumentError if a weight is on meta, a shape does not fit, or the ids of ``replay`` are invalid.
         """
         need_values(self, tokens)
         logits = functional.linear(tokens.to(self.gate_weight.dtype), self.gate_weight, self.logit_bias).float()
@@ -517,7 +519,7 @@ class MoELayer(RankExperts, FittedModule):
         return weights, ids
 
     def run_experts(self, sent: Dispatched) -> Tensor:
-        """Run the expert MLP on the rows of ``sent``, dispatch's result; return (>= n, R) in the layer's dtype."""
+        """Run the expert MLP on the A rows of ``sent.expand_x``; return (A, R) in the layer's dtype, for combine."""
         quantized = self.quant_mode != 0
         weights: tuple[Tensor, Tensor] = (self.w_gate_up, self.w_down)
         if quantized:
@@ -542,7 +544,7 @@ class MoELayer(RankExperts, FittedModule):
 
     @without_autocast
     def run_shared(self, tokens: Tensor) -> Tensor | None:
-        """Run the dense shared expert on (BS, H) tokens; return None if the layer has none."""
+        """Run the dense shared expert on (BS, H) tokens; return (BS, H), or None if the layer has none."""
         if self.shared_gate_up is None or self.shared_down is None:
             return None
         count = torch.full((1,), tokens.size(0), dtype=torch.int64, device=tokens.device)
@@ -553,7 +555,7 @@ class MoELayer(RankExperts, FittedModule):
         return out
 
     def extra_repr(self) -> str:
-        """Config, ranks and dispatcher, for print(layer)."""
+        """Return the config, dtype or quantization, rank and dispatcher as text, for print(layer)."""
         mode = ("W4A8" if self._int4 else "W8A8") if self.quant_mode else str(self.dtype).removeprefix("torch.")
         rank, world = self.dispatcher.rank, self.dispatcher.world_size
         return f"{self.config}, {mode}, rank {rank} of {world}, {type(self.dispatcher).__name__}"

@@ -45,7 +45,7 @@ ROUTERS = {
 
 @dataclass(frozen=True)
 class MoEConfig(WithSpecialExperts):
-    """The numbers of one layer.
+    """Configuration of one MoE layer. Raises ArgumentError for values that are invalid or do not fit together.
 
     `SpecialExperts` follow the routed experts. The router chooses them too; their input is the dispatched row.
     LongCat's "zero" experts return their input, so they are copy experts here.
@@ -60,14 +60,15 @@ class MoEConfig(WithSpecialExperts):
             scores; a correction bias), "hash" (the same scores; expert ids from a table of token ids), "softmax_bias"
             (ERNIE-4.5, LongCat-Flash: softmax and a correction bias), "sparsemixer" (Phi-3.5-MoE) or "llama4"
             (sigmoids of the largest logits, which multiply the experts' inputs).
-        renormalize: divide the K weights by their sum.
+        renormalize: divide the K weights by their sum. "deepseek_v4" and "hash" always do, "sparsemixer" and "llama4"
+            never.
         n_group, topk_group: a token chooses from its best topk_group of n_group groups of experts. With
             router "softmax" the score of a group is that of its best expert.
-        routed_scaling_factor: final factor of the weights.
+        routed_scaling_factor: final factor of the weights; no effect with "sparsemixer" and "llama4".
         shared_intermediate_size: width of the dense shared expert; 0: none.
         shared_expert_gate: multiply the shared expert's output by sigmoid(x . gate), as in Qwen2-MoE.
         router_bias: add a bias to the logits, for choice and weights (gpt-oss).
-        jitter_eps: jitter of router "sparsemixer".
+        jitter_eps: as in `ascend_moe.routers.sparsemixer`; for that router only.
         input_jitter: in a trainable layer, until ``eval()``, multiply each element of x by a random number in
             1 - input_jitter..1 + input_jitter (Mixtral; twice with router "sparsemixer").
         vocab_size: rows of the table of router "hash".
@@ -78,7 +79,7 @@ class MoEConfig(WithSpecialExperts):
         const_expert_gate: the two factors of a const expert are the softmax of two products with its input (MoE++);
             False: two numbers.
         activation: of routed and shared experts, a name of `ascend_moe.experts.activations`.
-        activation_numbers: its non-default numbers: limit, alpha, bias, beta, linear_beta.
+        activation_numbers: its parameters that differ from the defaults: limit, alpha, bias, beta, linear_beta.
     """
 
     hidden_size: int
@@ -165,7 +166,7 @@ class Preset:
     narrow: int
 
     def config(self) -> MoEConfig:
-        """Return the numbers with expert widths limited to ``narrow``."""
+        """Return the published configuration with the widths of experts limited to ``narrow``."""
         return replace(
             self.published,
             moe_intermediate_size=min(self.published.moe_intermediate_size, self.narrow),
@@ -285,6 +286,6 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(name: str) -> Preset:
-    """Return the preset of this name."""
+    """Return the `Preset` of a name in `PRESETS`. Raises ArgumentError for other names."""
     need_one_of("preset", name, PRESETS)
     return PRESETS[name]

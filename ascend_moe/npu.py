@@ -88,7 +88,7 @@ _MISSING: Any = object()
 
 
 class TorchNpuPatch:
-    """The functions replaced by a call of `patch_torch_npu`; as a context manager, it restores them on exit."""
+    """The functions replaced by a call of `patch_torch_npu`; ``undo``, or the end of a with block, restores them."""
 
     def __init__(self) -> None:
         self._module: Any = import_torch_npu("patch_torch_npu: torch_npu")
@@ -123,7 +123,7 @@ class TorchNpuPatch:
 
 
 def patch_torch_npu() -> TorchNpuPatch:
-    """Replace ``torch_npu.npu_moe_distribute_{dispatch,combine}{,_v2}`` by this package's ops.
+    """Replace ``torch_npu.npu_moe_distribute_{dispatch,combine}{,_v2}`` by this package's ops; return the patch.
 
     For code that calls ``torch_npu.npu_moe_...`` itself, as vllm-ascend does. The operators that use the same
     windows, ``npu_moe_distribute_combine_add_rms_norm`` and ``_npu_distribute_barrier``, are replaced too.

@@ -21,7 +21,7 @@ class ExpertOrder(NamedTuple):
 
     Attributes:
         expert_ids: ``(P,)``, the ids in ascending order, in the given dtype.
-        order: ``(P,)`` int64, the flat index of each sorted routed token; equal ids keep their order.
+        order: ``(P,)`` int64, the flat index t * K + k of each sorted routed token; equal ids keep their order.
         places: ``(P,)`` int32, the inverse: position of each routed token after sorting.
         bounds: ``(E + 1,)`` int64: expert e's routed tokens are at ``bounds[e]`` to ``bounds[e + 1] - 1``. Negative
             ids are before ``bounds[0]``, ids from E on after ``bounds[E]``.
@@ -70,14 +70,14 @@ def moe_align_block_size(
         num_experts: E, experts of all ranks.
         expert_map: ``(E,)`` int32 or int64, the local index of each expert, -1 for experts of other ranks.
         pad_sorted_ids: round the length of the first result up to a multiple of B.
-        ignore_invalid_experts: experts that the map has as -1 get no blocks. Blocks are then in the order
-            of local indices.
+        ignore_invalid_experts: experts whose entry in the map is -1 get no blocks, and blocks are in the order of
+            local indices. No effect without a map.
 
     Returns:
-        The flat index of each row, ``(T*K + E*(B-1),)`` int32, ``T*K`` for padding; a block's rows are in flat order.
+        The flat index t*K + k of each row, ``(T*K + E*(B-1),)`` int32, ascending in a block, ``T*K`` for padding.
         The expert of each block, ``(ceil(length / B),)`` int32 or of the map's dtype: its local index with a map (-1:
-        of another rank), and that of expert 0 after the last block (0 with ignore_invalid_experts). The rows of all
-        blocks, ``(1,)`` int32.
+        of another rank); unused entries contain that of expert 0 (0 with ignore_invalid_experts). The number of rows in
+        all blocks, padding included, ``(1,)`` int32.
 
     Raises:
         ArgumentError: an argument breaks one of these rules.
@@ -115,7 +115,7 @@ def moe_align_block_size(
 def batched_moe_align_block_size(
     max_tokens_per_batch: int, block_size: int, expert_num_tokens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the blocks of rows stored as ``(E, max_tokens_per_batch)``, of which each expert uses the first ones.
+    """Divide the rows of ``(E, max_tokens_per_batch)``, of which each expert uses the first ones, into blocks.
 
     Args:
         max_tokens_per_batch: capacity of each expert in rows.
@@ -123,9 +123,9 @@ def batched_moe_align_block_size(
         expert_num_tokens: ``(E,)`` int32 or int64, rows in use; clamped to 0..max_tokens_per_batch.
 
     Returns:
-        The flat index of each row, ``(E * max_tokens_per_batch rounded up to a multiple of B,)`` int32,
-        ``E * max_tokens_per_batch`` for padding; the expert of each block, int32, -1 after the last one; the rows
-        of all blocks, ``(1,)`` int32.
+        The index of each row, e * max_tokens_per_batch + i, ``(E * (max_tokens_per_batch rounded up to B),)`` int32,
+        ``E * max_tokens_per_batch`` for padding; the expert of each block, int32, -1 after the last one; the number of
+        rows in all blocks, padding included, ``(1,)`` int32.
 
     Raises:
         ArgumentError: an argument breaks one of these rules.
@@ -166,14 +166,15 @@ def permute(
 
     Args:
         tokens: ``(T, H)``.
-        routing_map: ``(T, E)`` bool or integers.
+        routing_map: ``(T, E)`` bool or integers; True or not 0: the token goes to the expert.
         probs: ``(T, E)``, permuted alike.
-        num_out_tokens: rows of the result, the number of Trues; None reads it on the host. With drop_and_pad E * C.
+        num_out_tokens: rows of the result: the number of Trues (not checked), or with drop_and_pad E * C. None: the
+            number of Trues, read on the host.
         fused: ignored, there is one implementation.
-        drop_and_pad: every expert gets C rows, C at most T: those of its first C tokens, filled up with tokens of
-            other experts.
+        drop_and_pad: every expert gets C rows, C at most T: those of its first C tokens, filled up with tokens not
+            routed to it. Ignored if num_out_tokens is None.
         tokens_per_expert: returned unchanged.
-        align_size, return_batch_invariant_inverse_map: must be 0 and False.
+        align_size, return_batch_invariant_inverse_map: must be 0 (or 1, the same) and False.
 
     Returns:
         rows ``(N, H)``; probs of the rows ``(N,)`` or None; the token of each row ``(N,)`` int64; None;
@@ -231,15 +232,16 @@ def unpermute(
     pad_offsets: torch.Tensor | None = None,
     batch_invariant_inverse_map: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return for every token the sum of its rows, in the order of the rows.
+    """Sum the rows of every token, in the order of the rows; tokens without rows get zeros.
 
     Args:
         permuted_tokens: ``(N, H)``.
         sorted_indices: ``(N,)`` int64, the token of each row, from `permute`.
         restore_shape: ``(T, H)``.
-        probs: ``(T, E)``: factors of the rows, applied in the wider dtype of the two. With routing_map ``(T, E)``.
+        probs: ``(T, E)``: factors of the rows, applied in the wider dtype of the two. None: no factors.
+        routing_map: ``(T, E)``, as passed to `permute`; required with probs, else ignored.
         fused: ignored, there is one implementation.
-        drop_and_pad: as passed to `permute`.
+        drop_and_pad: as passed to `permute`; affects probs only.
         pad_offsets, batch_invariant_inverse_map: must be None.
 
     Returns:
@@ -257,7 +259,7 @@ def unpermute(
         need(value is None, name, "is not supported: experts are not padded and the order is fixed; pass None")
     rows = permuted_tokens
     if probs is not None:
-        need(routing_map is not None, "routing_map", "is None; probs need it")
+        need(routing_map is not None, "routing_map", "is None; probs need it: pass permute's routing_map")
         assert routing_map is not None
         count, experts = probs.shape
         need_shape("routing_map", routing_map, (count, experts))
@@ -284,7 +286,7 @@ def sort_chunks_by_idxs(
     Args:
         input: ``(N, ...)``.
         split_sizes: ``(C,)`` int32 or int64, rows of each chunk, N together.
-        sorted_idxs: ``(C,)`` int32 or int64, the new order of the chunks.
+        sorted_idxs: ``(C,)`` int32 or int64: chunk ``sorted_idxs[i]`` becomes the i-th.
         probs: ``(N, ...)``, reordered alike.
         fused: ignored, there is one implementation.
 
@@ -318,7 +320,7 @@ def _padded(counts: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.
 
 
 def need_pairs(tokens: int, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> None:
-    """Raise ArgumentError unless ids and weights fit the tokens.
+    """Raise ArgumentError unless the shapes of ids and weights fit ``tokens`` tokens.
 
     Args:
         tokens: T.
@@ -354,10 +356,10 @@ def segment_of_rows(ends: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def padded_places(ends: torch.Tensor, rows: int, width: int) -> torch.Tensor:
-    """Return the position of each row if every segment is padded to ``width`` rows; ``n * width`` after the last.
+    """Return the position of each row, ``(rows,)``, if every one of n segments is padded to ``width`` rows.
 
     Args:
-        ends, rows: as of `segment_of_rows`. A row beyond the width of its segment overlaps the next segment.
+        ends, rows: as of `segment_of_rows`. Rows after the last segment get ``n * width``; longer segments overlap.
     """
     segment = segment_of_rows(ends, rows)
     known = segment.clamp(max=len(ends) - 1)
@@ -379,8 +381,8 @@ def sum_rows(
 ) -> torch.Tensor:
     """Return for every token the sum over k of ``weights[t, k] * rows[places[t, k]]``.
 
-    Computes in float32, k ascending, product rounded before the addition, and rounds once at the end. An inf or NaN
-    with weight 0 adds nothing.
+    Computes in float32 (float64 for float64 rows), k ascending, each product rounded before the addition, and rounds to
+    ``dtype`` once at the end. An inf or NaN with weight 0 adds nothing.
 
     Args:
         rows: ``(N, H)`` float.

@@ -37,8 +37,7 @@ class ExpertPlacement:
     def contiguous(cls, num_experts: int, ranks: int) -> ExpertPlacement:
         """Return the placement of E = num_experts experts in contiguous ranges of E / ranks.
 
-        Raises:
-            ArgumentError: ranks do not divide the experts.
+        Raises ArgumentError if ``num_experts`` is no multiple of ``ranks``, or one of them is below 1.
 
         Source: SGLang EPMoE.
         """
@@ -70,9 +69,9 @@ class Balance(NamedTuple):
     """Placement of the copies of all experts. Physical expert p is on rank ``p // (replicas / ranks)``.
 
     Attributes:
-        physical_to_logical: ``(layers, replicas)`` int64; ranks in descending order of load.
-        logical_to_physical: ``(layers, E, most copies of any expert)`` int64, ascending, padded with -1.
-        replica_counts: ``(layers, E)`` int64, copies of each expert.
+        physical_to_logical: ``(layers, replicas)`` int64: the logical expert of each physical expert.
+        logical_to_physical: ``(layers, E, most copies)`` int64: the copies of each expert, ascending, padded with -1.
+        replica_counts: ``(layers, E)`` int64: the number of copies of each logical expert.
     """
 
     physical_to_logical: torch.Tensor
@@ -87,15 +86,15 @@ def balance(load: torch.Tensor, replicas: int, ranks: int, groups: int = 1) -> B
 
     Each further copy goes to the expert with the highest load per copy. Then the copies, in descending order of load,
     go to the least loaded rank that has room and no copy of this expert; if there is none, copies are exchanged so that
-    no rank has an expert twice. Equal input gives equal output on every rank. Reads values on the host.
+    no rank has an expert twice. Ranks are then numbered in descending order of load. Equal input gives equal output on
+    every rank. Reads values on the host.
 
     Args:
         load: ``(layers, E)``, non-negative: rows per logical expert.
         replicas: copies of all experts together; a multiple of ranks, E to ``E * ranks / groups``.
         ranks: W.
         groups: number of groups of consecutive experts; each group stays on W / groups consecutive ranks (servers, for
-            routers that choose groups first). Divides E and W. Groups, and ranks within a group, are in descending
-            order of load.
+            routers that choose groups first). Divides E and W. Groups, and the ranks in each, descend by load.
 
     Raises:
         ArgumentError: an argument breaks one of these rules.
@@ -205,8 +204,8 @@ def contiguous_balance(experts: int, layers: int = 1) -> Balance:
 def shrunk(found: Balance, ranks: int, alive: Sequence[int]) -> Balance:
     """Return the placement for the remaining ranks of a group, with physical experts renumbered for the smaller group.
 
-    Each rank of ``alive`` keeps its physical experts. An expert whose copies were all on lost ranks has none: its row
-    of logical_to_physical is -1, `remap` maps its ids to -1, and no row is sent for them.
+    Each rank of ``alive`` keeps its physical experts. An expert whose copies were all on lost ranks has none left: its
+    row of logical_to_physical is -1, `remap` maps its ids to -1, and no row is sent for them.
 
     Args:
         found: the placement of the original group.
@@ -285,7 +284,7 @@ def eplb_table(table: torch.Tensor) -> torch.Tensor:
     """Return the table that ``npu_moe_update_expert`` takes: ``(E, C + 1)`` int32, number of copies, then the copies.
 
     Args:
-        table: ``(E, C)``, as in `remap`; padding with -1 follows the copies.
+        table: ``(E, C)``, as in `remap`; padding with -1 follows the copies. It becomes 0.
 
     Raises:
         ArgumentError: table is not 2-D int32 or int64.
@@ -449,8 +448,8 @@ def folded_groups(
         world: ranks of both layouts. tp, cp, etp, ep, pp: ranks per axis; dp and edp are derived.
 
     Raises:
-        ArgumentError: a product does not divide the world, or the pipeline groups of the two differ: end the order
-            with pp.
+        ArgumentError: tp * cp * pp or etp * ep * pp does not divide the world, or the pipeline groups of the two
+            layouts differ: end the order with pp.
 
     Source: Megatron-LM ``initialize_model_parallel``.
     """

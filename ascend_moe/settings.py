@@ -41,12 +41,12 @@ class Setting(Generic[T]):
 
     Attributes:
         name: the variable.
-        parse: text to value; raises ValueError when the text breaks the rule.
+        parse: converts the text to the value; raises ValueError if the text breaks the rule.
         default: the value when the variable is not set.
         rule: the end of the sentence "NAME=text must be ...".
         help: one line: what the value does.
         shown: the default in words, for pages.
-        refusal: the end of the sentence for a bad value, if it is not "must be RULE".
+        refusal: the end of the sentence "NAME=text ..." for a bad value; "": "must be RULE".
         error: the error class for a bad value.
     """
 
@@ -68,13 +68,13 @@ class Setting(Generic[T]):
         return bool(self.text())
 
     def get(self) -> T:
-        """Return the parsed value, or the default if the variable is not set."""
+        """Return the parsed value, or the default if the variable is not set. Raises as `value_of`."""
         text = self.text()
         return self.value_of(text) if text else self.default
 
     @contextlib.contextmanager
     def within(self, text: str) -> Iterator[None]:
-        """Set the variable to ``text`` during a block, also for child processes; "" changes nothing."""
+        """Context manager: set the variable to ``text`` in a block, also for child processes; "" changes nothing."""
         before = os.environ.get(self.name)
         os.environ.update({self.name: text} if text else {})
         try:
@@ -85,10 +85,9 @@ class Setting(Generic[T]):
                 os.environ.update({} if before is None else {self.name: before})
 
     def value_of(self, text: str, name: str = "") -> T:
-        """Parse ``text``; ``name`` is an argument with the same rule.
+        """Return the value of ``text``. Errors name the variable, or ``name``, an argument with the same rule.
 
-        Raises:
-            ArgumentError, or the class ``error``: the text breaks the rule.
+        Raises ArgumentError, or the class ``error``, if the text breaks the rule.
         """
         name = name or self.name
         try:
@@ -392,11 +391,11 @@ NAMES = frozenset(setting.name for group in TABLE.values() for setting in group)
 
 
 def setting_of(problem: BaseException) -> Setting[Any] | None:
-    """Return the `Setting` of the variable that the error ``problem`` is about, or None."""
+    """Return the `Setting` that ``problem.argument`` names, or None if the error is not about a setting."""
     argument = getattr(problem, "details", {}).get("argument")
     return next((setting for group in TABLE.values() for setting in group if setting.name == argument), None)
 
 
 def own_variables() -> dict[str, str]:
-    """Return all environment variables whose name begins with `PREFIX`, known or not, by name."""
+    """Return {name: value} of all environment variables whose name begins with `PREFIX`, sorted, known or not."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIX)}
