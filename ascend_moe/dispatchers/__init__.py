@@ -32,16 +32,16 @@ KINDS = ("mc2", "alltoall", "allgather")
 
 
 def make_dispatcher(kind: str, group: object, num_experts: int, comm_alg: str = "", **options: Any) -> Dispatcher:
-    """Return a new dispatcher of a kind.
+    """Return a new `MC2Dispatcher`, `AllToAllDispatcher` or `AllGatherDispatcher`.
 
     Args:
-        kind: one of `KINDS`.
+        kind: which one, in this order: "mc2", "alltoall" or "allgather".
         group: a group as in `comm.group_of` (None: the default one), or a `comm.place.Place`.
         num_experts: E, a multiple of the group's size.
-        comm_alg, options: as for `MC2Dispatcher`; the other kinds accept those of `CollectiveDispatcher`.
+        comm_alg, options: as for `MC2Dispatcher`; the other kinds support only those of `CollectiveDispatcher`.
 
     Raises:
-        ArgumentError: the kind is unknown or does not support an option; errors of the class.
+        ArgumentError: the kind is unknown or does not support an option, or as the class.
     """
     need_one_of("kind", kind, KINDS)
     if kind == "mc2":

@@ -33,10 +33,11 @@ class Dispatched:
         expert_token_nums: (L,) int64, rows per local expert (type 1) or their running sum (type 0).
         ep_recv_counts: int32, element l*W + s is the number of rows up to and including segment
             (local expert l, source rank s).
-        expand_idx: V1: (BS*K,) int32, for each (token, k) the earlier ones of this rank with the same expert;
-            V2: source indices (rank, token, k), three int32 per row; between A2 servers as V1.
+        expand_idx: int32, for combine. V2 operators: source indices (rank, token, k), three per row. V1 operators, V2
+            between A2 servers, collectives: (BS*K,), for each (token, k) the number of earlier ones of this rank with
+            the same expert.
         expand_scales: (>= n,) fp32, the weight of each row; undefined unless dispatch got expert_scales.
-        handle: private data of the dispatcher.
+        handle: private data of the dispatcher that made this result; only that one can combine it.
     """
 
     expand_x: Tensor
@@ -64,9 +65,9 @@ class SpecialTensors(NamedTuple):
     const_expert_v: Tensor | None = None
 
     def check(self, experts: SpecialExperts, like: Tensor) -> None:
-        """Raise ArgumentError if a tensor that the experts need is None, or if a shape or dtype does not fit ``like``.
+        """Raise ArgumentError if a tensor that the special ``experts`` need is None, or does not fit ``like``.
 
-        ``like``: dispatch's x. Devices are not compared.
+        ``like``: dispatch's x, (BS, H). Shapes and dtypes are compared, devices are not.
         """
         count, (bs, hidden) = experts.const_expert_num, like.shape
         rule = "is None, copy_expert_num {} and const_expert_num {} need it: pass dispatch's x"
@@ -76,7 +77,7 @@ class SpecialTensors(NamedTuple):
         for name, tensor in self._asdict().items():
             shapes = ((bs, hidden),) if name == "ori_x" else alphas[1:] if name.endswith("_v") else alphas
             needed = name != "ori_x" and count > 0
-            need(tensor is not None or not needed, name, "is None; const_expert_num {} needs it", count)
+            need(tensor is not None or not needed, name, "is None; const_expert_num {} needs it: pass it", count)
             if tensor is not None:
                 fits = tuple(tensor.shape) in shapes and tensor.dtype == like.dtype
                 need(fits, name, "is {}; need {} {}", tensor, " or ".join(map(str, shapes)), like.dtype)
@@ -121,24 +122,27 @@ class CombineTensors(NamedTuple):
 
 
 class InFlight(Generic[R]):
-    """An in-flight call, which may have only sent. Its tensors must not change until ``finish``."""
+    """A dispatch or combine that may have only sent. Its tensors must not change until ``finish`` returns the rows."""
 
     def __init__(self, finish: Callable[[], R]) -> None:
         self._finish = finish
 
     def finish(self) -> R:
-        """Wait if necessary and return the call's result. May be called again."""
+        """Wait for the rows if necessary; return the call's result, or raise its error. May be called again."""
         return self._finish()
 
 
 class PendingCall:
-    """The in-flight call of a group, if any; it must be received before the group's next op."""
+    """The in-flight call of a group, if any; it must be finished before the group's next op."""
 
     def __init__(self) -> None:
         self._receive: Callable[[], Any] | None = None
 
     def sent(self, finish: Callable[[], R]) -> Callable[[], R]:
-        """Set the in-flight call; return its ``finish``, which runs once, whoever calls it first."""
+        """Store the in-flight call that ``finish`` completes; return a function that runs ``finish`` at most once.
+
+        `wait` calls that function too.
+        """
         once = functools.cache(finish)
 
         def receive() -> R:
@@ -150,13 +154,13 @@ class PendingCall:
         return receive
 
     def wait(self) -> None:
-        """Receive the in-flight call, if any."""
+        """Finish the in-flight call, if there is one."""
         if self._receive is not None:
             self._receive()
 
 
 class Dispatcher(ABC):
-    """Sends token rows to the ranks that own their experts, and weighted sums back.
+    """Interface that sends token rows to the ranks that own their experts, and weighted sums of the results back.
 
     Expert e of ``num_experts`` (E) is on rank e // L, L = E / ``world_size``. Every rank of the group must call
     ``dispatch``, then ``combine``, in the same order. Both are differentiable (`ascend_moe.ops.autograd`): a backward
@@ -203,10 +207,11 @@ class Dispatcher(ABC):
     def moved(self, place: Place) -> Dispatcher:
         """Return a copy of this dispatcher for the group of ``place``, with the same number of experts per rank.
 
-        Raises:
-            ArgumentError: this kind needs a process group, which a group made by ``ascend_moe.shrink`` lacks.
+        Raises ArgumentError unless this is an `MC2Dispatcher`: other kinds need a process group, which a group made by
+        ``ascend_moe.shrink`` lacks.
         """
-        need(False, "place", "is {!r}, which has no process group; {} needs one", place.group_ep, type(self).__name__)
+        rule = "is {!r}, which has no process group; {} needs one: use MC2Dispatcher"
+        need(False, "place", rule, place.group_ep, type(self).__name__)
         raise AssertionError
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Dispatcher:
@@ -229,7 +234,7 @@ class Dispatcher(ABC):
         max_tokens: int = 0,
         **options: Any,
     ) -> Dispatched:
-        """Send row t of ``x`` once for every k to the owner of ``expert_ids[t, k]``.
+        """Send row t of ``x`` to the owner of expert ``expert_ids[t, k]``, for every k; return the received rows.
 
         Args:
             x: (BS, H) bf16, fp16 or fp32; BS may be 0.
@@ -239,7 +244,7 @@ class Dispatcher(ABC):
             scales: (E, H) fp32 smoothing factors, only with quant_mode 2.
             x_active_mask: bool, (BS,) or (BS, K); False entries are not routed.
             performance_info: (W,) int64, to which the op adds the microseconds of its wait for each rank.
-            max_tokens: the largest BS of any rank, or more, equal on all ranks; 0 if all ranks have the same BS.
+            max_tokens: the largest BS of any rank, or more, equal on all ranks. 0: global_bs, by default equal BS.
             options: fields of `CallOptions` for this call and its combine, overriding the dispatcher's: quant_mode (2:
                 int8 rows with one fp32 scale each), global_bs (max_tokens times W; pass only one of them),
                 expert_token_nums_type (0 running sums, 1 counts).
@@ -276,15 +281,15 @@ class Dispatcher(ABC):
         performance_info: Tensor | None = None,
         **special: Tensor | None,
     ) -> Tensor:
-        """Return (BS, H): for every token the sum over k of expert_scales[t, k] * its expert row.
+        """Send expert results back; return (BS, H), the sum over k of expert_scales[t, k] * the row of (t, k).
 
-        fp32, k ascending, product rounded before it is added, then + shared_expert_x, one cast.
-        Rows of inactive tokens are zeros.
+        Sums are in fp32, with k ascending and each product rounded before it is added; then shared_expert_x is added,
+        and the sum is cast to x's dtype once. Rows of inactive tokens are zeros.
 
         Args:
             expert_out: (>= n, H) rows in expand_x order, in x's dtype.
             dispatched: the result of this dispatcher's ``dispatch``.
-            expert_scales: (BS, K) fp32; None: the rows are only added.
+            expert_scales: (BS, K) fp32; None: all 1.
             shared_expert_x: (BS, H) in x's dtype, added with weight 1.
             performance_info: as for ``dispatch``.
             special: ``ori_x`` (BS, H), the input of copy and const experts: dispatch's x.
@@ -314,7 +319,7 @@ class Dispatcher(ABC):
         return self._begin_combine(expert_out, dispatched, given)
 
     def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
-        """Return memory of ``dtype`` for ``dispatched``'s rows that combine can send without a copy, or None."""
+        """Return a ``dtype`` tensor of ``dispatched.expand_x``'s shape that combine sends without a copy, or None."""
         return None
 
     def _options(self, max_tokens: int, changes: dict[str, Any]) -> CallOptions:
@@ -366,7 +371,7 @@ class Dispatcher(ABC):
 def check_dispatch(
     x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions, *, world: int, experts: int
 ) -> int:
-    """Check dispatch's arguments as far as one rank can; return maxBS in rows."""
+    """Raise ArgumentError if dispatch's arguments break a rule on this rank; return maxBS: global_bs / W, or BS."""
     weights, scales, mask, _ = tensors
     quant_mode, global_bs = options.quant_mode, options.global_bs
     need(x.dim() == 2 and x.dtype in ROW_DTYPES, "x", "is {}; need (BS, H) bf16, fp16 or fp32", x)
@@ -400,7 +405,7 @@ def check_combine(
     topk: int,
     shared: Tensor | None,
 ) -> None:
-    """Check combine's arguments against dispatch's x (``like``), its K and its received rows."""
+    """Raise ArgumentError for arguments of combine that do not fit its dispatch: x ``like``, K and received rows."""
     bs, hidden = like.shape
     fits = expert_out.dim() == 2 and expert_out.size(1) == hidden and expert_out.size(0) >= rows
     need(fits, "expert_out", "is {}; need at least {} rows of {}", expert_out, rows, hidden)

@@ -63,7 +63,7 @@ class Config(NamedTuple):
 
 
 def plan(expert_ids: Tensor, mask: Tensor | None, config: Config, world: int) -> tuple[Routing, tuple[int, ...]]:
-    """Return this rank's routing, and the header words of its error, if any (no rows with a bad id)."""
+    """Return this rank's routing (no rows with an invalid id), and its error as words of the header, () without one."""
     active = active_pairs(expert_ids, mask)
     bad = first_invalid(expert_ids, active, config.experts + config.zero + config.copy + config.const)
     if bad is not None:
@@ -82,7 +82,7 @@ def plan(expert_ids: Tensor, mask: Tensor | None, config: Config, world: int) ->
 
 
 def raise_if_any(headers: list[list[int]], rank: int) -> None:
-    """Raise the error in the ranks' headers, if any: a mismatch first, else that of the lowest rank."""
+    """Raise the error in the ranks' headers, if any: a ConfigMismatch with this ``rank``, else the lowest rank's."""
     _raise_mismatch(headers, rank)
     for source, words in enumerate(headers):
         code, *details = words[_CODE:]
@@ -166,7 +166,7 @@ def _live(place: Place) -> Group:
     rule = "is {!r}, which names no open group: use ascend_moe.comm_name(process_group)"
     need(known is not None, "group_ep", rule, place.group_ep)
     world, rank = known or (0, 0)
-    rule = "{!r} has {} ranks, and this is rank {}; the place is rank {} of {}"
+    rule = "{!r} has {} ranks, and this is rank {}; the place is rank {} of {}: pass this rank's place"
     fits = world == place.world and rank in (None, place.rank)
     need(fits, "group_ep", rule, place.group_ep, world, rank, place.rank, place.world)
     return process_group(place.group_ep) or place
@@ -179,10 +179,10 @@ class CollectiveDispatcher(Dispatcher):
         group: as in `comm.group_of`, None for the default group; or a `Place` or name of a LocalCluster, whose threads
             have no process group: there its windows transport the rows.
         num_experts: E, a multiple of the group's size.
-        options: fields of `CallOptions`, as for `MC2Dispatcher`, except those that only the ops use.
+        options: quant_mode, global_bs, expert_token_nums_type and the special experts' numbers, as in `CallOptions`.
 
     Raises:
-        ArgumentError: an option that this kind does not support.
+        ArgumentError: another option differs from its default, ``group`` is no group, or as `Dispatcher`.
     """
 
     kind: str  # of `make_dispatcher`
@@ -380,7 +380,7 @@ MAX_EXPERTS = 2048
 
 
 class AllToAllDispatcher(CollectiveDispatcher):
-    """Sorts rows by expert, sends them with all_to_all_single, and reorders them by local expert.
+    """Dispatcher that sorts rows by expert, sends them with all_to_all_single, and reorders them by local expert.
 
     Two collectives per dispatch (headers with counts; rows), one per combine. Traffic per rank and direction: its own
     BS*K rows. The backend must support uneven splits (gloo, HCCL, NCCL, MPI do).
@@ -391,7 +391,7 @@ class AllToAllDispatcher(CollectiveDispatcher):
         options: as for `CollectiveDispatcher`.
 
     Raises:
-        ArgumentError: num_experts is no multiple, or above 2048.
+        ArgumentError: num_experts is above 2048, or as `CollectiveDispatcher`.
     """
 
     kind = "alltoall"
@@ -448,7 +448,7 @@ class AllToAllDispatcher(CollectiveDispatcher):
 
 
 class AllGatherDispatcher(CollectiveDispatcher):
-    """Gathers tokens and ids from all ranks, selects this rank's rows, and gathers results back.
+    """Dispatcher that gathers tokens and ids from all ranks, selects this rank's rows, and gathers results back.
 
     Three collectives: headers, tokens, and expert rows for combine. A rank receives W * maxBS token rows per dispatch
     (with smoothing scales W * maxBS * K quantized rows, since a row then depends on its expert) and W * (largest number

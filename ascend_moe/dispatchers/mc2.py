@@ -35,14 +35,14 @@ class _Handle:
 
 
 class MC2Dispatcher(Dispatcher):
-    """Dispatch and combine by kernels through the communication windows of ``group_ep``.
+    """Dispatcher that runs dispatch and combine as kernels over the communication windows of ``group_ep``.
 
     Args:
         group_ep: name from ``ascend_moe.comm_name`` or a ``LocalCluster``; or the group itself, as in `comm.group_of`.
         world_size: W, ranks of the group.
         rank: this rank.
         num_experts: E, a multiple of W.
-        contract: "v2" (source indices) or "v1" (expand_idx; its combine adds the experts' rows only).
+        contract: "v2" (``npu_moe_distribute_*_v2``) or "v1" (without _v2: combine adds the experts' rows only).
         zero_copy: ``empty_expert_out`` returns window tensors, from which a direct combine sends without a copy
             (``ascend_moe.window_empty``); with comm_alg "", "auto" or "direct".
         ops: a namespace with the operators of this contract (patched torch_npu, `ascend_moe.npu`); None: this
@@ -91,7 +91,7 @@ class MC2Dispatcher(Dispatcher):
     @classmethod
     @with_typed_errors
     def from_group(cls, process_group: object, num_experts: int, contract: str = "v2", **options: Any) -> MC2Dispatcher:
-        """Return the dispatcher of a group. Collective on a process group's first use.
+        """Return a new dispatcher for a group. Collective on a process group's first use.
 
         Args:
             process_group: as in `comm.place.Place.of`; None: the default group.
@@ -181,7 +181,7 @@ class MC2Dispatcher(Dispatcher):
         x_active_mask: Tensor | None = None,
         max_tokens: int = 0,
     ) -> Dispatched:
-        """Return a result of dispatch, without rows, from tensors that a caller stored, for ``combine``.
+        """Return a `Dispatched` without rows, for ``combine``, from tensors that a caller stored.
 
         Args:
             expert_ids, x_active_mask, max_tokens: as passed to dispatch, (BS, K) and (BS,) or (BS, K).
@@ -192,9 +192,9 @@ class MC2Dispatcher(Dispatcher):
         return self._dispatched(outputs, expert_ids, tensors, self._options(max_tokens, {}))
 
     def empty_expert_out(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor | None:
-        """Return a window tensor with zero_copy, from which one combine may send; else None.
+        """Return a tensor of ``window_empty`` for one combine; None without zero_copy and under torch.compile.
 
-        It has the shape of ``dispatched``'s rows and ``dtype``. In traced programs None: combine copies the rows.
+        It has ``dtype`` and the shape of ``dispatched.expand_x``. If it is None, combine copies the rows of any tensor.
         Raises as ``window_empty``.
         """
         if not self.zero_copy or torch.compiler.is_compiling():

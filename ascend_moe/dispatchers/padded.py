@@ -30,11 +30,11 @@ class _Handle:
 
 
 class PaddedDispatcher(Dispatcher):
-    """Sends E * C rows, C for each expert in expert order, through another dispatcher.
+    """Dispatcher of x (E * C, H), C rows for each expert in expert order, over another ``dispatcher``.
 
-    Each row has one id: its expert, or -1 for padding, which is not sent. The result has L * W * C rows by (local
-    expert, source rank, place), with zeros and weight 0 for missing rows. Batches that exceed one call are split.
-    expert_scales is the only supported option.
+    expert_ids is (E * C, 1): the row's expert, or -1 for padding, which is not sent. The result has L * W * C rows by
+    (local expert, source rank, index in 0..C-1), with zeros and weight 0 for padding. Batches that exceed one call are
+    split. dispatch needs expert_scales and ignores other tensors and options; combine returns unweighted rows.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -77,7 +77,7 @@ class PaddedDispatcher(Dispatcher):
 
 
 def segments_and_places(segments: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return segment and place of segments * length rows; flat, since torch specializes on a size of 1."""
+    """Return the segment of each of segments * length rows, and its index in the segment, as two 1-D tensors."""
     row = torch.arange(segments * length, device=device)
     return row // length, row % length
 

@@ -39,7 +39,7 @@ class Routing:
 
 
 def active_pairs(expert_ids: Tensor, mask: Tensor | None) -> Tensor:
-    """Return (BS, K) bool from a 1-D, 2-D or absent mask."""
+    """Return (BS, K) bool, the active entries of ``expert_ids``, from ``mask``: (BS,), (BS, K), or None (all)."""
     if mask is None:
         return torch.ones_like(expert_ids, dtype=torch.bool)
     return mask if mask.dim() == 2 else mask[:, None].expand_as(expert_ids)
@@ -52,7 +52,7 @@ def first_invalid(expert_ids: Tensor, active: Tensor, ids: int) -> int | None:
 
 
 def route(expert_ids: Tensor, active: Tensor, experts: int) -> Routing:
-    """Sort the routed tokens by expert, stably; ids must have passed ``first_invalid``."""
+    """Return the `Routing` of ``active`` (BS, K) entries of ``expert_ids``; ids must have passed ``first_invalid``."""
     routed = active & (expert_ids >= 0) & (expert_ids < experts)
     flat = routed.reshape(-1)
     key = torch.where(flat, expert_ids.reshape(-1), experts)
@@ -67,11 +67,11 @@ def route(expert_ids: Tensor, active: Tensor, experts: int) -> Routing:
 
 
 def quantize_dispatch_rows(rows: Tensor, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Quantize rows as dispatch kernels do: int8 codes (n, H) and fp32 scales (n,), of fp32(rows) [* scales (n, H)].
+    """Quantize rows (n, H) as the dispatch kernels do; return int8 codes (n, H) and fp32 scales (n,).
 
-    s = 127 / max|v|, codes = round-half-even(v * s), scale = 1 / s; an all-zero row has codes 0 and scale 1. NaN is
-    ignored in the maximum unless the whole row is NaN; its code is 0. npu_dynamic_quant differs:
-    `ascend_moe.experts.quant.dynamic_quant_rows`.
+    v = fp32(rows), times ``scales`` (n, H) if passed; s = 127 / max|v|, codes = round-half-even(v * s), scale = 1 / s.
+    An all-zero row has codes 0 and scale 1. The maximum ignores NaN unless the whole row is NaN; a NaN's code is 0.
+    npu_dynamic_quant differs: `ascend_moe.experts.quant.dynamic_quant_rows`.
     """
     value = rows.float()
     if scales is not None:
@@ -88,9 +88,10 @@ def quantize_dispatch_rows(rows: Tensor, scales: Tensor | None = None) -> tuple[
 
 
 def payload(x: Tensor, expert_ids: Tensor, pairs: Tensor | None, scales: Tensor | None, quant_mode: int) -> Tensor:
-    """Return (n, words) int32: the packed row of every flat index in ``pairs`` (None: of every token).
+    """Return (n, words) int32: the packed row of every flat index t*K + k in ``pairs`` (None: of every token).
 
-    In quantized rows (quant_mode 2) the fp32 scale follows the codes. Ids -1 count as expert 0.
+    With quant_mode 2 rows are quantized, after multiplication by their expert's row of ``scales`` (E, H) if passed,
+    which needs ``pairs``; the fp32 scale follows the codes. Ids -1 count as expert 0.
     """
     topk = expert_ids.size(1)
     tokens = None if pairs is None else pairs // topk
@@ -140,7 +141,7 @@ def pack(*columns: Tensor, dtype: torch.dtype = torch.int32, unit: int = 4) -> T
 
 
 def unpack(rows: Tensor, *layout: tuple[int, torch.dtype]) -> list[Tensor]:
-    """Undo ``pack``: return (n, columns) tensors for each (columns, dtype), copied if there are several."""
+    """Undo ``pack``: return an (n, columns) tensor for each (columns, dtype); a view if one layout fills the rows."""
     if len(layout) == 1 and layout[0][0] * layout[0][1].itemsize == rows.size(1) * rows.element_size():
         return [rows.view(layout[0][1])]
     raw, at, out = rows.contiguous().view(torch.uint8), 0, []
@@ -153,12 +154,12 @@ def unpack(rows: Tensor, *layout: tuple[int, torch.dtype]) -> list[Tensor]:
 
 
 def beside(words: Tensor, column: Tensor) -> Tensor:
-    """Append fp32 columns (n, c) to packed rows."""
+    """Append the fp32 columns ``column`` (n, c) to packed int32 rows ``words``."""
     return torch.cat([words, column.contiguous().view(torch.int32)], 1)
 
 
 def apart(words: Tensor, columns: int) -> tuple[Tensor, Tensor]:
-    """Undo ``beside``: return the rows' own words and the fp32 columns."""
+    """Undo ``beside`` for this many ``columns``: return the packed rows and the fp32 columns."""
     own = words.size(1) - columns
     return words[:, :own].contiguous(), words[:, own:].contiguous().view(torch.float32)
 
@@ -171,9 +172,9 @@ def weighted_sum(
     shared: Tensor | None,
     own_rows: OwnRows | None = None,
 ) -> Tensor:
-    """Return (BS, H): fp32 sum over ascending k of expert_scales * rows[position], + shared; one cast.
+    """Return (BS, H): the fp32 sum over ascending k of expert_scales * rows[position], + shared, cast once.
 
-    own_rows: rows of special experts, added at their position in k; None: they add nothing.
+    position: (BS*K,), indices into ``rows``. own_rows: rows of special experts, added in the order of k; or None.
     """
     bs, topk = routing.routed.shape
     acc = torch.zeros(bs, rows.size(1), dtype=torch.float32, device=rows.device)
@@ -208,7 +209,7 @@ OwnRows = Callable[[int], Iterable[tuple[Tensor, Tensor]]]
 
 
 def special_rows(expert_ids: Tensor, special: Tensor, first: int, copies: int, tensors: Any) -> OwnRows:
-    """Return the rows of copy and const experts.
+    """Return a function that yields, for each k, the tokens whose k-th id is a copy or const expert, and their rows.
 
     Args:
         expert_ids: (BS, K). special: (BS, K) bool, entries of special experts.
