@@ -20,7 +20,10 @@ BY_MAX, BY_TOP2_SUM = 0, 1
 
 
 class Groups(NamedTuple):
-    """Experts form ``number`` groups. A token chooses from the best ``chosen`` groups only."""
+    """Experts form ``number`` groups. A token chooses from the best ``chosen`` groups only.
+
+    ``mode``: a group's score is its largest score (BY_MAX) or the sum of its two largest (BY_TOP2_SUM).
+    """
 
     number: int = 1
     chosen: int = 1
@@ -28,10 +31,9 @@ class Groups(NamedTuple):
 
     @classmethod
     def of(cls, wanted: bool, number: int | None, chosen: int | None, mode: int = BY_MAX) -> Groups:
-        """Return the groups of vLLM's and SGLang's arguments use_grouped_topk, num_expert_group and topk_group.
+        """Return the groups for vLLM's and SGLang's use_grouped_topk (``wanted``), num_expert_group and topk_group.
 
-        Raises:
-            ArgumentError: groups are wanted, and one of the numbers is missing.
+        Raises ArgumentError if groups are wanted and one of the two numbers is None.
         """
         if not wanted:
             return cls()
@@ -57,7 +59,7 @@ def npu_moe_gating_top_k(
     routed_scaling_factor: float = 1.0,
     eps: float = 1e-20,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Choose k experts for every token, with groups only from the token's best groups.
+    """Choose k experts for every token; if experts form groups, only from the token's best groups.
 
     Args:
         x: router logits ``(T, E)``, bf16, fp16 or fp32.
@@ -109,9 +111,9 @@ def gating_top_k(
     tid2eid: torch.Tensor | None = None,
     ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run `npu_moe_gating_top_k` in plain torch, on any device; the bias may have another float dtype than x.
+    """Compute `npu_moe_gating_top_k` in plain torch, on any device; the bias may have another float dtype than x.
 
-    ids: ``(T, k)``, experts that replace the choice; see `ascend_moe.routers.replay`.
+    ids: ``(T, k)``, experts that replace the choice, also by tid2eid; see `ascend_moe.routers.replay`.
     """
     _check_logits(x, (2,))
     if bias is not None:
@@ -130,7 +132,7 @@ def gating_top_k(
         if input_ids is None and tid2eid is None:
             chosen = _choose(scores, bias, k, groups)
         else:
-            need(renorm == 0, "renorm", "is {}; it must be 0 with tid2eid", renorm)
+            need(renorm == 0, "renorm", "is {}; with tid2eid it must be 0", renorm)
             chosen = _look_up(input_ids, tid2eid, x.shape[0], k, x.shape[1])
         weights = _weigh(scores, chosen, divide, routed_scaling_factor, eps)
     return weights.to(x.dtype), chosen.to(torch.int32), scores if out_flag else torch.zeros_like(scores)
@@ -144,8 +146,8 @@ def npu_moe_gating_top_k_softmax(
 
     Args:
         x: router logits ``(T, E)`` or ``(B, S, E)``, bf16, fp16 or fp32.
-        finished: bool ``x.shape[:-1]``: True rows get expert id E, which is no expert. Their weights are
-            computed as for other rows.
+        finished: bool ``x.shape[:-1]``: all k ids of a True row are E, which is no expert. Its weights are computed as
+            for other rows. None: no row is finished.
         k: experts per token, 0 to E.
 
     Returns:
@@ -219,7 +221,7 @@ def softmax_topk(
     *,
     ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Route as Mixtral (renormalize True) or Qwen2/3-MoE (renormalize is its norm_topk_prob).
+    """Route by softmax as Mixtral (renormalize True) or Qwen2/3-MoE (renormalize is its norm_topk_prob).
 
     Args:
         logits: ``(T, E)`` float.
@@ -406,20 +408,20 @@ def sparsemixer(
     ids: torch.Tensor | None = None,
     training: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Route as Phi-3.5-MoE: choose two experts, one after the other.
+    """Route as Phi-3.5-MoE: choose the expert with the largest logit, then the one with the largest of the others.
 
-    A weight is the softmax over the remaining experts whose logit is within 2 * jitter_eps of max(the largest of them,
-    the logit's absolute value). The second expert is chosen without the first.
+    The weight of each is its softmax over the experts left to choose from, without those whose logit is below the
+    largest by more than ``2 * jitter_eps * max(largest, |logit|)``.
 
-    In training each is sampled from these softmaxes (Gumbel). In three of four tokens, a sampled expert that is not the
-    most likely one gets a third of its weight with the gradient of the whole: Heun's third-order estimate.
+    In training each expert is sampled from that softmax instead (Gumbel). If it is not the most likely one, its weight
+    is multiplied by a third with probability 3/4, but keeps its whole gradient: Heun's third-order estimate.
 
     Args:
         logits: ``(T, E)`` float.
         k: 2.
         jitter_eps: router_jitter_noise.
-        ids: ``(T, 2)``, experts that replace the choice; see `ascend_moe.routers.replay`. The distance is then measured
-            from their logits.
+        ids: ``(T, 2)``, experts that replace the choice; see `ascend_moe.routers.replay`. Their logits then replace the
+            largest one in the rule above.
         training: sample with torch's generator.
 
     Returns:
@@ -489,7 +491,7 @@ def _check_choice(experts: int, k: int, groups: Groups) -> None:
 
 
 def normalise(x: torch.Tensor, norm_type: int) -> torch.Tensor:
-    """Return the scores of logits in float32: softmax, sigmoid or the square root of softplus."""
+    """Return the scores of logits in float32: by ``norm_type`` 0 softmax, 1 sigmoid, 2 the square root of softplus."""
     x = x.float()
     if norm_type == SQRT_SOFTPLUS:
         return torch.nn.functional.softplus(x).sqrt()

@@ -128,13 +128,14 @@ def compute_routing_scores_for_aux_loss(
 def get_tokens_per_expert_and_token_count(
     routing_map: Tensor, reduce_group: ProcessGroup | None, topk: int | None = None, with_padding_mask: bool = False
 ) -> tuple[Tensor, Tensor | int, Tensor | int]:
-    """Return the rows of each expert over a group, and the tokens of this rank and of the group.
+    """Return the number of rows of each expert over a group, and the numbers of tokens of this rank and of the group.
 
     Args:
         routing_map: ``(T, E)`` bool; for a loss per sequence ``(S, B * E)``.
         reduce_group: ranks to sum over; None: this rank only.
-        topk: k, or B * k; with it tokens are rows / k, so that ranks may have different T.
-        with_padding_mask: T may include inactive tokens, which are not in the map; needs topk.
+        topk: k, or B * k: the group's tokens are rows / topk, so that ranks may have different T. None: T * ranks.
+        with_padding_mask: T may include inactive tokens, which are not in the map: this rank's tokens are rows / topk
+            too, instead of T. Needs topk.
 
     Returns:
         rows ``(E,)`` int64, the tokens of this rank, the tokens of the group.
@@ -166,7 +167,7 @@ def get_updated_expert_bias(
     expert_bias_update_rate: float,
     tp_dp_cp_group: ProcessGroup | None = None,
 ) -> Tensor:
-    """Return ``bias + rate * sign(mean - rows)``: experts with few rows are chosen more often (no loss is needed).
+    """Return ``bias + rate * sign(mean of rows - rows)``, by which experts with few rows are chosen more often.
 
     Args:
         tokens_per_expert: ``(..., E)``, rows of each expert on this rank in the whole step; not modified.
@@ -215,9 +216,9 @@ def _(aux_loss: Tensor, grad_output: Tensor) -> Tensor:
 
 
 class MoEAuxLossAutoScaler(torch.autograd.Function):
-    """Returns its input; the backward gives the second argument the gradient ``main_loss_backward_scale``.
+    """Autograd function: ``apply(output, aux_loss)`` returns output; aux_loss gets the gradient of `set_loss_scale`.
 
-    A loss that is not added up thus takes part in the backward of the main loss.
+    So aux_loss takes part in the backward of the main loss without being added to it.
     Source: Megatron-LM ``MoEAuxLossAutoScaler``.
     """
 
@@ -237,9 +238,9 @@ class MoEAuxLossAutoScaler(torch.autograd.Function):
 
     @staticmethod
     def set_loss_scale(scale: Tensor) -> None:
-        """Set the scale, a tensor ``()`` or ``(1,)``, for this process from the next backward on.
+        """Set the gradient of every aux_loss in this process, a tensor ``()`` or ``(1,)``, from the next backward on.
 
-        It is copied into the same memory each time, which a graph may have captured.
+        ``scale`` is copied into the same memory each time, which a graph may have captured. Initially it is 1.
         """
         held = MoEAuxLossAutoScaler.main_loss_backward_scale
         if held is None or held.shape != scale.shape:

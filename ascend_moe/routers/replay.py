@@ -21,7 +21,7 @@ ID_DTYPES = (torch.int16, torch.int32, torch.int64)
 
 
 def given_ids(ids: Tensor, tokens: int, k: int, experts: int) -> Tensor:
-    """Return ids ``(T, k)`` as int64; their range is checked on the CPU only, other devices' are not read."""
+    """Return ids ``(T, k)`` as int64. Raises ArgumentError for other shapes or, on the CPU only, ids not in -1..E-1."""
     need_shape("ids", ids, (tokens, k), dtypes=ID_DTYPES)
     if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
         low, high = (int(end) for end in ids.aminmax())
@@ -30,7 +30,7 @@ def given_ids(ids: Tensor, tokens: int, k: int, experts: int) -> Tensor:
 
 
 def need_held(name: str, ids: Tensor, dtype: torch.dtype) -> None:
-    """Raise ArgumentError for an id outside of ``dtype``'s range; checked on the CPU only."""
+    """Raise ArgumentError, naming ``name``, if an id exceeds ``dtype``'s maximum; ids are checked on the CPU only."""
     most = torch.iinfo(dtype).max
     if torch.iinfo(ids.dtype).max > most and ids.device.type == "cpu" and not torch.compiler.is_compiling():
         highest = int(ids.max()) if ids.numel() else 0
@@ -43,13 +43,13 @@ def taken(values: Tensor, ids: Tensor, absent: float = 0.0) -> Tensor:
 
 
 def divided(weights: Tensor, eps: float = 0.0) -> Tensor:
-    """Return weights divided by their sum + eps; zeros if all are zeros, as with ids of -1."""
+    """Return weights ``(T, k)`` divided by their sum over k + eps; zeros if all are zeros, as with ids of -1."""
     total = weights.sum(-1, keepdim=True)
     return weights / (total + ((total == 0).to(total.dtype) + eps))
 
 
 class RouterReplayAction(Enum):
-    """Mode of a `RouterReplay` in the next forwards; None: inactive."""
+    """Mode of a `RouterReplay` in the next forwards. Instead of a mode, None makes it inactive."""
 
     RECORD = "record"
     REPLAY_FORWARD = "replay_forward"
@@ -58,13 +58,13 @@ class RouterReplayAction(Enum):
 
 @typed_methods
 class RouterReplay:
-    """Records the choices of one router, or replaces them. The static methods apply to all objects.
+    """Records the experts that one router chooses, or replaces them by given ids, depending on its action.
 
     REPLAY_FORWARD uses the ids that were set last. REPLAY_BACKWARD, for forwards that a backward recomputes, takes the
-    ids of one `set_target_indices` per forward, oldest first.
+    ids of one `set_target_indices` per forward, oldest first. The static methods apply to all registered objects.
 
     Args:
-        register: include it in the static methods, in order of creation; keeps it alive until
+        register: register it for the static methods, in order of creation; this keeps it alive until
             `clear_global_router_replay_instances`.
 
     Attributes:
@@ -90,10 +90,9 @@ class RouterReplay:
 
     @staticmethod
     def set_replay_data(all_layers_topk_indices: list[Tensor]) -> None:
-        """Set the ids of every object, ``(T, k)`` each in all_layers_topk_indices, in order of creation.
+        """Call `set_target_indices` of every registered RouterReplay (one per router), in order of creation.
 
-        Raises:
-            ArgumentError: the number of tensors differs from the number of objects.
+        Raises ArgumentError unless all_layers_topk_indices has one ``(T, k)`` int16, int32 or int64 tensor for each.
         """
         there = RouterReplay.global_router_replay_instances
         rule = "has {} tensors for {} routers; pass one per router, in order of creation"
@@ -104,37 +103,37 @@ class RouterReplay:
 
     @staticmethod
     def get_recorded_data() -> list[Tensor | None]:
-        """Return the recorded ids of every object, ``(T, k)`` or None."""
+        """Return the recorded ids of every registered RouterReplay, ``(T, k)`` or None, in order of creation."""
         return [replay.recorded_topk_idx for replay in RouterReplay.global_router_replay_instances]
 
     @staticmethod
     def clear_global_indices() -> None:
-        """Call `clear_indices` of every object."""
+        """Call `clear_indices` of every registered RouterReplay."""
         for replay in RouterReplay.global_router_replay_instances:
             replay.clear_indices()
 
     @staticmethod
     def set_global_router_replay_action(router_replay_action: RouterReplayAction) -> None:
-        """Set the action of every object to ``router_replay_action``."""
+        """Set the action of every registered RouterReplay to ``router_replay_action``."""
         for replay in RouterReplay.global_router_replay_instances:
             replay.set_router_replay_action(router_replay_action)
 
     @staticmethod
     def clear_global_router_replay_action() -> None:
-        """Deactivate every object."""
+        """Set the action of every registered RouterReplay to None, which makes it inactive."""
         for replay in RouterReplay.global_router_replay_instances:
             replay.clear_router_replay_action()
 
     @staticmethod
     def clear_global_router_replay_instances() -> None:
-        """Remove all objects: call it before another model is built."""
+        """Unregister every RouterReplay. Call it before another model is built."""
         RouterReplay.global_router_replay_instances.clear()
 
     @staticmethod
     def set_global_static_buffers(static_buffer: Tensor) -> None:
-        """Set the buffer of every object to its part of ``static_buffer`` ``(max tokens, objects, k)``.
+        """Call `set_static_buffer` of the n-th registered RouterReplay, for every n, with ``static_buffer[:, n]``.
 
-        Raises ArgumentError for another shape.
+        Raises ArgumentError unless static_buffer is ``(max tokens, N, k)`` for N registered objects.
         """
         there = RouterReplay.global_router_replay_instances
         fits = static_buffer.dim() == 3 and static_buffer.shape[1] == len(there)
@@ -144,12 +143,12 @@ class RouterReplay:
 
     @staticmethod
     def clear_global_static_buffers() -> None:
-        """Remove the buffers of all objects."""
+        """Remove the buffer of every registered RouterReplay."""
         for replay in RouterReplay.global_router_replay_instances:
             replay.clear_static_buffer()
 
     def set_target_indices(self, topk_indices: Tensor) -> None:
-        """Set the ids of the next forward, and of its recomputation by a backward.
+        """Set the ids that replace the choices of the next forward, and of its recomputation by a backward.
 
         Raises ArgumentError unless ``topk_indices`` are ``(T, k)`` int16, int32 or int64.
         """
@@ -162,7 +161,7 @@ class RouterReplay:
         return self.recorded_topk_idx
 
     def clear_indices(self) -> None:
-        """Clear recorded and set ids."""
+        """Drop the recorded ids and the ids to be replayed."""
         self.recorded_topk_idx = self.target_topk_idx = None
         self.replay_backward_list = []
 
@@ -172,11 +171,11 @@ class RouterReplay:
         self.router_replay_action = router_replay_action
 
     def clear_router_replay_action(self) -> None:
-        """Deactivate this object."""
+        """Set this object's action to None, which makes it inactive."""
         self.router_replay_action = None
 
     def set_static_buffer(self, buffer: Tensor) -> None:
-        """Record into ``buffer`` from now on, which a captured graph may contain.
+        """Copy recorded ids into ``buffer`` from now on, so that a captured graph can record them.
 
         Raises ArgumentError unless it is ``(max tokens, k)`` int16, int32 or int64.
         """
@@ -184,11 +183,11 @@ class RouterReplay:
         self.static_buffer = buffer
 
     def clear_static_buffer(self) -> None:
-        """Record tensors without a buffer again."""
+        """Remove the buffer: recorded ids are then the router's own tensors."""
         self.static_buffer = None
 
     def next_ids(self) -> Tensor | None:
-        """Return the ids for this forward, or None if the router chooses; REPLAY_BACKWARD consumes them.
+        """Return the ids ``(T, k)`` to replay in this forward, or None without a replay; REPLAY_BACKWARD removes them.
 
         Raises ArgumentError if ids are to be replayed and none are set.
         """
@@ -229,10 +228,10 @@ class RouterReplay:
         group_topk: int | None = None,
         default_compute_topk: Callable[..., tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return scores and ids ``(T, k)`` of scores ``(T, E)``: the replayed ids, or default_compute_topk's.
+        """Return the scores and ids of the experts to replay; without a replay those from default_compute_topk.
 
-        default_compute_topk receives scores, topk, num_groups and group_topk. Raises ArgumentError if it is None and no
-        ids are replayed, or if replayed ids do not fit.
+        Both are ``(T, k)``, for scores ``(T, E)`` and k = topk. default_compute_topk receives scores, topk, num_groups
+        and group_topk. Raises ArgumentError if it is None and no ids are replayed, or if replayed ids do not fit.
         """
         ids = self.next_ids()
         if ids is not None:
@@ -320,11 +319,11 @@ class RouteCapture(FittedModule):
     def last(self, steps: int | None = None) -> list[Tensor]:
         """Return the ids ``(T, k)`` of the last steps, oldest first, as copies; reads on the host.
 
-        steps: how many; None: all. Raises ArgumentError if the ring stores fewer.
+        steps: how many at most; None: all. Raises ArgumentError if the ring cannot store that many.
         """
         seen, kept = int(self.seen), self.ring.shape[0]
         wanted = min(seen, kept if steps is None else steps)
-        rule = "is {}; the ring stores {}"
+        rule = "is {}; the ring stores {}: pass at most that, or make a capture with more steps"
         need(steps is None or 0 <= steps <= kept, "steps", rule, steps, kept)
         tokens = self.tokens.tolist()
         return [self.ring[n % kept, : tokens[n % kept]].clone() for n in range(seen - wanted, seen)]
@@ -341,7 +340,7 @@ class RouteCapture(FittedModule):
 
 
 def replayed(replay: RouterReplay | None, route: Callable[[Tensor | None], tuple[Tensor, Tensor]]) -> Any:
-    """Return ``route(ids)``, weights and ids, with the replayed ids; let ``replay`` record them."""
+    """Return weights and ids of ``route``, called with the ids to replay or None; ``replay`` may record its choice."""
     if replay is None:
         return route(None)
     weights, ids = route(replay.next_ids())

@@ -41,16 +41,16 @@ def topk_routing_with_score_function(
         use_pre_softmax: softmax over all logits; the k largest are the weights. False: the k largest logits, softmax
             over these.
         num_groups, group_topk: as in `group_limited_topk`.
-        scaling_factor: factor of the weights; None and 0: none.
+        scaling_factor: factor of the weights; None and 0: no factor.
         score_function: "softmax", "sigmoid" or "sqrtsoftplus" (the square root of softplus). Weights of the last two
             are divided by their sum + 1e-20 if k is more than 1.
         expert_bias: ``(E,)``, added to the scores for the choice only; ignored with softmax.
         fused: ignored, there is one implementation.
-        router_replay: a `RouterReplay`, or an object with its ``get_replay_topk(scores, topk, num_groups, group_topk,
-            compute)``, which chooses.
+        router_replay: a `RouterReplay`, or an object whose ``get_replay_topk(scores, topk, num_groups, group_topk,
+            compute)`` returns scores and ids of the choice. None: no replay.
         dense_output: see Returns.
-        precomputed_indices: ``(T, k)`` int16, int32 or int64: experts that replace the choice; -1 is none
-            (`ascend_moe.routers.replay`).
+        precomputed_indices: ``(T, k)`` int16, int32 or int64: experts that replace the choice, also router_replay's;
+            -1 is no expert (`ascend_moe.routers.replay`).
 
     Returns:
         probabilities ``(T, E)`` of the logits' type, 0 where not chosen, and the map ``(T, E)`` bool; with
@@ -130,7 +130,7 @@ def sinkhorn_routing(
         logits: ``(T, E)`` float.
         topk: k, experts per token.
         balance: False: choose by the weights, as outside of training.
-        mask: ``(T,)`` bool, True for active tokens; the others do not affect the choice of these. None: all.
+        mask: ``(T,)`` bool, True for active tokens; the others do not affect their choice. None: all are active.
 
     Returns:
         probabilities ``(T, E)`` of the logits' type, 0 where not chosen, and the map ``(T, E)`` bool.
@@ -164,7 +164,7 @@ def _weights_of(scores: torch.Tensor, ids: torch.Tensor, late: bool, divide: boo
 
 
 def check_logits(logits: torch.Tensor, topk: int, score_function: str) -> None:
-    """Raise unless logits are ``(T, E)``, k is 1 to E, and the score function is known."""
+    """Raise ArgumentError unless logits are ``(T, E)``, topk is 1 to E, and score_function in SCORE_FUNCTIONS."""
     need_dims("logits", logits, 2)
     need_one_of("score_function", score_function, SCORE_FUNCTIONS)
     experts = logits.shape[1]
@@ -273,7 +273,7 @@ def apply_router_token_dropping(
         router_topk: k.
         capacity_factor: as in `get_capacity`.
         drop_policy: keep the C tokens with the highest probabilities ("probs"), or the first C tokens ("position").
-        pad_to_capacity: fill up experts with fewer rows with rows of other active tokens, with probability 0, up to C.
+        pad_to_capacity: fill up each expert to C rows with other active tokens, with their routing_probs (usually 0).
         mask: ``(T,)`` bool, True for active tokens. The others are removed.
 
     Returns:
