@@ -85,8 +85,8 @@ def grouped_mlp(
             bits, which the NPU needs.
         output_dtype: W8A8: None uses w_down_scale's dtype if that is bf16 or fp16, else bf16.
             Unquantized: None or expand_x's dtype.
-        topk_scales: ``(A,)`` or ``(A, 1)``, a weight for each row of the result (for routing weights that
-            combine does not apply).
+        topk_scales: ``(A,)`` or ``(A, 1)``, a factor for each row of the result, but not for down_bias in it (routing
+            weights that combine does not apply).
         out: ``(A, H)`` of the result's dtype: the last product is written into it; rows after the last expert's are
             unchanged. Not under autograd. combine sends a tensor of `ascend_moe.window_empty` without a copy.
         swiglu_limit: above 0: clamp the gate at this value before silu, and up at plus and minus it. 0: no limit.
@@ -94,7 +94,8 @@ def grouped_mlp(
         activation: a name of `ascend_moe.experts.activations`, or an `Activation` with its numbers.
         gate_up_bias, down_bias: ``(L, 2I)`` and ``(L, H)``, added to the two products; unquantized only. W4A8 needs
             both, fp32: the third result of `quantize_weight_int4`.
-        operators: namespace with npu_grouped_matmul, npu_swiglu and npu_dequant_swiglu_quant; None: this package's.
+        operators: namespace with npu_grouped_matmul, npu_swiglu, npu_dequant_swiglu_quant and for W4A8
+            npu_dynamic_quant; None: this package's.
 
     Returns:
         ``(A, H)``, rows as in expand_x; ``out`` if passed. Rows after the last expert's are zero here and
@@ -190,7 +191,7 @@ def _scale_list(scales: torch.Tensor, weights: list[torch.Tensor]) -> list[torch
 
 
 def whole_shape(weights: Weights, argument: str) -> tuple[int, ...]:
-    """Return the shape of all experts' weights as one tensor; int4 packed in int32 counts in numbers."""
+    """Return (L, rows, columns) of ``weights``, unpacked; raise ArgumentError about ``argument`` if shapes differ."""
     if isinstance(weights, torch.Tensor):
         return logical_shape(weights)
     first = logical_shape(weights[0])
@@ -218,7 +219,8 @@ def _check_shapes(
     need(fits, "w_down", rule + ("2I" if gated else "I") + "), L at least 1", down, gate_up)
     for name, value in per_row.items():
         count = expand_x.shape[0] if value is None else value.numel()
-        need(count == expand_x.shape[0], name, "has {} values for {} rows of expand_x", count, expand_x.shape[0])
+        rule = "has {} values; pass one for each of the {} rows of expand_x"
+        need(count == expand_x.shape[0], name, rule, count, expand_x.shape[0])
     return local_experts
 
 
@@ -233,7 +235,8 @@ def _biases(
     given: list[dict[str, Any]] = []
     for name, bias, weights in (("gate_up_bias", gate_up_bias, w_gate_up), ("down_bias", down_bias, w_down)):
         int4 = _weight_list(weights)[0].dtype == torch.int32
-        need(bias is not None or not int4, name, "is missing; int4 weights need it (quantize_weight_int4)")
+        rule = "is missing; int4 weights need it: pass the third result of quantize_weight_int4"
+        need(bias is not None or not int4, name, rule)
         if bias is not None:
             need(int4 or expand_x.dtype != torch.int8, name, "is given; W8A8 does not support a bias: leave it out")
             count, _, width = whole_shape(weights, name)

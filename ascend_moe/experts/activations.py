@@ -43,17 +43,17 @@ def situ(x: Tensor, *, beta: float = 1.0) -> Tensor:
 
 
 def situglu(gate: Tensor, up: Tensor, *, beta: float = 1.0, linear_beta: float = 0.0) -> Tensor:
-    """Return ``situ(gate, beta) * linear_beta * tanh(up / linear_beta)`` as in Kimi-K3, ``(..., I)``; 0: times up."""
+    """Return ``situ(gate, beta) * linear_beta * tanh(up / linear_beta)`` (Kimi-K3; linear_beta 0: up), ``(..., I)``."""
     return situ(gate, beta=beta) * (linear_beta * torch.tanh(up / linear_beta) if linear_beta else up)
 
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return ``gelu(gate) * up``, ``(..., I)``, by the error function."""
+    """Return ``gelu(gate) * up``, ``(..., I)``, with the exact gelu (error function)."""
     return gelu(gate) * up
 
 
 def geglu_tanh(gate: Tensor, up: Tensor) -> Tensor:
-    """Return ``gelu(gate) * up``, ``(..., I)``, gelu by tanh."""
+    """Return ``gelu(gate) * up``, ``(..., I)``, with gelu's tanh approximation."""
     return gelu(gate, approximate="tanh") * up
 
 
@@ -125,26 +125,26 @@ class Activation:
 
     @classmethod
     def of(cls, given: str | Activation, **numbers: float | None) -> Activation:
-        """Return ``given``, or the activation of this name with the numbers that are not None."""
+        """Return ``given`` (then numbers are ignored), or the activation of this name with the numbers not None."""
         if isinstance(given, Activation):
             return given
         return cls(given, {name: value for name, value in numbers.items() if value is not None})
 
     @property
     def gated(self) -> bool:
-        """Whether it takes gate and up, 2I columns; else I."""
+        """Whether the activation takes gate and up (2I columns in all), not one input of I columns."""
         return _GATED[self.name]
 
     def has(self, number: str) -> bool:
-        """Return whether ``number`` is the name of one of its numbers."""
+        """Return whether the activation has a parameter named ``number``, such as "limit"."""
         return number in NUMBERS[self.name]
 
     def number(self, name: str) -> float:
-        """Return the number with this ``name``, passed or default."""
+        """Return the value of the activation's parameter ``name``: as passed, or its default."""
         return self.numbers.get(name, NUMBERS[self.name][name])
 
     def inner(self, width: int) -> int:
-        """Return I for a first product of ``width`` columns."""
+        """Return I, the width of the result, for an input of ``width`` columns."""
         return width // 2 if self.gated else width
 
     def values(self, x: Tensor) -> Tensor:

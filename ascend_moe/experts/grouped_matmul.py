@@ -57,10 +57,10 @@ class _Weights(NamedTuple):
 
 
 def has_products_for_gradients(given: dict[str, Any]) -> bool:
-    """Return whether a call wants gradients that can be computed as grouped products too.
+    """Return whether a call of `npu_grouped_matmul` needs gradients that are grouped products too.
 
-    They exist for floats, one x cut by a group_list tensor of sums or counts, and one output. ``given``: the arguments
-    by name.
+    True only for unquantized floats, one x cut by a group_list tensor of sums or counts, and one output. ``given``:
+    the arguments by name.
     """
     x, weight, bias = (given[name] for name in ("x", "weight", "bias"))
     if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in (*x, *weight, *(bias or ()))):
@@ -73,7 +73,7 @@ def has_products_for_gradients(given: dict[str, Any]) -> bool:
 
 
 def multiply_with_gradient(multiply: Callable[..., Any], given: dict[str, Any]) -> list[torch.Tensor]:
-    """Run ``multiply`` for a call for which `has_products_for_gradients` is True, with its gradients."""
+    """Run the grouped matmul ``multiply`` with gradients; `has_products_for_gradients` must be True for ``given``."""
     weight, bias = given["weight"], given["bias"] or ()
     return [_Product.apply(multiply, given, len(weight), given["x"][0], *weight, *bias)]  # type: ignore[no-untyped-call]
 
@@ -289,7 +289,7 @@ def _products_of_columns(
         single = len(tensors) == 1 and tensors[0].dim() == 2
         need(single, name, "has shapes {}; group_type 2 takes one matrix", _shapes(tensors))
     if group_list is None:
-        raise ArgumentError("group_list is None; group_type 2 needs it", argument="group_list")
+        raise ArgumentError("group_list is None; group_type 2 needs it: pass sums or counts", argument="group_list")
     (left,), (right,) = x, weight
     dtype = _check_dtypes(x, _Weights([right], None, None), None, resolve_dtype(output_dtype, "output_dtype"))
     need(dtype in _FLOATS, "x", "is {}; group_type 2 takes bf16, fp16 or fp32", left.dtype)
@@ -323,7 +323,7 @@ def _narrow(
     rule = "needs x of {} and weights of int32 (eight int4 each)" + ("" if integer else " or int8") + ", not {}"
     need(fits, named, rule, x.dtype, kinds)
     need(bool(scales[wanted]), wanted, "is missing; {} weights with x of {} need it", kinds, x.dtype)
-    need(integer or not per_token_scale, "per_token_scale", "needs int8 x; x is {}", x.dtype)
+    need(integer or not per_token_scale, "per_token_scale", "needs int8 x; x is {}: leave it out", x.dtype)
     matrices: list[Matrix] = [Int4Matrix(w, x.shape[-1]) for w in weight] if int4 else list(weight)
     if integer:
         need(bool(per_token_scale), "per_token_scale", "is missing; int8 rows and int4 weights need it")
@@ -377,8 +377,8 @@ def _check_dtypes(
             argument="weight",
         )
     name = "per_token_scale" if scale is None else "scale"
-    need(integer or not (scale or per_token_scale), name, "needs int8 x; x is {}", dtype)
-    need(scale is not None or not per_token_scale, "per_token_scale", "needs scale too")
+    need(integer or not (scale or per_token_scale), name, "needs int8 x; x is {}: leave it out", dtype)
+    need(scale is not None or not per_token_scale, "per_token_scale", "needs scale too: pass the weights' scales")
     if scale is not None:
         rule = "is {}; off the NPU it must be fp32, bf16 or fp16 "
         rule += "(packed 64-bit scales are NPU-only)"
@@ -391,7 +391,7 @@ def _check_dtypes(
         return dtype
     allowed = (dtype,) if not integer else (torch.int32,) if scale is None else _DEQUANTIZED
     if output_dtype not in allowed:
-        gives = f"{dtype} x {'without' if scale is None else 'with'} scale gives {', '.join(map(str, allowed))}"
+        gives = f"{dtype} x {'without' if scale is None else 'with'} scale supports {', '.join(map(str, allowed))}"
         need(False, "output_dtype", "is {}; {}", output_dtype, gives)
     return output_dtype or dtype
 

@@ -37,7 +37,7 @@ def read_groups(
     Args:
         group_list: ``(experts,)`` running sums or counts, or ``(n, 2)`` pairs (expert, count).
         group_list_type: 0, 1 or 2 for those forms.
-        experts: number of weights.
+        experts: number of experts.
         rows: rows of the matrix; the list may cover fewer.
         argument: name of the list in errors.
 
@@ -91,7 +91,7 @@ def _values(group_list: torch.Tensor) -> list[Any]:
 
 
 def as_counts(group_list: torch.Tensor, group_list_type: int) -> torch.Tensor:
-    """Return counts per expert, ``(L,)``, computed on the list's device without reading it on the host."""
+    """Return the counts per expert of ``(L,)`` counts or running sums, on their device; the host reads nothing."""
     rule = "is {}; the expert MLP supports 0 (running sums) and 1 (counts), like "
     rule += "expert_token_nums_type"
     need(group_list_type in (CUMSUM, COUNTS), "group_list_type", rule, group_list_type)

@@ -21,8 +21,7 @@ MOST = 7
 def pack_int4(codes: torch.Tensor) -> torch.Tensor:
     """Pack int8 codes ``(..., N)`` of -8..7 into int32 ``(..., N / 8)``, the first of eight in the lowest bits.
 
-    Raises:
-        ArgumentError: codes are not int8, N is no multiple of 8, or a code is out of range.
+    Raises ArgumentError if codes are not int8, N is no multiple of 8, or a code is out of range.
 
     Source: torch_npu ``npu_convert_weight_to_int4pack`` and ``npu_quantize`` with quint4x2.
     """
@@ -39,8 +38,7 @@ def pack_int4(codes: torch.Tensor) -> torch.Tensor:
 def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
     """Return the int8 codes ``(..., N)`` packed in int32 ``(..., N / 8)``, or in int8 or uint8 bytes ``(..., N / 2)``.
 
-    Raises:
-        ArgumentError: packed has another dtype.
+    Raises ArgumentError if packed has another dtype.
     """
     need_dtype("packed", packed, torch.int32, torch.int8, torch.uint8)
     both = packed.contiguous().view(torch.uint8)
@@ -57,7 +55,7 @@ def quantize_weight_int4(weight: torch.Tensor, group_size: int = 0) -> tuple[tor
         group_size: rows of K that share a scale, a divisor of K; 0: all.
 
     Returns:
-        int32 ``(..., K, N / 8)``, fp32 scale ``(..., G, N)``, and fp32 ``(..., N)``: `correction_of` both.
+        int32 ``(..., K, N / 8)``, fp32 scale ``(..., G, N)``, and the bias of the product, fp32 ``(..., N)``.
 
     Raises:
         ArgumentError: weight is not a float matrix or a stack of them, or a size does not divide.
@@ -74,9 +72,9 @@ def quantize_weight_int4(weight: torch.Tensor, group_size: int = 0) -> tuple[tor
 
 
 def correction_of(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return W4A8's bias, fp32 ``(..., N)``: ``8 * sum(code * scale)`` over K of int8 ``(..., K, N)``, ``(..., G, N)``.
+    """Return a W4A8 product's bias, fp32 ``(..., N)``: ``8 * sum(code * scale)`` over K, for G groups of K's rows.
 
-    torch_npu's int4 product uses x - 8: the low half of a row's byte as a signed int4.
+    codes int8 ``(..., K, N)``, scale ``(..., G, N)``. torch_npu's product uses x - 8, so that the bias cancels the 8.
     """
     groups = codes.reshape(*codes.shape[:-2], scale.shape[-2], -1, codes.shape[-1])
     sums = groups.sum(-2, dtype=torch.int32)
@@ -89,7 +87,7 @@ def bits_of(scale: torch.Tensor) -> torch.Tensor:
 
 
 def logical_shape(weight: torch.Tensor) -> tuple[int, ...]:
-    """Return a weight's shape in numbers, not in words of eight int4."""
+    """Return a weight's shape with columns counted in numbers: an int32 contains eight int4."""
     *rows, width = weight.shape
     return (*rows, width * (IN_WORD if weight.dtype == torch.int32 else 1))
 
@@ -100,9 +98,9 @@ def words_of(packed: torch.Tensor) -> torch.Tensor:
 
 
 class Int4Matrix:
-    """One expert's weight ``(K, N)`` of int4 packed in int32 words, unpacked only for multiplication.
+    """One expert's weight ``(K, N)`` of int4, packed in the int32 tensor ``words`` until `codes` unpacks it.
 
-    The words are along N; those of a transposed weight (``(N, K / 8)`` in memory) are along K.
+    ``rows`` is K. ``words`` is ``(K, N / 8)``, packed along N, or the transpose of ``(N, K / 8)``, packed along K.
     """
 
     dtype = torch.int32
@@ -130,10 +128,10 @@ def codes_of(weight: Matrix) -> torch.Tensor:
 def scales_of_groups(
     tensors: Sequence[torch.Tensor] | None, weights: Sequence[Matrix], argument: str
 ) -> list[torch.Tensor] | None:
-    """Return a ``(G, N)`` fp32 tensor for each expert, whose K rows are G groups with one scale each.
+    """Return the scales of each expert, fp32 ``(G, N)``: one per column for each of G groups of its K rows.
 
     ``tensors``: one ``(E, N)`` or ``(E, G, N)``, or E of ``(N,)`` or ``(G, N)``; floats, or int64 and uint64 whose low
-    half is an fp32. Returns None for None or an empty list.
+    half is an fp32. Returns None for None or an empty list. Raises ArgumentError about ``argument`` for other shapes.
     """
     if not tensors:
         return None

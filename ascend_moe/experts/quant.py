@@ -93,7 +93,7 @@ def npu_dynamic_quant(
 
 
 def check_int8(dst_type: torch.dtype | int | None) -> None:
-    """Raise unless ``dst_type`` is None or int8."""
+    """Raise ArgumentError unless ``dst_type`` is None or int8, as torch's dtype or torch_npu's number."""
     dtype = resolve_dtype(dst_type, "dst_type")
     need(dtype in (None, torch.int8), "dst_type", "is {}; off the NPU only int8 is supported", dtype)
 
@@ -276,7 +276,7 @@ def dequant_activate_quant(
     group_index: torch.Tensor,
     activation: Activation,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run `npu_dequant_swiglu_quant` on int32 rows, quant_mode dynamic, with any activation; plain torch."""
+    """Compute `npu_dequant_swiglu_quant` of 2-D int32 ``sums``, quant_mode dynamic, with any activation, in torch."""
     rows, width = sums.shape
     total, groups = _groups_of(sums, rows, group_index)
     values = sums[:total].float() * groups.spread(weight_scale, width, "weight_scale")
@@ -413,7 +413,7 @@ def cast_fp8(x: torch.Tensor, round_scale: bool = False) -> tuple[torch.Tensor, 
 
 
 def ue8m0(scales: torch.Tensor) -> torch.Tensor:
-    """Return the exponents of float32 powers of two as uint8 of the same shape; 2**e is e + 127."""
+    """Return the exponents of float32 powers of two as uint8 of the same shape; 2**e is stored as e + 127."""
     return (scales.contiguous().view(torch.int32) >> 23).to(torch.uint8)
 
 
@@ -432,6 +432,6 @@ def cast_fp8_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def scaled(rows: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return ``rows * (1 / scale)`` in float32, rounded to dtype; fp8 saturates at +-448."""
+    """Return ``rows * (1 / scale)`` in float32, rounded to dtype; fp8 saturates at +-448. scale ``(n,)``; None: 1."""
     value = rows.float() if scale is None else rows.float() * (1.0 / scale)[:, None]
     return value.clamp(-FP8_MAX, FP8_MAX).to(dtype) if dtype == FP8 else value.to(dtype)

@@ -25,11 +25,11 @@ _RULE = (
 
 
 class RankExperts(nn.Module):
-    """A module with parameters and buffers of this rank's experts, by name.
+    """Base class of modules with parameters of this rank's experts, which DDP and FSDP must not mix between ranks.
 
-    These parameters have ``allreduce = False``, which Megatron-LM's DDP reads. ``held`` names the experts, "" if the
-    module does not know them. Wrapping raises ArgumentError on every rank of a group if ``held`` differs, except that a
-    DDP over ranks that all differ excludes the experts.
+    The parameters have ``allreduce = False``, which Megatron-LM's DDP reads. ``held`` names the experts, "" if the
+    module does not know them. Wrapping in DDP or FSDP raises ArgumentError on every rank of a group if ``held`` differs
+    between ranks or is ""; but a DDP over ranks of which no two have the same ``held`` excludes the experts instead.
     """
 
     _expert_parameters: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class RankExperts(nn.Module):
         super().__setattr__(name, value)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """As in nn.Module. Raises ArgumentError for a DTensor over ranks with other experts."""
+        """Register a parameter as nn.Module does. Raises ArgumentError for a DTensor over ranks with other experts."""
         super().register_parameter(name, param)
         if name in self._expert_parameters and param is not None:
             self._mark_experts()
@@ -77,7 +77,7 @@ class RankExperts(nn.Module):
 
 
 def held_text(experts: list[int], total: int) -> str:
-    """Return "experts 0..3 of 8", or a list if they are not contiguous."""
+    """Return the ids ``experts`` of ``total`` as text: "experts 0..3 of 8", or "experts 0, 2 of 8"."""
     first, last = experts[0], experts[-1]
     span = f"{first}..{last}" if experts == list(range(first, last + 1)) else ", ".join(map(str, experts))
     return f"experts {span} of {total}"

@@ -61,7 +61,7 @@ class Codes(_Guarded, nn.Parameter):
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """Return the same memory without guard and gradient, for operators and compilers."""
+    """Return a tensor without gradient on the memory of ``tensor``, without the checks of `Codes`, for operators."""
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.detach()
 
@@ -102,7 +102,7 @@ def _guarded(made: Any, own: Any) -> Any:
 
 
 def keep_codes(module: nn.Module, *names: str) -> None:
-    """Convert parameters back to `Codes` after torch has replaced them by plain ones."""
+    """Convert the module's parameters ``names`` back to `Codes` where torch has replaced them by plain parameters."""
     for name in names:
         parameter = getattr(module, name)
         if not isinstance(parameter, Codes):
@@ -153,8 +153,8 @@ def quantize_for(state_dict: dict[str, Any], name: str, dtype: torch.dtype, own:
 class ScaleWatch:
     """Detects scales, and int4 corrections, that were written in place without their codes.
 
-    Codes count as written if another tensor has replaced them. Values are compared when a version counter has changed,
-    since DDP writes equal scales before each forward.
+    Codes count as written if their tensor or its version counter has changed. The scales' values are compared when a
+    counter has changed, since DDP writes equal scales before each forward. ``names``: parameters of codes.
     """
 
     def __init__(self, *names: str) -> None:
