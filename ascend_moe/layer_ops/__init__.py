@@ -89,7 +89,7 @@ def dispatch_ffn_combine(
     Returns:
         out, expert_token_nums. Meta tensors are returned unchanged.
 
-    Collective. Differentiable like its three calls.
+    Collective. Differentiable like dispatch, `grouped_mlp` and combine.
 
     Raises:
         ArgumentError: invalid arguments of this rank; nothing was sent.
@@ -129,9 +129,9 @@ def dispatch_ffn_combine(
 
 @dataclass
 class SymmBuffer:
-    """The agreement of the ranks for `mega_moe`, created by get_symm_buffer_for_mega_moe.
+    """Sizes and modes of `mega_moe` calls that the ranks agreed on in get_symm_buffer_for_mega_moe, which creates it.
 
-    It has no memory of its own: the windows are the group's.
+    It has no memory of its own: the calls use the group's windows.
 
     Attributes:
         group, num_experts, num_max_tokens_per_rank, num_topk, hidden, intermediate_hidden, max_recv_token_num,
@@ -161,7 +161,7 @@ class SymmBuffer:
         return self.num_experts // self.ep_world_size
 
     def dispatcher(self) -> MC2Dispatcher:
-        """Return the dispatcher that transports the rows."""
+        """Return a new `MC2Dispatcher` for the group, with this comm_alg."""
         place = (self.group_name, self.ep_world_size, self.ep_rank_id)
         return MC2Dispatcher(*place, self.num_experts, comm_alg=self.comm_alg)
 
@@ -289,7 +289,7 @@ def mega_moe(
     Returns:
         y (T, H) bf16; expert_token_nums (L,) int32, the rows of each local expert.
 
-    Collective. Differentiable like its three calls.
+    Collective. Differentiable like dispatch, `grouped_mlp` and combine.
 
     Raises:
         ArgumentError: invalid arguments of this rank; nothing was sent.
@@ -346,7 +346,7 @@ def _activation_of(name: str, clamp: float | None, beta: float | None, linear_be
         need(clamp > 0, "activation_clamp", "is {}; it must be above 0, or None", clamp)
     limit = clamp if clamp is not None and clamp < math.inf else None
     act = Activation.of(name, limit=limit, beta=beta, linear_beta=linear_beta)
-    need(act.gated, "activation", "is {!r}, which has no gate; l1_weights contain gate and up", name)
+    need(act.gated, "activation", "is {!r}, which has no gate; l1_weights contain gate and up: pass a gated one", name)
     return act
 
 
@@ -354,7 +354,8 @@ def _check_fits_buffer(buffer: SymmBuffer, x: Tensor, ids: Tensor, experts: Expe
     """Check a call against the buffer, whose quantization vllm-ascend sets before each call."""
     check_quantization(buffer.dispatch_quant_mode, buffer.dispatch_quant_out_dtype, buffer.combine_quant_mode)
     most, topk, quant = buffer.num_max_tokens_per_rank, buffer.num_topk, buffer.dispatch_quant_mode
-    need(len(x) <= most, "x", "has {} tokens; the buffer is for {} at most (num_max_tokens_per_rank)", len(x), most)
+    rule = "has {} tokens; the buffer is for {} at most: create one with a larger num_max_tokens_per_rank"
+    need(len(x) <= most, "x", rule, len(x), most)
     need(experts.hidden == buffer.hidden, "x", "has H {}; the buffer is for hidden {}", experts.hidden, buffer.hidden)
     need(ids.shape[1] == topk, "topk_ids", "has K {}; the buffer is for num_topk {}", ids.shape[1], topk)
     rule = "has {} experts; the buffer is for {} a rank"

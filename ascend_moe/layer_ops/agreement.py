@@ -23,7 +23,7 @@ _TEXT_BYTES = 1024
 
 
 def agree(values: dict[str, Any], place: Place, device: torch.device) -> None:
-    """Raise ConfigMismatch on every rank if a value differs between ranks."""
+    """Raise ConfigMismatch on every rank if a value's repr (64 characters) differs between ranks. Collective."""
     text = json.dumps({field: repr(value)[:64] for field, value in values.items()})
     words = torch.frombuffer(bytearray(text.encode().ljust(_TEXT_BYTES)), dtype=torch.int32)
     everyone = gather_words(words, place, device).contiguous()
@@ -49,7 +49,7 @@ class Limit:
     rows: int
 
     def may_be_reached(self, all_tokens: int, tokens: Tokens, experts: Experts) -> bool:
-        """Return whether this many tokens of all ranks could bring more rows to one rank."""
+        """Return whether ``all_tokens`` tokens of all ranks together could send one rank more than ``rows`` rows."""
         return 0 < self.rows < all_tokens * min(tokens.ids.shape[1], experts.count)
 
 
@@ -57,8 +57,8 @@ _HEAD = ("tokens", "limit", "K", "experts a rank")
 
 
 def gather_loads(dispatcher: MC2Dispatcher, tokens: Tokens, experts: Experts, limit: Limit) -> Tensor:
-    """Return (W, 4 + W): for every rank `_HEAD`, and the number of rows that it sends to each rank."""
-    rule = "of {} can be exceeded, so the host has to compare counts, which a graph cannot record: raise it"
+    """Return (W, 4 + W): each rank's tokens, limit, K and L, and the rows that it sends to each rank. Collective."""
+    rule = "of {} can be exceeded, so the host must compare counts, which a graph cannot record: pass a larger one"
     need(not (on_npu(tokens.x) and capturing()), limit.name, rule, limit.rows)
     ids = tokens.ids.cpu()
     active = active_pairs(ids, None if tokens.mask is None else tokens.mask.cpu())
@@ -70,7 +70,11 @@ def gather_loads(dispatcher: MC2Dispatcher, tokens: Tokens, experts: Experts, li
 
 
 def judge(table: Tensor, limit: Limit, rank: int) -> int:
-    """Return global_bs for these batches, or raise; equally on all ranks, which have the same table."""
+    """Return global_bs for the batches in ``table``, from `gather_loads`; 0 if all batches are equal.
+
+    Raises ConfigMismatch if limit, K or L differ, RoutingOverflow if a rank would receive more rows than the limit:
+    on every rank, since all have the same table.
+    """
     head = table[:, : len(_HEAD)].tolist()
     names = {"limit": limit.name, "K": "K", "experts a rank": "experts a rank"}
     rows = [dict(zip(_HEAD, values, strict=True)) for values in head]

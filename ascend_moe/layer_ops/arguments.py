@@ -31,7 +31,7 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Experts:
-    """Weights in the form of `grouped_mlp`, L = count experts of width 2 * F; biases belong to int4 weights."""
+    """Weights in the form of `grouped_mlp`: L = ``count``, H = ``hidden``, 2F = ``double``; biases for int4 only."""
 
     gate_up: Tensor | list[Tensor]
     down: Tensor | list[Tensor]
@@ -45,7 +45,7 @@ class Experts:
 
     @property
     def quant_mode(self) -> int:
-        """Dispatch's quant_mode."""
+        """The quant_mode to pass to dispatch: 0, or 2 (int8 rows) for int8 and int4 weights."""
         return 0 if self.gate_up_scale is None else INT8
 
 
@@ -68,9 +68,10 @@ def tensors_of(name: str, value: TensorList | None) -> list[Tensor]:
 
 
 def experts_of(x: Tensor, given: dict[str, TensorList | None], int4_bytes: bool = False) -> Experts:
-    """Return weights, scales and biases, ``given`` in this order by their names in the call.
+    """Return the weights of a call as `Experts`. Raises ArgumentError for shapes or dtypes that do not fit.
 
-    int32 weights are int4 packed by eight; int8 and uint8 ones are int4 packed by two if ``int4_bytes``.
+    ``given``: by argument name, the weights of the first and the second product, their two scales, and their two biases
+    if the call has them. int32 weights are int4 packed by eight; with ``int4_bytes`` int8 and uint8 are int4 by two.
     """
     need_dims("x", x, 2, dtypes=ROW_DTYPES)
     names = list(given)
@@ -202,7 +203,10 @@ def _int4_bias(name: str, tensors: list[Tensor], width: int, count: int, x: Tens
 def check_tokens(
     x: Tensor, ids: tuple[str, Tensor], weights: tuple[str, Tensor], mask: Tensor | None, hidden: int
 ) -> Tensor | None:
-    """Check the tokens' tensors; return the mask as bool."""
+    """Return the mask as bool, or None; raise ArgumentError unless x (T, H), ids, weights (T, K) and mask fit.
+
+    ``ids`` and ``weights`` are (argument name, tensor); ``hidden`` is H.
+    """
     need_shape("x", x, (x.shape[0], hidden))
     need_dims(ids[0], ids[1], 2, dtypes=(torch.int32,))
     need_shape(*ids, (x.shape[0], ids[1].shape[1]))

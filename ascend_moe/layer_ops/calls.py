@@ -25,10 +25,11 @@ def dispatch(dispatcher: MC2Dispatcher, tokens: Tokens, experts: Experts, global
 
 
 def dispatch_any_batches(dispatcher: MC2Dispatcher, tokens: Tokens, experts: Experts, limit: Limit) -> Dispatched:
-    """Dispatch with unknown batches of the other ranks: first assume that they are equal, which the op checks.
+    """Dispatch without knowing the batch sizes of the other ranks; at most ``limit`` rows may go to a rank.
 
-    Ranks with different batches all get ConfigMismatch from the first op, whatever they assumed. On the CPU they then
-    exchange their batches. (On an NPU the error comes later, and is the caller's.)
+    If the limit could be exceeded, the ranks first exchange their counts. Otherwise they dispatch as if all batches
+    were equal. If they are not, dispatch raises ConfigMismatch on every rank: on the CPU the ranks then exchange their
+    batch sizes and dispatch again; on an NPU the error comes later, and is the caller's.
     """
 
     def exchange() -> Tensor:
@@ -61,7 +62,7 @@ def finish(
     activation: Activation = _SWIGLU,
     shared_rows: Tensor | None = None,
 ) -> Tensor:
-    """Run the MLP of the local experts, and combine."""
+    """Run the MLP of the local experts on the rows of ``sent``, and combine; return (T, H)."""
     x = tokens.x
     leaves = (*tensors_of("", experts.gate_up), *tensors_of("", experts.down), sent.expand_x, sent.dynamic_scales)
     # Not with autograd. Writes only received rows, not all that could arrive.
@@ -96,7 +97,7 @@ def _mlp(
 
 
 def run_shared(tokens: Tokens, shared: Experts, activation: Activation) -> Tensor:
-    """Return (T, H): the sum of the shared experts' rows, in fp32 if there are several, rounded once."""
+    """Run the shared experts on this rank's tokens; return the sum of their rows (T, H), in fp32 until rounded once."""
     x = tokens.x
     if tokens.mask is not None:  # NaN of inactive tokens must not reach the gradients
         active = tokens.mask if tokens.mask.dim() == 1 else tokens.mask.any(1)

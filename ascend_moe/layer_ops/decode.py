@@ -34,21 +34,21 @@ def dispatch_gmm_combine_decode(
 ) -> tuple[Tensor, Tensor]:
     """Route tokens to their experts, run the experts, and return the weighted sums of their rows.
 
-    As `ascend_moe.layer_ops.dispatch_ffn_combine`, without limits. The arguments of vllm-ascend's Python are known, its
-    kernel's arithmetic is not, so the results are those of the three calls.
+    As `ascend_moe.layer_ops.dispatch_ffn_combine`, without limits. The arguments are those of vllm-ascend; its kernel's
+    arithmetic is not published, so the results are those of dispatch, `grouped_mlp` and combine.
 
     Args:
         x: (T, H). expert_ids: (T, K) int32. expert_scales: (T, K) fp32, the weight of each expert's row.
-        gmm1_permuted_weight, gmm2_weight: as weight1 and weight2 there. Gate left and up right: vllm-ascend does not
-            permute them.
-        gmm1_permuted_weight_scale, gmm2_weight_scale: as scale1 and scale2 there.
+        gmm1_permuted_weight, gmm2_weight: as weight1 and weight2 of that call, but not int4. Gate left and up right:
+            vllm-ascend does not permute them.
+        gmm1_permuted_weight_scale, gmm2_weight_scale: as scale1 and scale2 of that call.
         expert_smooth_scales: None, as vllm-ascend passes; other values are not documented.
         x_active_mask: (T,) or (T, K), bool or int8.
         group_ep, ep_rank_size, ep_rank_id: the EP group, and this rank's place in it.
         moe_expert_num: experts of all ranks.
         shared_expert_num: 0 or 1; no effect, because no rank is dedicated to shared experts.
-        shared_expert_rank_num: 0. quant_mode: 0.
-        global_bs: 0 where all ranks have the same T, else the most T times the ranks.
+        shared_expert_rank_num: 0. quant_mode: 0; the weights' dtype decides whether int8 rows are sent.
+        global_bs: 0 if all ranks have the same T, else W times the largest T.
 
     Returns:
         (T, H) of x's dtype; (L,) int64, the rows of each local expert.
@@ -77,8 +77,8 @@ def dispatch_gmm_combine_decode(
     if x.is_meta:
         return torch.empty_like(x), x.new_empty(experts.count, dtype=torch.int64)
     place = Place.of(group_ep, "group_ep")
-    need(ep_rank_size == place.world, "ep_rank_size", "is {}; the group has {} ranks", ep_rank_size, place.world)
-    need(ep_rank_id == place.rank, "ep_rank_id", "is {}; this is rank {} of the group", ep_rank_id, place.rank)
+    need(ep_rank_size == place.world, "ep_rank_size", "is {}; pass {}, the group's size", ep_rank_size, place.world)
+    need(ep_rank_id == place.rank, "ep_rank_id", "is {}; pass {}, this rank of the group", ep_rank_id, place.rank)
     total = experts.count * place.world
     rule = "is {}; it must be {}: {} experts on each of {} ranks"
     need(moe_expert_num == total, "moe_expert_num", rule, moe_expert_num, total, experts.count, place.world)
