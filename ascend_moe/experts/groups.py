@@ -54,7 +54,7 @@ def read_groups(
         for index, count in values:
             # Pairs without rows are padding: their expert is not checked.
             known = count == 0 or 0 <= index < experts
-            need(known, argument, "names expert {}; there are experts 0..{}", index, experts - 1)
+            need(known, argument, "names expert {} for rows; it must be 0..{}", index, experts - 1)
         pairs = [(index, count) for index, count in values]
     else:
         rule = "is {}; it must be 0 (running sums), 1 (counts) or 2 (pairs)"

@@ -84,7 +84,7 @@ def npu_dynamic_quant(
     check_int8(dst_type)
     known = quant_mode in ("pertoken", "pertensor")
     need(known, "quant_mode", "is {!r}; it must be 'pertoken' or 'pertensor'", quant_mode)
-    need(dst_type_max == 0, "dst_type_max", "is {}; int8 takes 0", dst_type_max)
+    need(dst_type_max == 0, "dst_type_max", "is {}; for int8 it must be 0", dst_type_max)
     values = _smooth(input.float(), smooth_scales, group_index)
     if quant_mode == "pertoken":
         return dynamic_quant_rows(values)

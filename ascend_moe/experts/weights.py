@@ -131,7 +131,7 @@ def quantize_for(state_dict: dict[str, Any], name: str, dtype: torch.dtype, own:
         return
     kind = str(codes.dtype).removeprefix("torch.")
     if given.dtype in FLOATS:
-        rule = "is given with {} of {}; only {} codes have scales"
+        rule = "is given with {} of {}; only {} codes have scales: load floats without scales"
         need(not there, (there or beside)[0], rule, name, given.dtype, kind)
         need_shape(name, given, logical_shape(codes))
         if codes.dtype == torch.int8:

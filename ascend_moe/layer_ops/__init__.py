@@ -358,12 +358,12 @@ def _check_fits_buffer(buffer: SymmBuffer, x: Tensor, ids: Tensor, experts: Expe
     need(len(x) <= most, "x", rule, len(x), most)
     need(experts.hidden == buffer.hidden, "x", "has H {}; the buffer is for hidden {}", experts.hidden, buffer.hidden)
     need(ids.shape[1] == topk, "topk_ids", "has K {}; the buffer is for num_topk {}", ids.shape[1], topk)
-    rule = "has {} experts; the buffer is for {} a rank"
+    rule = "has {} experts; the buffer is for {} a rank: create one for this number"
     need(experts.count == buffer.local_experts, "l1_weights", rule, experts.count, buffer.local_experts)
     inner = buffer.intermediate_hidden
     rule = "has width {}; the buffer's intermediate_hidden is {}, which must be this or half of it"
     need(experts.double in (inner, 2 * inner), "l1_weights", rule, experts.double, inner)
-    rule = "has quantization {} by its dtype; the buffer's dispatch_quant_mode is {}"
+    rule = "has quantization {} by its dtype; the buffer's dispatch_quant_mode is {}: make them equal"
     need(experts.quant_mode == quant, "l1_weights", rule, experts.quant_mode, quant)
 
 

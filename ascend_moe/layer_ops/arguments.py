@@ -146,7 +146,7 @@ def check_weight_type(name: str, value: torch.dtype | int | None, weights: Tenso
 def _need_nothing(name: str, tensors: list[Tensor], why: str) -> None:
     """Raise ArgumentError unless the tensors are absent or zeros."""
     nothing = all(tensor.numel() == 0 or tensor.is_meta or not bool(tensor.any()) for tensor in tensors)
-    need(nothing, name, "is not zero: {}", why)
+    need(nothing, name, "is not zero: {}; pass None", why)
 
 
 def _scale(name: str, tensors: list[Tensor], count: int, width: int, x: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def _scale(name: str, tensors: list[Tensor], count: int, width: int, x: Tensor) 
     need_beside(x, name, *tensors)
     for tensor in tensors:
         need_dtype(name, tensor, torch.float32, torch.bfloat16, torch.int64, torch.uint64)
-        need(tensor.dtype == tensors[0].dtype, name, "mixes {} and {}; it must be one", tensors[0].dtype, tensor.dtype)
+        need(tensor.dtype == tensors[0].dtype, name, "mixes {} and {}; pass one dtype", tensors[0].dtype, tensor.dtype)
     floats = [scale_of_bits(tensor).reshape(-1) for tensor in tensors]
     return torch.cat(floats).reshape(count, width) if len(floats) > 1 else floats[0].reshape(count, width)
 
@@ -178,7 +178,7 @@ def _int4_scale(name: str, tensors: list[Tensor], rows: int, width: int, count: 
     need(fits, name, rule, shapes, count, width, width, rows)
     for tensor in each:
         need_dtype(name, tensor, torch.float32, torch.bfloat16, torch.int64, torch.uint64)
-        need(tensor.dtype == each[0].dtype, name, "mixes {} and {}; it must be one", each[0].dtype, tensor.dtype)
+        need(tensor.dtype == each[0].dtype, name, "mixes {} and {}; pass one dtype", each[0].dtype, tensor.dtype)
     scale = torch.stack([scale_of_bits(tensor).reshape(groups[0], width).float() for tensor in each])
     return bits_of(scale) if on_npu(x) else scale
 

@@ -37,7 +37,7 @@ class Groups(NamedTuple):
         """
         if not wanted:
             return cls()
-        rule = "is {} and topk_group {}; use_grouped_topk needs both"
+        rule = "is {} and topk_group {}; use_grouped_topk needs both: pass both numbers"
         need(number is not None and chosen is not None, "num_expert_group", rule, number, chosen)
         return cls(int(number or 0), int(chosen or 0), mode)
 

@@ -146,7 +146,7 @@ def get_tokens_per_expert_and_token_count(
     Source: Megatron-LM ``get_tokens_per_expert_and_token_count``, which assumes equal T.
     """
     need_dims("routing_map", routing_map, 2)
-    rule = "is None; with_padding_mask needs it to derive tokens from rows"
+    rule = "is None; with_padding_mask needs it to derive tokens from rows: pass k, or B * k"
     need(topk is not None or not with_padding_mask, "topk", rule)
     local = routing_map.sum(0)
     rows = local
