@@ -38,7 +38,7 @@ _MOST = {"ranks": 1 << 12, "experts": 1 << 16, "topk": 1 << 10, "hidden": 1 << 2
 
 
 def soc_of(name: str) -> Soc:
-    """Return the SoC of this name; raise ArgumentError for an unknown one."""
+    """Return the SoC ``name``, as "Ascend910_9391"; raise ArgumentError if it is not in `SOCS`."""
     need_one_of("soc", name, SOCS)
     return SOCS[name]
 
@@ -47,21 +47,22 @@ def soc_of(name: str) -> Soc:
 class Request(CallOptions):
     """A configuration of dispatch and combine, equal on all ranks.
 
-    K includes special experts. Const experts have alphas of shape (C, H), which use the most UB.
+    Const experts are planned with alphas of shape (const_expert_num, H), the form that uses the most UB.
 
     Attributes:
-        ranks, experts, topk, hidden, batch: W, E, K, H, maxBS.
-        equal_batches: False: ranks may have fewer tokens than ``batch``, and ``global_bs`` is W * batch.
+        ranks, experts, topk: numbers of ranks W, of routed experts E, and of a token's ids K (special experts' too).
+        hidden, batch: elements of a row H; maxBS, the largest number of tokens of a rank.
+        equal_batches: False: ranks may have fewer tokens than ``batch``, and ``global_bs`` is W * batch. True: it is 0.
         dtype: element type of x: bf16, fp16 or fp32.
-        smooth: dispatch takes smooth scales for its int8 rows.
+        smooth: dispatch takes smooth scales; needs ``quant_mode`` 2.
         weights: dispatch takes expert_scales too and sends them with the rows.
         contract: v1 (npu_moe_distribute_dispatch) or v2 (..._v2).
         soc: name of the SoC.
         cores: AIV cores per rank; 0: all of the SoC.
-        window_mib: current HCCL_BUFFSIZE; 0: unknown.
+        window_mib: current HCCL_BUFFSIZE in MiB; 0: unknown, the largest is assumed.
         ranks_per_server: ranks per server; 0: the SoC's number.
         rdma_flags: as with ASCEND_MOE_RDMA_FLAGS=1: flagged blocks between A2 servers.
-        super_pods: A3 super-pods that the ranks span; more than one is refused.
+        super_pods: A3 super-pods that the ranks span; more than one is a violation.
     """
 
     ranks: int
@@ -92,8 +93,8 @@ class Violation:
     """A limit of the operators that the configuration exceeds.
 
     Attributes:
-        argument: as in the op's signature.
-        message: the rule, with its numbers.
+        argument: name of the op's argument, or ranks_per_server, super_pods or HCCL_BUFFSIZE.
+        message: the value and the rule, with its numbers.
     """
 
     argument: str
@@ -106,9 +107,9 @@ class CannNeed:
 
     Attributes:
         version: name of the version.
-        bytes, mib: window size, and HCCL_BUFFSIZE for it.
-        state_kib: growth of its state window, which is not part of HCCL_BUFFSIZE, in release ``cann_state_since()``.
-        refuses: its reason to refuse the configuration; "" if it accepts it.
+        bytes, mib: window size in bytes, and the smallest HCCL_BUFFSIZE (MiB) that contains it.
+        state_kib: KiB by which its state window, no part of HCCL_BUFFSIZE, has grown in release ``cann_state_since()``.
+        refuses: why this version refuses the configuration; "" if it accepts it.
     """
 
     version: str
@@ -120,7 +121,7 @@ class CannNeed:
 
 @dataclass(frozen=True)
 class UbItem:
-    """One buffer in the UB of a core in one step of an op: the step, the buffer's name, its size."""
+    """One buffer in the UB of a core in one step of an op: the step, the buffer's name, its size in bytes."""
 
     step: str
     name: str
@@ -129,13 +130,13 @@ class UbItem:
 
 @dataclass(frozen=True)
 class OpPlan:
-    """Tiling of one op, by name, and the UB of its steps.
+    """Tiling of one op, and its use of UB, with the request's window, or with the largest if that is too small or 0.
 
     Attributes:
-        tiling: its fields, by name.
+        tiling: fields of the op's tiling structure, by name.
         ub: the buffers of each step.
-        ub_peak, fullest: largest UB of a step, in bytes, and that step.
-        algorithm: the algorithm that comm_alg selects.
+        ub_peak, fullest: largest sum of a step's buffers, in bytes, and the name of that step.
+        algorithm: name of the algorithm that the op runs.
     """
 
     tiling: dict[str, int]
@@ -151,11 +152,11 @@ class WindowFit:
 
     Attributes:
         mib: current HCCL_BUFFSIZE; 0: unknown.
-        algorithms: algorithm of each op with ``mib``, or with the largest window if that is 0; empty: an op is refused.
+        algorithms: op -> algorithm with ``mib``, or with the largest window if ``mib`` is 0; empty: an op is refused.
         least_mib: minimum HCCL_BUFFSIZE for both ops; 0: none is large enough.
-        least: algorithm of each op with it.
+        least: op -> algorithm with ``least_mib``.
         direct_mib: minimum with which both ops run `direct`; 0: `direct` does not support this configuration.
-        preferred: algorithm of each op with the largest window.
+        preferred: op -> algorithm with the largest window.
     """
 
     mib: int
@@ -167,21 +168,21 @@ class WindowFit:
 
     @property
     def ok(self) -> bool:
-        """Whether both ops run."""
+        """Whether both ops run with ``mib``."""
         return bool(self.algorithms)
 
     @property
     def best_mib(self) -> int:
-        """Minimum with which both ops run the same algorithm as with the largest window."""
+        """Recommended HCCL_BUFFSIZE: ``direct_mib`` if both ops prefer `direct`, else ``least_mib``."""
         return self.direct_mib if set(self.preferred.values()) == {"direct"} else self.least_mib
 
     @property
     def fallen_back(self) -> list[str]:
-        """Ops that would run another algorithm with a larger window."""
+        """Ops that run another algorithm with ``mib`` than with the largest window."""
         return [op for op, algorithm in self.algorithms.items() if algorithm != self.preferred[op]]
 
     def needs(self) -> str:
-        """Return a sentence about the minimum window."""
+        """Return a sentence about the minimum HCCL_BUFFSIZE."""
         if not self.least_mib:
             return f"no HCCL_BUFFSIZE up to {MAX_WINDOW_MIB} is enough"
         direct = f"{self.direct_mib} for direct" if self.direct_mib else "direct does not support it"
@@ -190,7 +191,7 @@ class WindowFit:
         return f"HCCL_BUFFSIZE={self.least_mib} is the minimum ({both(self.least)}), {direct}"
 
     def about(self) -> str:
-        """Return a sentence about the current window, or "" if it is unknown."""
+        """Return a sentence on whether ``mib`` is enough, or "" if it is unknown (0)."""
         if not self.mib:
             return ""
         if not self.ok:
@@ -201,7 +202,7 @@ class WindowFit:
 
 
 def both(algorithms: dict[str, str]) -> str:
-    """Describe the algorithms of dispatch and combine."""
+    """Format op -> algorithm as text: "both by direct", or "dispatch by window, combine by direct"."""
     names = set(algorithms.values())
     if len(names) == 1:
         return f"both by {names.pop()}"
@@ -215,12 +216,12 @@ class PlanReport:
     Attributes:
         request, soc, cores: the configuration, its SoC, and the AIV cores per rank.
         window: result of `window_need`.
-        buffsize_mib: recommended HCCL_BUFFSIZE, with which each op runs the algorithm that ``comm_alg`` prefers.
+        buffsize_mib: recommended HCCL_BUFFSIZE: ``fit.best_mib``, or the ``window``'s if ``fit`` is None.
         ub_bytes: UB of a core.
         cann: result of `cann_need`.
-        fit: None if no window is sufficient.
-        ops: empty if the operators would refuse the call.
-        violations: limits that the configuration exceeds.
+        fit: None if the operators refuse it with every window, unless only for a number of ranks that can be planned.
+        ops: op -> its plan; empty if ``fit`` is None.
+        violations: limits that the configuration exceeds, the current window's included.
     """
 
     request: Request
@@ -240,7 +241,7 @@ class PlanReport:
         return not self.violations
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report for JSON."""
+        """Return the fields and ``ok`` as a dict for JSON."""
         return asdict(self) | {"ok": self.ok}
 
 
@@ -249,7 +250,7 @@ def plan(request: Request) -> PlanReport:
     """Compute sizes, tiling and exceeded limits of a ``request``, without a device or a window.
 
     Raises:
-        ArgumentError: a number is too large to compute sizes from, or dtype, contract or soc is unknown.
+        ArgumentError: a number is outside of what can be computed, or dtype, contract, soc or comm_alg is unknown.
         LibraryError: the native library is missing.
     """
     chip = soc_of(request.soc)
@@ -273,16 +274,16 @@ def plan(request: Request) -> PlanReport:
 
 @with_typed_errors
 def require(request: Request) -> None:
-    """Raise ArgumentError with the first broken rule if the operators refuse the ``request``."""
+    """Raise ArgumentError with the first of `plan`'s violations if the ``request`` has any."""
     for violation in plan(request).violations:
         raise ArgumentError(violation.message, argument=violation.argument)
 
 
 def on_servers(ranks: int, comm_alg: str, weights: bool) -> dict[str, Any]:
-    """Return `Request` fields for several servers if ASCEND_MOE_RANKS_PER_SERVER puts ``ranks`` ranks on several.
+    """Return the `Request` fields that differ if ASCEND_MOE_RANKS_PER_SERVER puts ``ranks`` ranks on several servers.
 
     Returns:
-        soc, ranks_per_server, comm_alg and weights, or nothing for one server.
+        soc (an A2), ranks_per_server, and ``comm_alg`` and ``weights`` as given; {} for one server.
     """
     share = ranks_per_server()
     if not 0 < share < ranks:
@@ -291,25 +292,25 @@ def on_servers(ranks: int, comm_alg: str, weights: bool) -> dict[str, Any]:
 
 
 def exported_mib(default: int) -> int:
-    """Return HCCL_BUFFSIZE from the environment, or ``default`` if it is not set."""
+    """Return HCCL_BUFFSIZE from the environment, or ``default`` if not set. Raises ArgumentError if invalid."""
     given = settings.HCCL_BUFFSIZE.text()
     window_data_bytes()
     return int(given) if given else default
 
 
 def limits() -> dict[str, int]:
-    """Return the limits of the operators by name: ranks, slots W*L, experts, K, tokens per rank, H, cores, UB, …"""
+    """Return the operators' maxima by name: ep_world_size, slots (W * L), topk, batch, hidden, ub_bytes, …"""
     return fields_of(_library().am_need_limits)
 
 
 @with_typed_errors
 def window_need(request: Request) -> dict[str, int]:
-    """Return bytes and MiB of window per rank that ``request`` needs, by name: dispatch, combine, both (buffsize_mib).
+    """Return the window per rank that ``request`` needs, by name: dispatch_mib, combine_mib, buffsize_mib (both ops), …
 
-    ``aligned_mib``: the size with which rows of both ops are aligned to 512 bytes; 0: never.
+    ``aligned_mib``: minimum with which the rows of both ops are aligned to 512 bytes; 0: they never are.
 
     Raises:
-        ArgumentError: a number is too large to compute sizes from.
+        ArgumentError: a number is outside of what can be computed, or dtype, contract or soc is unknown.
     """
     _check(request)
     spec = _dispatch(request, request.cores or soc_of(request.soc).aiv, MAX_WINDOW_MIB)
@@ -318,7 +319,7 @@ def window_need(request: Request) -> dict[str, int]:
 
 @with_typed_errors
 def cann_need(request: Request) -> list[CannNeed]:
-    """Return the needs of each version of CANN's own operators for ``request``. Raises as `window_need`."""
+    """Return the window that each version of CANN's own operators needs for ``request``. Raises as `window_need`."""
     _check(request)
     shape = (request.ranks, request.experts, request.batch, request.hidden, request.topk)
     numbers = (c_int64 * 9)(*shape, 0, request.dtype == "fp32", request.equal_batches, request.special.total)
@@ -328,7 +329,7 @@ def cann_need(request: Request) -> list[CannNeed]:
 
 
 def cann_state_since() -> str:
-    """Return the release of CANN's operators since which `CannNeed.state_kib` applies."""
+    """Return the name of the first release of CANN's operators to which `CannNeed.state_kib` applies."""
     return str(library.lib().am_cann_state_since().decode())
 
 
@@ -358,12 +359,12 @@ def call_spec(op: int, request: Request, shapes: calls.NamedShapes, cores: int, 
     """Return the native description of one rank's call.
 
     Args:
-        op: code of dispatch or combine.
+        op: ``OP_DISPATCH`` or ``OP_COMBINE`` of `native.plans`.
         request: the configuration.
-        shapes: shapes of the call's tensors, by name.
+        shapes: (name, dtype, shape) of each of the call's tensors.
         cores: AIV cores of the launch.
-        window_mib: size of the window.
-        rank: the rank.
+        window_mib: MiB of the window that rows may take.
+        rank: number of the calling rank.
     """
     attributes: dict[str, int | None] = dict.fromkeys(calls.attribute_names(), 0)
     attributes |= dict.fromkeys(("y_dtype", "x_dtype", "scales_dtype"), None)
@@ -429,7 +430,7 @@ def describe(op: str, request: Request, comm_alg: str = "") -> Any:
 
 
 def tiling_of(made: calls.Plan) -> dict[str, int]:
-    """Return the tiling fields of a plan that was ``made``, by name."""
+    """Return the tiling fields of the plan ``made``, by name."""
     return fields_of(_library().am_need_tiling, made.handle)
 
 
@@ -455,8 +456,8 @@ def _violations(request: Request, cores: int) -> list[Violation]:
     found: list[Violation] = []
     share, at = _ranks_per_server(request), request
     if soc_of(request.soc).series == "A2" and request.ranks % share:  # the rule of an opening group
-        message = f"ranks_per_server is {share}, it must divide the {request.ranks} ranks: on an A2 every server has "
-        found.append(Violation("ranks_per_server", message + "as many ranks of a group"))
+        message = f"ranks_per_server is {share}, it must divide the {request.ranks} ranks: all A2 servers of a group "
+        found.append(Violation("ranks_per_server", message + "have the same number of its ranks"))
     if request.super_pods > 1:
         found.append(Violation("super_pods", _super_pods(request)))
     if request.ranks > settings.MAX_WORLD:
@@ -479,7 +480,7 @@ def _violations(request: Request, cores: int) -> list[Violation]:
 def _super_pods(request: Request) -> str:
     """The rule that an opening group on several super-pods breaks."""
     if soc_of(request.soc).series != "A3":
-        return f"super_pods is {request.super_pods}, only A3 has super-pods; {request.soc} has ranks_per_server"
+        return f"super_pods is {request.super_pods}, only A3 has super-pods; {request.soc} has ranks_per_server: use it"
     cann = next(each for each in cann_need(request) if each.version == "A3 V2 hierarchy")
     refused = f"; it refuses this configuration: {cann.refuses}" if cann.refuses else ""
     rule = library.lib().am_super_pod_rule().decode()
@@ -500,7 +501,7 @@ class _RoundTrip:
         self._specs = {name: call(request, cores, MAX_WINDOW_MIB) for name, call in _CALLS.items()}
 
     def plan(self, name: str, window_mib: int) -> calls.Plan:
-        """Plan one op with this HCCL_BUFFSIZE, 0: the largest. Raises ArgumentError if it is refused."""
+        """Plan op ``name`` with this HCCL_BUFFSIZE (0: the largest). Raises ArgumentError if the op refuses it."""
         spec, variable = self._specs[name], settings.HCCL_BUFFSIZE.name
         spec.window_mib = (window_mib or MAX_WINDOW_MIB) - self._state_mib
         if spec.window_mib < 1:  # the rule of an opening group
@@ -509,7 +510,7 @@ class _RoundTrip:
         return calls.Plan(f"npu_moe_distribute_{name}", spec, self._comm_alg)
 
     def refused(self, window_mib: int) -> ArgumentError | None:
-        """Return the error of the two ops with this HCCL_BUFFSIZE, or None."""
+        """Return the error that an op raises with this HCCL_BUFFSIZE (0: the largest), or None if both run."""
         try:
             self.algorithms(window_mib)
         except ArgumentError as error:
@@ -517,11 +518,11 @@ class _RoundTrip:
         return None
 
     def algorithms(self, window_mib: int) -> dict[str, str]:
-        """Return the algorithm of each op with this HCCL_BUFFSIZE. Raises ArgumentError if one is refused."""
+        """Return op -> algorithm with this HCCL_BUFFSIZE (0: the largest). Raises ArgumentError if an op refuses it."""
         return {name: ALGORITHMS[tiling_of(self.plan(name, window_mib))["algorithm"]] for name in self._specs}
 
     def least_mib(self) -> int:
-        """Return the minimum HCCL_BUFFSIZE with which both run, or 0."""
+        """Return the minimum HCCL_BUFFSIZE with which both ops run, or 0 if none is enough."""
         low, high = self._state_mib, MAX_WINDOW_MIB
         if self.refused(high) is not None:
             return 0
@@ -591,6 +592,6 @@ def _library() -> ctypes.CDLL:
 
 
 def fields_of(function: Any, *arguments: Any) -> dict[str, int]:
-    """Return the numbers by name that a library function of ``arguments`` writes as "name=number;name=number"."""
+    """Call a library function with ``arguments``; return the numbers that it writes as "name=number;…", by name."""
     pairs = (word.partition("=") for word in library.text_of(function, *arguments).split(";"))
     return {name: int(value) for name, _, value in pairs}
