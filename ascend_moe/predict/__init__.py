@@ -26,7 +26,7 @@ __all__ = ["ALGORITHMS", "OpPrediction", "Prediction", "check", "predict", "runn
 
 @dataclass(frozen=True)
 class Prediction:
-    """Result of `predict`. ``note`` is printed with every number."""
+    """Predicted times of both ops for ``request`` and ``algorithm``. Print ``note`` with every number."""
 
     request: Request
     algorithm: str
@@ -44,7 +44,7 @@ class Prediction:
 
     @property
     def link_use(self) -> dict[str, float]:
-        """Share of each link's bandwidth that is used, the larger of both ops."""
+        """Kind of link -> share of the bandwidth of its busiest link, in the op that uses more."""
         first, second = self.dispatch.link_use, self.combine.link_use
         return {name: max(first.get(name, 0.0), second.get(name, 0.0)) for name in first | second}
 
@@ -65,15 +65,17 @@ def predict(
     """Predict one dispatch and one combine, each launched on all ranks at once.
 
     Args:
-        call: the configuration. ``soc``, ``world`` and ``cores`` replace its values if given.
+        call: the configuration.
+        soc, world, cores: replace ``soc``, ``ranks`` and ``cores`` of ``call``; None: keep these.
         algorithm: one of ``ALGORITHMS``.
-        costs: costs by name that replace those of the SoC.
-        events: maximum number of timeline events per op to record.
+        costs: hardware costs by the names of `ascendc_twin.soc.cost_table`, which replace the SoC's.
+        events: maximum number of timeline events per op to record; 0: none.
         seed: seed of the routing: every token picks ``topk`` different experts with equal probability.
         payload: also move rows and compute the outputs; False: only time them.
 
     Raises:
-        ArgumentError: no such SoC or algorithm, or the operators refuse the configuration.
+        ArgumentError: no such SoC or algorithm, or the operators or the algorithm refuse the configuration.
+        AscendMoeError: the modelled op failed.
     """
     request = replace(
         call,

@@ -15,7 +15,7 @@ from ascendc_twin.soc import cost_table
 
 
 def asked(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = ()) -> list[tuple[Request, str]]:
-    """Return configuration and algorithm of each prediction; without names, of all algorithms that can run.
+    """Return (configuration, algorithm) of each prediction, for each number of ranks; no ``algorithms``: all runnable.
 
     Raises:
         ArgumentError: a configuration cannot be predicted.
@@ -30,7 +30,7 @@ def asked(request: Request, worlds: Sequence[int], algorithms: Sequence[str] = (
 
 
 def banner(name: str) -> str:
-    """Return the assumptions to print with every prediction for this SoC."""
+    """Return the assumptions of every prediction for the SoC ``name``, as one sentence."""
     costs = cost_table(name).values()
     published = sum(cost.kind == "published" for cost in costs)
     return (
@@ -55,18 +55,18 @@ NOT_MODELLED = (
 
 
 def server_opens(request: Request) -> int:
-    """Return how often an op opens and finalizes HCCL's server: once on an A2 for any group, else never."""
+    """Return how often an op opens and finalizes HCCL's communication server: 1 on an A2 with any group, else 0."""
     return int(soc_of(request.soc).window_holds_state)
 
 
 def posting(request: Request) -> str:
-    """Return what posting a BatchWrite item costs, for an op between servers."""
+    """Return a sentence on the time for posting BatchWrite items (RDMA writes), for ops between servers."""
     cost = cost_table(request.soc)["post_ns"]
     return f"a rank posts its BatchWrite items one after another, {cost.value / 1e3} us each ({cost.kind})"
 
 
 def head(request: Request) -> list[str]:
-    """Return a description of the predictions and the head of the table."""
+    """Return the lines above the table: configuration, assumptions, and the headings of its columns."""
     rows = "int8 rows in dispatch" if request.quant_mode else "bf16 rows"
     about = (
         f"{request.soc}, {request.cores} cores, BS {request.batch}, H {request.hidden}, K {request.topk}, "
@@ -80,7 +80,7 @@ def head(request: Request) -> list[str]:
 
 
 def row(prediction: Prediction) -> str:
-    """Return a line of the table."""
+    """Return the line of the table for a prediction."""
     times = [f"{prediction.dispatch_us:.1f}", f"{prediction.combine_us:.1f}"]
     return _line([str(prediction.request.ranks), prediction.algorithm, *times, *_met(prediction), *_use(prediction)])
 
@@ -90,7 +90,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def steps(each: Prediction) -> list[str]:
-    """Return lines with the steps on the critical path."""
+    """Return lines with the times of both ops: steps on the critical path, busy resources, and `shares`."""
     lines = ["", f"EP {each.request.ranks}, {each.algorithm}: steps on the critical path, us"]
     for name, op in _ops(each):
         lines += filled([f"{step} {us:.1f}" for step, us in op.phases.items()], f"  {name:<8}  ", "  ")
@@ -100,10 +100,10 @@ def steps(each: Prediction) -> list[str]:
 
 
 def shares(op: OpPrediction) -> dict[str, float]:
-    """Return shares of an op's time, which may overlap.
+    """Return shares of an op's time by name, which may overlap.
 
-    link, V: in which the busiest link carries bytes, and V of the busiest core works. S, wait: on the critical path,
-    scalar instructions, and waits for the launch, other cores, ranks and HCCL's server.
+    link: the busiest link carries bytes. V: the vector unit of the busiest core works. S: scalar instructions on the
+    critical path. wait: waits on the critical path, for the launch, other cores, other ranks and HCCL's server.
     """
     link = max(_links(op).values(), default=0.0)
     wait = sum(op.pipes.get(cause, 0.0) for cause in ("launch", "SyncAll", "status", "post"))
@@ -145,7 +145,7 @@ def _use(predicted: Prediction) -> list[str]:
 
 
 def as_dict(predicted: Sequence[Prediction]) -> dict[str, object]:
-    """Return the predictions for JSON."""
+    """Return the predictions, at least one and all for one SoC, as a dict for JSON."""
 
     def as_numbers(op: OpPrediction) -> dict[str, object]:
         return {

@@ -33,7 +33,8 @@ WARM_UPS = 4  # both ping-pong buffers, twice
 class TraceRequest(CallOptions):
     """A round trip to run: ``batch`` tokens per rank with uniform random routing.
 
-    ``repeat`` rounds are recorded; ``pick`` selects one by its duration.
+    ``repeat`` rounds are recorded. ``pick`` selects the fastest, or the 10th, 50th or 90th percentile by duration, and
+    ``op`` the op in the timeline, or both.
     """
 
     ranks: int = 2
@@ -63,11 +64,11 @@ class TraceRequest(CallOptions):
 
 
 def measured(request: TraceRequest, begin: Callable[[], object] = lambda: None) -> Timeline:
-    """Return the timeline of one of ``request.repeat`` rounds, recorded after warm-ups.
+    """Return the timeline of one of ``request.repeat`` rounds, recorded after warm-ups on a `LocalCluster`.
 
-    ``begin`` is called after all checks, before the work.
+    ``begin`` is called after all checks, before the work. Raises ArgumentError for algorithm "hierarchy".
     """
-    rule = "is 'hierarchy', which works between servers: name a SoC of A2 to predict its times"
+    rule = "is 'hierarchy', which works between servers and cannot be measured here: predict it for an A2 (soc)"
     need(request.algorithm != "hierarchy", "algorithm", rule)
     call = replace(_plan_request(request), comm_alg=_comm_alg(request))
     window_mib = max(DEFAULT_WINDOW_MIB, plan.plan(call).buffsize_mib)
@@ -93,7 +94,7 @@ def measured(request: TraceRequest, begin: Callable[[], object] = lambda: None) 
 def predicted(request: TraceRequest, soc: str, begin: Callable[[], object] = lambda: None) -> Timeline:
     """Return the timeline of one dispatch and combine, predicted by the timed engine for ``soc``.
 
-    ``begin``: as in `measured`.
+    ``begin`` is called before the work, unless the operators refuse the call. Raises as `predict`.
     """
     call, algorithm = _plan_request(request), request.algorithm
     ops_plans = plan.plan(replace(call, soc=soc)).ops  # empty if the ops refuse the call
@@ -123,7 +124,7 @@ def _details(request: TraceRequest) -> dict[str, str]:
 
 
 def with_launches(events: list[Event], op: str) -> list[Event]:
-    """Return the events of an op, with one that spans it on each rank if there is none."""
+    """Return the events of ``op``; if none is a launch, add one per rank, from 0 to its last event's end."""
     if any(event.name == LAUNCH for event in events):
         return events
     ends: dict[int, float] = {}

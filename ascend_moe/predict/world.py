@@ -77,7 +77,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 @functools.cache
 def timed_library() -> ctypes.CDLL:
-    """Open the library of the timed engine, once."""
+    """Return the library of the timed engine, opened by the first call."""
     return library.open_library(library.library_path("timed"), _SIGNATURES)
 
 
@@ -86,14 +86,14 @@ class OpPrediction(Timing):
     """Prediction of one op on all ranks.
 
     Attributes:
-        polled_barriers: core barriers of a rank by polled blocks.
+        polled_barriers: core barriers of a rank whose cores poll blocks in memory instead of calling SyncAll.
     """
 
     polled_barriers: int = 0
 
 
 def check(request: Request, algorithm: str) -> None:
-    """Raise ArgumentError if the algorithm does not support the configuration. Runs nothing."""
+    """Raise ArgumentError if the operators or the ``algorithm`` refuse the configuration. Runs nothing."""
     most = soc_of(request.soc).aiv
     need(request.cores <= most, "cores", "is {}; {} has {}", request.cores, request.soc, most)
     levels = algorithm == "hierarchy" and not _rdma_share(request)
@@ -113,7 +113,7 @@ def _as_run(request: Request, algorithm: str) -> Request:
 
 
 class TimedWorld:
-    """All ranks of a configuration with their windows. ``inputs`` and ``outputs`` are by op and rank."""
+    """The ranks of a configuration and their windows on the timed engine; inputs and outputs: op -> tensors by rank."""
 
     def __init__(self, request: Request, algorithm: str, seed: int, payload: bool) -> None:
         self._registered = ALGORITHMS[algorithm][1]
@@ -135,7 +135,8 @@ class TimedWorld:
         self._handle = self._library.am_timed_create(request.ranks, self._window_mib * MIB, self._registered_mib * MIB)
         if not self._handle or self._library.am_timed_servers(self._handle, self._servers):
             self.close()
-            raise MemoryError(f"no memory for {request.ranks} windows of {self._window_mib} MiB")
+            text = f"no memory for {request.ranks} windows of {self._window_mib} MiB; predict fewer ranks or tokens"
+            raise MemoryError(text)
 
     def __enter__(self) -> TimedWorld:
         return self
@@ -144,7 +145,7 @@ class TimedWorld:
         self.close()
 
     def close(self) -> None:
-        """Free windows and plans."""
+        """Free the windows and plans; the world runs no more ops."""
         if self._handle:
             self._library.am_timed_destroy(self._handle)
         self._handle = None
@@ -153,10 +154,10 @@ class TimedWorld:
         self._plans.clear()
 
     def run(self, op: str, costs: Mapping[str, float], events: int = 0) -> OpPrediction:
-        """Run one op on all ranks from time 0. A dispatch comes first: combine uses its counts and indices.
+        """Run one op, launched at time 0 on all ranks, and return its prediction; raise AscendMoeError if the op fails.
 
         Args:
-            op: "dispatch" or "combine".
+            op: "dispatch", or after it "combine", which takes the counts and indices of the dispatch.
             costs: the value of every name in `ascendc_twin.soc.cost_table`.
             events: maximum number of timeline events to record.
         """
@@ -188,7 +189,7 @@ class TimedWorld:
         )
 
     def timestamps(self, op: str, rank: int) -> list[timestamps.Timestamp]:
-        """Return the timestamps of a rank's last ``op``; none without `settings.TIMESTAMPS`."""
+        """Return the timestamps of a rank's last ``op``; empty unless `settings.TIMESTAMPS` was set when it ran."""
         communicator = self._library.am_timed_communicator(self._handle, rank)
         return timestamps.of_communicator(communicator, op, self._library)
 
@@ -285,7 +286,7 @@ class Routing:
     """Uniform routing: every token picks ``topk`` different experts with equal probability.
 
     Attributes:
-        ids, weights: (BS, K) int32 and float32 of each rank.
+        ids, weights: expert ids and weights by rank, (BS, K) int32 and float32 each.
     """
 
     def __init__(self, request: Request, seed: int = 0) -> None:
@@ -300,7 +301,7 @@ class Routing:
         self._shape = ids.shape
 
     def source_indices(self, rank: int, shape: Sequence[int]) -> torch.Tensor:
-        """Return assist_info_for_combine of a rank: (rank, token, k) of each row."""
+        """Return assist_info_for_combine of a rank, int32 in ``shape``: (rank, token, k) of each row, then zeros."""
         pairs = self._order[self._owners == rank].numpy()
         rows = np.stack(np.unravel_index(pairs, self._shape), 1).astype(np.int32)
         out = torch.zeros(tuple(shape), dtype=torch.int32)
@@ -309,7 +310,7 @@ class Routing:
 
 
 def runnable(request: Request) -> list[str]:
-    """Return the algorithms that a configuration can run, which are others between A2 servers than within one."""
+    """Return the algorithms to predict: all but hierarchy; between A2 servers window, and hierarchy if accepted."""
     if not _rdma_share(request):
         return [name for name in ALGORITHMS if name != "hierarchy"]
     return ["window"] if planning.plan(_as_run(request, "hierarchy")).violations else ["window", "hierarchy"]
