@@ -202,7 +202,7 @@ class WindowFit:
 
 
 def both(algorithms: dict[str, str]) -> str:
-    """Format op -> algorithm as text: "both by direct", or "dispatch by window, combine by direct"."""
+    """Format ``algorithms`` by op as text: "both by direct", or "dispatch by window, combine by direct"."""
     names = set(algorithms.values())
     if len(names) == 1:
         return f"both by {names.pop()}"

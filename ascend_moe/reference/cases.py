@@ -53,20 +53,19 @@ AnyCase = TypeVar("AnyCase", bound="Case")
 
 @dataclass(frozen=True)
 class Case(CallOptions):
-    """One dispatch and one combine of W = ``world`` ranks, with their options.
+    """One dispatch and one combine of W = ``world`` ranks: their options, and their tensors, drawn by ``seed``.
 
-    E = W * ``local``, K = ``topk``, maxBS = ``batch``; a row has ``units`` times 32 bytes, or ``width``
-    elements where that is given. ``batches`` is a name of ``BATCHES`` or the BS of every rank.
-    ``ids`` is a name of ``IDS`` or ``FAULTS``, or ``SPARSE``. The ids of a sound case stay within the capacity of every
-    owner: what goes beyond becomes -1.
-    ``shared``: dimensions of the shared expert's rows, 0 for none. ``odd``: NaN, infinities and denormals among
-    the values. ``tail``: combine gets NaN rows after the received ones. ``weights``: dispatch gets the
-    expert_scales too. ``plain``: combine's expert_scales have no elements. ``smooth``: dispatch gets scales. Some ids
-    are of special experts, where there are any. ``alphas``: dimensions of the alphas of const experts. ``cores``: AIV
-    cores of a launch. ``share``: the ranks of a server where the ops run algorithm hierarchy, 0 where another.
-    ``name`` is for reports. ``given``: tensors made by hand, see ``of``. ``dtype`` and ``mask`` are names of ``DTYPES``
-    and ``MASKS``. ``contract``: 1 or 2, of the functions. ``seed``: of all that is drawn. ``comm_alg`` follows from
-    ``share``, and ``global_bs`` from ``batches``: W * maxBS, or 0 for equal batches.
+    E = W * ``local``, K = ``topk``, maxBS = ``batch``; a row has ``units`` times 32 bytes, or ``width`` elements if not
+    0. ``dtype`` and ``mask`` are names of ``DTYPES`` and ``MASKS``; ``batches`` is a name of ``BATCHES`` or the BS of
+    every rank. ``ids`` is a name of ``IDS`` or ``FAULTS``, or ``SPARSE``. Without a fault, ids beyond an owner's
+    capacity are replaced by -1. If there are special experts, some ids are theirs.
+    ``smooth``: dispatch takes smooth scales. ``weights``: dispatch takes expert_scales. ``plain``: combine's
+    expert_scales are empty, so that it adds rows without weights. ``shared``: dimensions of shared_expert_x, 2 or 3; 0:
+    none. ``alphas``: dimensions of the const experts' alphas, 1 or 2. ``odd``: NaN, infinities and denormals are among
+    the values. ``tail``: NaN rows follow the received ones in combine's expand_x. ``contract``: 1, or 2 for the _v2
+    functions. ``cores``: AIV cores of a launch. ``share``: ranks per server, with which the ops run hierarchy; 0:
+    another algorithm. ``name`` is for reports. ``given``: tensors of every rank that replace drawn ones, see ``of``.
+    ``comm_alg`` and ``global_bs`` are computed: "hierarchy" with ``share``; W * maxBS, or 0 for equal batches.
     """
 
     comm_alg: str = field(init=False, default="")
@@ -98,7 +97,7 @@ class Case(CallOptions):
 
     @classmethod
     def of(cls, inputs: Sequence[RankInput], experts: int, *, global_bs: int = 0, **attributes: Any) -> Case:
-        """Construct a case from given tensors: ``inputs`` by rank, ``experts`` (E), ``global_bs``, other attributes."""
+        """Construct a case of given ``inputs`` by rank, ``experts`` (E), ``global_bs`` and other ``attributes``."""
         world, x = len(inputs), inputs[0].x
         return cls(
             world=world,
@@ -118,7 +117,7 @@ class Case(CallOptions):
 
     @property
     def experts(self) -> int:
-        """E."""
+        """Number of routed experts, E."""
         return self.world * self.local
 
     @property
@@ -128,17 +127,17 @@ class Case(CallOptions):
 
     @property
     def hidden(self) -> int:
-        """H."""
+        """Number of elements of a row, H."""
         return self.width or self.units * 32 // self.torch_dtype.itemsize
 
     @property
     def quant(self) -> str:
-        """Name of ``QUANTS``."""
+        """Format of dispatch's rows, a name of ``QUANTS``."""
         return "smooth" if self.smooth else "int8" if self.quant_mode else "none"
 
     @property
     def mode(self) -> str:
-        """The name of contract, dtype and quantizations, by which results are counted."""
+        """Contract, dtype and quantizations as text, by which results are counted."""
         quant = {"none": "", "int8": " int8", "smooth": " int8 smooth"}[self.quant]
         return f"V{self.contract} {self.dtype}{quant}" + " back int8" * self.returns_int8
 
@@ -146,7 +145,7 @@ class Case(CallOptions):
 
     @cached_property
     def inputs(self) -> list[RankInput]:
-        """The tensors of all ranks."""
+        """Tensors of all ranks, by rank."""
         return [self.rank_input(rank) for rank in range(self.world)] if self.given is None else [*self.given]
 
     def rank_input(self, rank: int) -> RankInput:
@@ -172,7 +171,7 @@ class Case(CallOptions):
         return self._with_special(given, rank) if self.special.total else given
 
     def dispatch_tensors(self, rank: int) -> dict[str, torch.Tensor]:
-        """Return the tensors of a rank's dispatch, by argument name."""
+        """Return the tensors that a rank passes to dispatch, by argument name."""
         given = self.inputs[rank]
         tensors = {
             "x": given.x,
@@ -184,7 +183,7 @@ class Case(CallOptions):
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     def combine_tensors(self, rank: int) -> dict[str, torch.Tensor]:
-        """Return the tensors of a rank's combine by argument name, without those from dispatch and the experts."""
+        """Return the tensors that a rank passes to combine, by name, except outputs of its dispatch and its experts."""
         given = self.inputs[rank]
         tensors = {
             "expert_ids": given.expert_ids,
@@ -195,7 +194,7 @@ class Case(CallOptions):
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     def batch_of(self, rank: int) -> int:
-        """BS of a rank."""
+        """Return BS of a rank."""
         return self.batch_sizes[rank]
 
     @cached_property
@@ -274,10 +273,7 @@ class Case(CallOptions):
             given = replace(given, ori_x=torch.from_numpy(rows).to(self.torch_dtype))
         if not special.const_expert_num:
             return given
-        rng, sizes = (
-            self._rng("constants"),
-            (special.const_expert_num, self.hidden),
-        )  # equal on all ranks
+        rng, sizes = self._rng("constants"), (special.const_expert_num, self.hidden)  # equal on all ranks
         v, *alphas = (
             torch.from_numpy(_values(rng, sizes, odd)).to(self.torch_dtype) for odd in (self.odd, False, False)
         )
@@ -317,7 +313,7 @@ class Case(CallOptions):
     # ---- what must come out
 
     def fault(self) -> Fault | None:
-        """Return the error that every rank must raise, or None."""
+        """Return the error that dispatch must raise on every rank, or None if it must succeed."""
         return check(self.inputs, self.experts, self.global_bs, self.special)
 
     def dispatched(self) -> list[DispatchResult]:
@@ -334,23 +330,23 @@ class Case(CallOptions):
         )
 
     def combined(self, rows: Sequence[torch.Tensor], dispatched: Sequence[DispatchResult]) -> list[torch.Tensor]:
-        """Return the expected results of combine for every rank's expert rows ``(A, H)`` after ``dispatched``."""
+        """Return combine's expected outputs by rank; ``rows``: expert outputs (A, H) by rank, after ``dispatched``."""
         inputs = [replace(given, expert_scales=self.weights_of(given)) for given in self.inputs]
         numbers = {"global_bs": self.global_bs, "comm_quant_mode": self.comm_quant_mode}
         numbers["ranks_per_server"] = self.share
         return combine(inputs, rows, dispatched, moe_expert_num=self.experts, special=self.special, **numbers)
 
     def weights_of(self, inputs: RankInput) -> torch.Tensor | None:
-        """Return the expert_scales of combine on the rank of ``inputs``."""
+        """Return the expert_scales for combine on the rank with these ``inputs``; empty if ``plain``."""
         return torch.empty(0) if self.plain else inputs.expert_scales
 
     def expert_rows(
         self, rank: int, expand_x: torch.Tensor, scales: torch.Tensor | None, counts: torch.Tensor
     ) -> torch.Tensor:
-        """Return simple expert outputs for a rank's rows: a function of row and expert, in x's dtype.
+        """Return outputs of simple experts for a rank's rows: a formula of the row and its expert, in x's dtype.
 
         ``expand_x`` (A, H), ``scales`` (A,) and ``counts`` (E,) are dispatch's expand_x, dynamic_scales and
-        ep_recv_counts. With ``tail`` NaN rows follow up to the size of ``expand_x``.
+        ep_recv_counts. With ``tail``, NaN rows fill the result up to the size of ``expand_x``.
         """
         counts = counts[: self.experts]
         total, ends = int(counts[-1]), counts[self.world - 1 :: self.world].contiguous()
@@ -367,7 +363,7 @@ class Case(CallOptions):
         return whole
 
     def rows_of(self, results: Sequence[DispatchResult]) -> list[torch.Tensor]:
-        """Return `expert_rows` of every rank for the reference's results of dispatch."""
+        """Return `expert_rows` by rank for the reference's ``results`` of dispatch."""
         of_rank = enumerate(results)
         return [self.expert_rows(r, one.expand_x, one.dynamic_scales, one.ep_recv_counts) for r, one in of_rank]
 
@@ -427,10 +423,10 @@ _EARLIER = {"expert_token_nums_type": "nums_type"}
 
 
 def draw(seed: int, **choices: Sequence[Any]) -> Case:
-    """Draw a valid case by ``seed``; ``choices`` replace those of ``CHOICES``.
+    """Draw a valid case by ``seed``; ``choices``: the values to choose from by name, in place of those of ``CHOICES``.
 
-    Batches and ids alternate, so that consecutive seeds always have unequal batches, a rank without tokens,
-    hot experts, duplicate ids and ids of -1 among them.
+    ``batches`` and ``ids`` take turns by seed, so that consecutive seeds always include unequal batches, a rank without
+    tokens, hot experts, duplicate ids and ids of -1.
     """
     rng = np.random.default_rng([seed, _STREAMS.index("draw")])
     given = CHOICES | choices
@@ -444,7 +440,7 @@ def draw(seed: int, **choices: Sequence[Any]) -> Case:
 
 
 def legal(case: AnyCase) -> AnyCase:
-    """Return the nearest case that the ops accept; a case with an overflow gets enough tokens for it."""
+    """Return the nearest case whose options the ops accept; one with a fault in ``ids`` gets the sizes it needs."""
     if case.ids == "overflow":
         case = replace(case, world=max(case.world, 2), local=1, topk=max(case.topk, 2))
     if case.ids in FAULTS:

@@ -43,18 +43,18 @@ def dispatch(
     """Return the outputs of dispatch on all ranks.
 
     Args:
-        inputs: inputs by rank, including x ``(BS, H)``.
+        inputs: tensors by rank, including x ``(BS, H)``.
         moe_expert_num: E.
-        quant_mode: 0 or 2.
+        quant_mode: 0, or 2 for int8 rows with a scale each.
         global_bs: 0 (equal batches) or W * maxBS.
-        expert_token_nums_type: 0 (cumulative) or 1.
-        tp_world_size: 0 or 1.
-        expert_scales_given: dispatch takes them, returns expand_scales, and allocates longer ep_recv_counts.
-        special: zero, copy and const experts, whose ids are valid and to which no row is sent.
+        expert_token_nums_type: form of expert_token_nums: 0 running sums, 1 counts.
+        tp_world_size: 0 or 1, the size of tp_recv_counts.
+        expert_scales_given: dispatch takes expert_scales; it returns expand_scales, and ep_recv_counts may be longer.
+        special: numbers of zero, copy and const experts, whose ids are valid and to which no row is sent.
 
     Raises:
-        FaultyRouting: the operators raise on every rank (see ``check``).
-        ValueError: the inputs are not a valid call.
+        FaultyRouting: ids make the operators raise on every rank (see ``check``).
+        ValueError: another value or shape is invalid, or differs between ranks.
     """
     group = require_sound(inputs, moe_expert_num, global_bs, special)
     _require_legal(inputs, quant_mode, expert_token_nums_type, tp_world_size)
@@ -94,15 +94,17 @@ def dispatch(
 
 def _require_legal(inputs: Sequence[RankInput], quant_mode: int, nums_type: int, tp_world_size: int) -> None:
     if quant_mode not in (0, 2) or nums_type not in (0, 1) or tp_world_size not in (0, 1):
-        raise ValueError("quant_mode is 0 or 2, expert_token_nums_type 0 or 1, tp_world_size 0 or 1")
-    if len({given.x.dtype for given in inputs}) != 1 or len({given.x.shape[1] for given in inputs}) != 1:
-        raise ValueError("the ranks disagree on the dtype or H of x")
+        values = f"quant_mode {quant_mode}, expert_token_nums_type {nums_type}, tp_world_size {tp_world_size}"
+        raise ValueError(f"{values}: need 0 or 2, 0 or 1, 0 or 1")
+    kinds = {(given.x.dtype, given.x.shape[1]) for given in inputs}
+    if len(kinds) != 1:
+        raise ValueError(f"the ranks disagree on the dtype or H of x: {kinds}; pass the same on all ranks")
     if len({given.scales is None for given in inputs}) != 1 or (quant_mode == 0 and inputs[0].scales is not None):
-        raise ValueError("scales go with quant_mode 2, on all ranks or on none")
+        raise ValueError(f"quant_mode is {quant_mode}; pass scales with 2 only, on all ranks or on none")
     for rank, given in enumerate(inputs):
         tokens, batch = given.x.shape[0], given.expert_ids.shape[0]
         if tokens != batch:
-            raise ValueError(f"rank {rank}: x has {tokens} tokens, expert_ids {batch}")
+            raise ValueError(f"rank {rank}: x has {tokens} tokens, expert_ids has {batch}; they must be equal")
 
 
 def _payload(
@@ -168,10 +170,10 @@ def _allocated(
 def quantize_row(
     row: npt.NDArray[np.float32], smooth: npt.NDArray[np.float32] | None = None
 ) -> tuple[npt.NDArray[np.int8], np.float32]:
-    """Return codes (H,) int8 and the dynamic scale of one row (H,) fp32, optionally times smooth (H,) fp32.
+    """Return codes (H,) int8 and the scale (fp32) of a row (H,) fp32, multiplied by ``smooth`` (H,) fp32 if given.
 
     Every step is rounded to fp32: m = max|v|, s = 127 / m, q = rint(v * s), scale = 1 / s (which is not
-    m / 127). NaN is ignored in m unless nothing else is there; a NaN product gives code 0; codes saturate.
+    m / 127). m ignores NaN unless all values are NaN; a NaN product gives code 0; codes are clamped to -128..127.
     A row whose m is 0 has codes 0 and scale 1.
     """
     with np.errstate(all="ignore"):
@@ -199,7 +201,7 @@ def quantize_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Raises ValueError for fp32 rows, which combine refuses.
     """
     if rows.dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"comm_quant_mode 2 is for bfloat16 and float16 rows, not {rows.dtype}")
+        raise ValueError(f"comm_quant_mode 2 is for bfloat16 and float16 rows, not {rows.dtype}; use comm_quant_mode 0")
     shape = (*rows.shape[:-1], rows.shape[-1] // CODES_OF_SCALE, CODES_OF_SCALE)
     blocks = rows.detach().float().numpy().reshape(shape)
     with np.errstate(all="ignore"):
@@ -211,13 +213,13 @@ def quantize_blocks(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def restore_blocks(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Rows (R, H) in the dtype of ``scales``: each of ``codes`` times its block's scale in fp32, then rounded."""
+    """Return rows (R, H) in the dtype of ``scales``: ``codes`` times their block's scale in fp32, rounded once."""
     blocks = codes.reshape(*scales.shape, CODES_OF_SCALE).float() * scales.float()[..., None]
     return blocks.reshape(codes.shape).to(scales.dtype)
 
 
 def quantized_row_bytes(hidden: int) -> tuple[int, int]:
-    """Return the bytes of a row of ``hidden`` codes: as written, padded to 32 bytes; and as read."""
+    """Return the bytes of ``hidden`` int8 codes and their scales: written (both padded to 32), read (codes padded)."""
     scales = hidden // CODES_OF_SCALE * 2
     return _align32(hidden) + _align32(scales), _align32(hidden) + scales
 
@@ -226,7 +228,7 @@ def quantized_row_bytes(hidden: int) -> tuple[int, int]:
 
 
 class FaultyRouting(ValueError):
-    """Raised if the ops would raise on every rank. ``fault``: the error."""
+    """Raised for ids with which the ops raise on every rank. ``fault``: a `Fault` that describes the error."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(str(fault))
@@ -236,17 +238,17 @@ class FaultyRouting(ValueError):
 def check(
     inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int = 0, special: SpecialExperts = NO_SPECIAL
 ) -> Fault | None:
-    """Return the fault every rank must raise, or None.
+    """Return the error that every rank must raise because of the ids of some rank, or None.
 
-    The lowest faulty rank is reported; within it an invalid id (its first flat pair) comes before an
-    overflow (its first owner). Masked ids are not looked at. Capacity from one source to one owner is
-    maxBS * min(K, L) rows.
+    The error is that of the lowest rank with faulty ids: its first invalid id by (token, k), or else the first owner
+    to which it sends more than the capacity of maxBS * min(K, L) rows. Masked ids are ignored. Raises ValueError if the
+    inputs are no collective call, as different K.
 
     Args:
-        inputs: of every rank, by rank.
+        inputs: tensors by rank.
         moe_expert_num: E.
         global_bs: 0 (equal batches) or W * maxBS.
-        special: zero, copy and const experts.
+        special: numbers of zero, copy and const experts.
     """
     group = group_of(inputs, moe_expert_num, global_bs)
     for rank, given in enumerate(inputs):
@@ -263,7 +265,7 @@ def check(
 def require_sound(
     inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int, special: SpecialExperts = NO_SPECIAL
 ) -> Group:
-    """Return the shared numbers of a call that is known to succeed; raises FaultyRouting otherwise."""
+    """Return W, K, E, L and maxBS of a call; raise FaultyRouting if `check` returns a fault."""
     fault = check(inputs, moe_expert_num, global_bs, special)
     if fault is not None:
         raise FaultyRouting(fault)
@@ -286,24 +288,21 @@ def combine(
 ) -> list[torch.Tensor]:
     """Return the outputs of combine on all ranks, (BS, H) in the dtype of ``expand_xs``.
 
-    expand_xs[r]: (>= R, H) rank r's expert outputs, in the order of dispatch's rows.
-    comm_quant_mode 2: every row, including local ones, is quantized by ``quantize_blocks`` and restored by
-    ``restore_blocks`` before it is summed.
-    The sum of a token is fp32: from 0, k ascending, each product rounded, then added (no FMA); then
+    The sum of a token is fp32: from 0, k ascending, each product with its weight rounded, then added (no FMA); then
     the shared expert's row; then one round-to-nearest-even cast. Inactive tokens give zeros. A copy expert's row is
-    ori_x, a const expert's what ``const_row`` makes of it; a zero expert adds nothing.
-    ranks_per_server R > 0: by comm_alg "hierarchy", of servers of R ranks, see ``_sum_by_server``; comm_quant_mode 2
-    then codes the servers' sums, and no row.
+    ori_x, a const expert's row is ``const_row`` of ori_x; a zero expert adds nothing. With comm_alg "hierarchy" every
+    server sums its rows first, see ``_sum_by_server``.
 
     Args:
-        inputs, moe_expert_num, global_bs, special: as `dispatch` was given.
-        expand_xs: by rank, ``(>= R, H)``.
-        dispatched: by rank, of `dispatch`.
-        comm_quant_mode: 0 or 2.
-        ranks_per_server: of "hierarchy"; 0: another algorithm.
+        inputs, moe_expert_num, global_bs, special: as for `dispatch`.
+        expand_xs: expert outputs by rank, ``(>= R, H)``, in the order of the R rows that the rank received.
+        dispatched: results of `dispatch`, by rank.
+        comm_quant_mode: 0, or 2: every row, also a local one, is quantized by ``quantize_blocks`` and restored by
+            ``restore_blocks`` before the sum; with hierarchy every server's sum instead.
+        ranks_per_server: ranks per server with comm_alg "hierarchy"; 0: another algorithm.
 
     Raises:
-        ValueError: the routed pairs are not exactly the rows that dispatch delivered.
+        ValueError: ids and mask do not route exactly the rows of ``dispatched``, or a tensor that a sum needs is None.
     """
     group = group_of(inputs, moe_expert_num, global_bs)
     returned: list[dict[tuple[int, int], Row]] = [{} for _ in inputs]
@@ -317,7 +316,7 @@ def combine(
     outputs = []
     for rank, given in enumerate(inputs):
         if {(token, k) for token, k, _ in routed_pairs(given, moe_expert_num)} != set(returned[rank]):
-            raise ValueError(f"rank {rank}: combine's ids and mask are not those of dispatch")
+            raise ValueError(f"rank {rank}: combine's ids and mask differ from dispatch's; pass both the same inputs")
         batch, hidden = given.expert_ids.shape[0], expand_xs[rank].shape[1]
         returned[rank] |= _special_rows(given, moe_expert_num, special)
         out = np.zeros((batch, hidden), np.float32)
@@ -350,7 +349,7 @@ def _add_pairs(given: RankInput, token: int, returned: dict[tuple[int, int], Row
         for k in range(given.expert_ids.shape[1]):
             if (token, k) in returned:
                 if given.expert_scales is None:
-                    raise ValueError("combine needs expert_scales")
+                    raise ValueError("expert_scales is None; combine needs (BS, K) weights, or an empty tensor")
                 term = returned[token, k]
                 if given.expert_scales.numel() > 0:
                     term = term * np.float32(given.expert_scales[token, k].item())
@@ -410,13 +409,13 @@ def _special_rows(given: RankInput, experts: int, special: SpecialExperts) -> di
         if kind == "zero":
             continue
         if given.ori_x is None:
-            raise ValueError("copy and const experts need ori_x")
+            raise ValueError(f"expert {expert} is a copy or const expert, ori_x is None; pass ori_x (BS, H)")
         row = given.ori_x[token].detach().float().numpy()
         if kind == "const":
             tensors = (given.const_expert_alpha_1, given.const_expert_alpha_2, given.const_expert_v)
             alphas = [tensor[place].detach().float().numpy() for tensor in tensors if tensor is not None]
             if len(alphas) != 3:
-                raise ValueError("const experts need const_expert_alpha_1, const_expert_alpha_2 and const_expert_v")
+                raise ValueError(f"id {expert} needs const_expert_alpha_1, const_expert_alpha_2 and const_expert_v")
             row = const_row(row, *alphas)
         rows[token, k] = row
     return rows
@@ -425,8 +424,8 @@ def _special_rows(given: RankInput, experts: int, special: SpecialExperts) -> di
 def const_row(row: Row, alpha_1: Row, alpha_2: Row, v: Row) -> Row:
     """Return the output of a const expert for a row (H,) fp32: a1 * row + a2 * v, every product rounded to fp32.
 
-    alpha_1, alpha_2: a1 and a2, or (H,) each, from whose products with the row they are computed:
-    (a1, a2) = softmax(alpha_1 . row, alpha_2 . row), in fp32, in the order of ``_dot``.
+    alpha_1, alpha_2: the scalars a1 and a2, or vectors (H,), from which they are computed:
+    (a1, a2) = softmax(alpha_1 . row, alpha_2 . row), in fp32, in the order of ``_dot``. v: (H,).
     """
     with np.errstate(all="ignore"):
         if alpha_1.ndim == 0:
@@ -472,19 +471,19 @@ def dense(
     moe_expert_num: int,
     special: SpecialExperts = NO_SPECIAL,
 ) -> list[torch.Tensor]:
-    """Run the layer without dispatch, token by token: expert_fn(expert id, x[t] of shape (H,)) -> (H,).
+    """Compute the layer token by token, without dispatch and combine; return (BS, H) in x's dtype for every rank.
 
-    Outputs (BS, H) in x's dtype, summed as combine defines. It shares nothing with dispatch and combine, so
-    that each checks the other. Const experts are computed by torch, whose dot products add in another order.
+    Sums are in combine's order. The code shares nothing with dispatch and combine, so that each checks the other.
+    Const experts are computed by torch, whose dot products add in another order.
 
     Args:
-        inputs: of every rank, by rank, with expert_scales.
-        expert_fn: an expert's function of one row.
+        inputs: tensors by rank, with expert_scales.
+        expert_fn: returns the output (H,) of an expert, given its id and a token's row (H,).
         moe_expert_num: E.
-        special: zero, copy and const experts.
+        special: numbers of zero, copy and const experts.
 
     Raises:
-        ValueError: an id is out of range, or a rank has no expert_scales.
+        ValueError: an active id is out of range, or a rank has no expert_scales.
     """
     outputs = []
     for given in inputs:
@@ -499,7 +498,8 @@ def dense(
                 if expert == -1 or (mask is not None and not mask[k]):
                     continue
                 if not 0 <= expert < moe_expert_num + special.total or given.expert_scales is None:
-                    raise ValueError("dense needs ids in -1..E-1, or of special experts, and expert_scales")
+                    last = moe_expert_num + special.total - 1
+                    raise ValueError(f"token {token}, k {k}: id {expert}; need ids of -1..{last}, and expert_scales")
                 if expert < moe_expert_num:
                     y = expert_fn(expert, given.x[token]).float()
                 else:
@@ -548,30 +548,30 @@ def predict_traffic(
     comm_quant_mode: int = 0,
     special: SpecialExperts = NO_SPECIAL,
 ) -> list[Traffic]:
-    """Return the bytes per rank of one dispatch and one combine of x (BS, H) in ``dtype``; contract "v1" or "v2".
+    """Return the bytes that each rank moves in one dispatch and one combine of x (BS, H).
 
     A row of dispatch has its elements rounded up to 32 bytes, and 32 bytes for its scale when quantized.
-    Window: 32 bytes more for its source index in V2, and 32 for its weight (``weights``: dispatch takes expert_scales).
+    Window: 32 bytes more for its source index in V2, and 32 for its weight if dispatch takes weights.
     Local rows go through the window too; in V2 they return with a trailer of 32 bytes. Direct: a token's row is written
-    once (with smooth scales once per expert) and read once by each owner's expert, with 8 or more ``cores`` once by
-    each owner. Each (token, k) has 4 bytes in a list and 4 for its weight; combine does not move local rows. With
-    comm_quant_mode 2 rows return with ``quantized_row_bytes``, in direct including local ones. Rows of special experts
-    are not in windows.
+    once (with smooth scales once per expert) and read once for each expert, with 8 or more cores once by each owner.
+    Each (token, k) has 4 bytes in a list and 4 for its weight; combine does not move local rows. With comm_quant_mode 2
+    rows return in ``quantized_row_bytes``, in direct also local ones. Rows of special experts are not in windows.
 
     Args:
-        inputs: of every rank, by rank.
+        inputs: tensors by rank.
         moe_expert_num: E.
         global_bs: 0 (equal batches) or W * maxBS.
-        H, dtype: of x.
-        quant_mode, comm_quant_mode: 0 or 2.
-        contract, weights, cores, special: as above.
-        algorithm: "window" or "direct".
+        H, dtype: row size and dtype of x.
+        quant_mode, comm_quant_mode: 0 or 2, for int8 rows in dispatch and in combine.
+        contract: "v1" or "v2". weights: dispatch takes expert_scales. cores: AIV cores per rank.
+        algorithm: "window" or "direct". special: numbers of zero, copy and const experts.
 
     Raises:
-        ValueError: contract, quant_mode or algorithm is another one.
+        ValueError: contract, quant_mode or algorithm has another value. FaultyRouting: as for `dispatch`.
     """
     if contract not in ("v1", "v2") or quant_mode not in (0, 2) or algorithm not in ("window", "direct"):
-        raise ValueError('contract is "v1" or "v2", quant_mode 0 or 2, algorithm "window" or "direct"')
+        values = f"contract {contract!r}, quant_mode {quant_mode}, algorithm {algorithm!r}"
+        raise ValueError(f'{values}: need "v1" or "v2", 0 or 2, "window" or "direct"')
     group = require_sound(inputs, moe_expert_num, global_bs, special)
     experts = group.moe_experts
     out_bytes = H * (1 if quant_mode else dtype.itemsize)
@@ -617,20 +617,20 @@ def predict_crossings(
     quant_mode: int = 0,
     comm_quant_mode: int = 0,
 ) -> list[tuple[int, int]]:
-    """Return the bytes of rows that each rank sends to other servers by comm_alg "hierarchy": in dispatch, in combine.
+    """Return by rank the bytes that it sends to other servers with comm_alg "hierarchy": (in dispatch, in combine).
 
     They are whole 32-byte blocks of an item; kernels may write less.
 
     Dispatch: a token's row once for each other server with one of its experts, with 32 bytes for its source index, and
-    K ids, row numbers and weights of 4 bytes, each rounded up to 32 bytes. Combine: one sum for each such row of the
-    ranks with the same local rank on other servers.
+    K ids, row numbers and weights of 4 bytes, each rounded up to 32 bytes. Combine: one sum for each such row that
+    ranks with the same local rank on other servers have sent.
 
     Args:
-        inputs: of every rank, by rank.
+        inputs: tensors by rank.
         moe_expert_num: E.
-        ranks_per_server: ranks of a server, which divide W.
-        hidden, dtype: H and the type of rows.
-        quant_mode, comm_quant_mode: 0 or 2.
+        ranks_per_server: ranks per server, a divisor of W.
+        hidden, dtype: H and dtype of x.
+        quant_mode, comm_quant_mode: 0 or 2, for int8 rows in dispatch and int8 sums in combine.
     """
     world, of_server = len(inputs), moe_expert_num // len(inputs) * ranks_per_server
     crossing = [[0] * (world // ranks_per_server) for _ in inputs]  # by rank and server

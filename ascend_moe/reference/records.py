@@ -16,13 +16,13 @@ class RankInput:
     """The tensors one EP rank passes to dispatch and combine (CPU tensors; BS may differ between ranks).
 
     x: (BS, H) bf16, fp16 or fp32. Combine does not read it.
-    expert_ids: (BS, K) int32, -1 or 0..E-1; after them zero, copy and const experts, to which no row travels.
-    scales: (E, H) fp32 smooth scales, quant_mode 2 only.
+    expert_ids: (BS, K) int32: -1 (none), 0..E-1, or from E on zero, copy and const experts, to which no row is sent.
+    scales: (E, H) fp32 smooth scales, with quant_mode 2 only; None: rows are not multiplied.
     x_active_mask: (BS,) or (BS, K) bool; None: everything is active.
-    expert_scales: (BS, K) fp32, the weights of combine; without elements combine only adds.
+    expert_scales: (BS, K) fp32, the weights of combine; an empty tensor: combine adds rows without weights.
     shared_expert_x: (BS, H), or (a, b, H) with a * b = BS, in combine's dtype; added last with weight 1.
     ori_x: (BS, H), the rows of copy and const experts, in combine's dtype.
-    const_expert_alpha_1, const_expert_alpha_2: (C,) or (C, H), in combine's dtype.
+    const_expert_alpha_1, const_expert_alpha_2: (C,) or (C, H), in combine's dtype, for C const experts.
     const_expert_v: (C, H), in combine's dtype.
     """
 
@@ -39,11 +39,11 @@ class RankInput:
 
     @property
     def local_addends(self) -> dict[str, torch.Tensor]:
-        """The given tensors of ``OWN_TERMS``."""
+        """Tensors of ``OWN_TERMS`` that are not None, by name."""
         return {name: tensor for name in OWN_TERMS if (tensor := getattr(self, name)) is not None}
 
     def shared_row(self, token: int) -> torch.Tensor | None:
-        """Return the shared expert's row of a token, (H,) fp32."""
+        """Return the row of shared_expert_x for a token, (H,) fp32, or None without shared_expert_x."""
         if self.shared_expert_x is None:
             return None
         return self.shared_expert_x.detach().flatten(0, -2)[token].float()
@@ -56,14 +56,14 @@ class DispatchResult:
     expand_x: (R, H) in x's dtype, or int8 when quantized.
     dynamic_scales: (R,) fp32, or None when unquantized.
     expand_scales: (R,) fp32, the weight of every row, or None when dispatch gets no expert_scales.
-    expand_idx: (BS*K,) int32: earlier routed pairs of this rank with the same id; 0 where not routed.
+    expand_idx: (BS*K,) int32: number of this rank's earlier (token, k) with the same expert; 0 where not routed.
     assist_info: (R, 3) int32, row i's (source rank, token, k).
     expert_token_nums: (L,) int64, cumulative (type 0) or per expert (type 1).
     ep_recv_counts: (W*L,) int32, inclusive prefix sums over [local expert][source rank].
     tp_recv_counts: (tp_world_size,) int32.
     rows_sent: W ints, rows this rank sends to each owner, itself included.
-    expert_ids: (BS, K) this rank's own ids, for the sentences of ``validate``.
-    allocated: the shapes of the whole tensors as the operator allocates them, by their names.
+    expert_ids: (BS, K) this rank's own ids, for the text of ``validate``.
+    allocated: output name -> shape of the whole tensor that the operator allocates.
     """
 
     expand_x: torch.Tensor
@@ -81,7 +81,7 @@ class DispatchResult:
 
 @dataclass(frozen=True)
 class Fault:
-    """The collective error of the inputs, raised on every rank.
+    """An error in the ids of ``rank``, which the ops raise on every rank.
 
     Kind "InvalidExpertId" has token, k and expert_id; "RoutingOverflow" has owner, rows and capacity.
     """
@@ -144,7 +144,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Group:
-    """Numbers that all ranks share, derived from all inputs."""
+    """Numbers that are equal on all ranks of a call: W, K, E, L = E / W and maxBS."""
 
     world: int
     topk: int
@@ -154,33 +154,34 @@ class Group:
 
     @property
     def capacity(self) -> int:
-        """Maximum number of rows from a source to an owner."""
+        """Maximum number of rows that one rank may send to another."""
         return self.max_bs * min(self.topk, self.local_experts)
 
 
 def group_of(inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int) -> Group:
-    """Derive W, K, L and maxBS. Raises ValueError when the inputs are not one legal collective call."""
+    """Return W, K, E, L and maxBS of a call. Raises ValueError if E, K, the batches or a mask do not fit."""
     world = len(inputs)
     if world == 0 or moe_expert_num <= 0 or moe_expert_num % world:
         raise ValueError(f"moe_expert_num {moe_expert_num} must be a positive multiple of {world} ranks")
     topks = {int(given.expert_ids.shape[1]) for given in inputs}
     if len(topks) != 1:
-        raise ValueError(f"the ranks disagree on K: {sorted(topks)}")
+        raise ValueError(f"the ranks disagree on K: {sorted(topks)}; expert_ids must be (BS, K) with one K")
     batches = [int(given.expert_ids.shape[0]) for given in inputs]
     if global_bs == 0 and len(set(batches)) != 1:
-        raise ValueError(f"global_bs 0 means equal batches; they are {batches}")
+        raise ValueError(f"global_bs 0 means equal batches; they are {batches}: pass W * the largest batch")
     if global_bs % world or (global_bs and max(batches) > global_bs // world):
         raise ValueError(f"global_bs {global_bs} must be W * maxBS for W = {world} and batches {batches}")
     for rank, given in enumerate(inputs):
         mask = given.x_active_mask
-        if mask is not None and tuple(mask.shape) not in {(batches[rank],), tuple(given.expert_ids.shape)}:
-            raise ValueError(f"rank {rank}: x_active_mask has shape {tuple(mask.shape)}")
+        fits = (batches[rank],), tuple(given.expert_ids.shape)
+        if mask is not None and tuple(mask.shape) not in fits:
+            raise ValueError(f"rank {rank}: x_active_mask has shape {tuple(mask.shape)}; need {fits[0]} or {fits[1]}")
     max_bs = global_bs // world if global_bs else batches[0]
     return Group(world, topks.pop(), moe_expert_num, moe_expert_num // world, max_bs)
 
 
 def active_pairs(given: RankInput) -> list[tuple[int, int, int]]:
-    """Return (token, k, id) of every active (token, k), in flat order; ids as given, -1 included."""
+    """Return (token, k, id) of every (token, k) that the mask does not exclude, token by token, also ids of -1."""
     mask = None if given.x_active_mask is None else given.x_active_mask.tolist()
     pairs = []
     for token, ids in enumerate(given.expert_ids.tolist()):
@@ -197,5 +198,5 @@ def active_pairs(given: RankInput) -> list[tuple[int, int, int]]:
 
 
 def routed_pairs(given: RankInput, experts: int) -> list[tuple[int, int, int]]:
-    """Return (token, k, expert id) of every routed token for E = ``experts``, in flat order."""
+    """Return those of `active_pairs` whose id is that of a routed expert, 0..``experts``-1."""
     return [pair for pair in active_pairs(given) if 0 <= pair[2] < experts]

@@ -32,22 +32,30 @@ def validate(
 ) -> Comparison:
     """Compare one rank's outputs with the reference, bit for bit, over their defined parts only.
 
-    op "dispatch": outputs are the operator's seven tensors, expected a DispatchResult; contract "v1" compares
-    the third as expand_idx, "v2" as source indices. op "combine": outputs and expected are (BS, H) tensors.
-    ranks_per_server: of the communicator (``ascend_moe.comm.ranks_per_server``), 0 for one server; with fewer
-    than W, which is RDMA between A2 servers, the first words of V2's third tensor are expand_idx and are
-    compared as that, and the report says so.
-    NaN equals NaN whatever its payload. quantized: insist that expected has dynamic_scales.
-    exact_shapes: the whole tensors must have the operator's allocated shapes; otherwise more rows are fine.
-    The sentences come in the order in which a fault spreads: counts, indices, rows, scales; the first of them
-    is the one to look at. Raises ValueError or TypeError on a misuse of this function only.
+    NaN equals NaN whatever its payload. The differences are in the order in which an error spreads: counts, indices,
+    rows, scales. Begin with the first.
+
+    Args:
+        op: "dispatch" or "combine".
+        outputs: the operator's: seven tensors of dispatch, or one ``(BS, H)`` of combine.
+        expected: the rank's result of the reference's dispatch or combine.
+        rank: the rank, for the text.
+        quantized: raise ValueError unless ``expected`` has dynamic_scales.
+        contract: "v1" compares dispatch's third tensor as expand_idx, "v2" as source indices.
+        exact_shapes: dispatch's tensors must have the shapes that the operator allocates; else they may have more rows.
+        ranks_per_server: ``ascend_moe.comm.ranks_per_server``; 0: one server. If it is below W (RDMA between A2
+            servers), the third tensor of "v2" begins with expand_idx and is compared as that; the text mentions it.
+
+    Raises:
+        ValueError, TypeError: another argument than ``outputs`` is wrong.
     """
     if op not in ("dispatch", "combine") or contract not in ("v1", "v2"):
-        raise ValueError('op is "dispatch" or "combine", contract "v1" or "v2"')
+        raise ValueError(f'op {op!r}, contract {contract!r}: need "dispatch" or "combine", "v1" or "v2"')
     plain = _on_cpu(outputs)
     if op == "combine":
         if not isinstance(expected, torch.Tensor):
-            raise TypeError("for combine, expected is the (BS, H) tensor of reference.combine")
+            what = type(expected).__name__
+            raise TypeError(f"expected is a {what}; for combine pass the rank's (BS, H) tensor of reference.combine")
         sentence: str | None = f"the operator returns one tensor (BS, H); got {type(plain).__name__}"
         if isinstance(plain, torch.Tensor):
             if plain.dtype != expected.dtype:
@@ -58,9 +66,10 @@ def validate(
                 sentence = _difference(plain, expected, "token")
         return _finish(op, rank, [sentence] if sentence else [], f"{expected.shape[0]} tokens")
     if not isinstance(expected, DispatchResult):
-        raise TypeError("for dispatch, expected is a DispatchResult of reference.dispatch")
+        what = type(expected).__name__
+        raise TypeError(f"expected is a {what}; for dispatch pass the rank's DispatchResult of reference.dispatch")
     if quantized and expected.dynamic_scales is None:
-        raise ValueError("quantized outputs cannot be compared with an unquantized reference")
+        raise ValueError("expected is unquantized: run reference.dispatch with quant_mode 2, or omit quantized")
     between = 0 < ranks_per_server < len(expected.rows_sent)
     differences = _dispatch_differences(plain, expected, rank, contract, exact_shapes, between)
     size = f"{expected.expand_x.shape[0]} rows"
@@ -182,7 +191,7 @@ def _hint(got: torch.Tensor, want: torch.Tensor, row: int, name: str, places: Pl
 
 
 class Places:
-    """Positions in dispatch's outputs as expert, source rank, token and k instead of an offset."""
+    """Text for positions in dispatch's outputs: expert, source rank, token and k instead of an offset."""
 
     def __init__(self, expected: DispatchResult, rank: int) -> None:
         self.expected, self.rank = expected, rank
@@ -191,7 +200,7 @@ class Places:
         self.ends: list[int] = expected.ep_recv_counts.tolist()
 
     def of(self, name: str, i: int) -> str:
-        """Describe an element of a one-dimensional output, or a row of another one."""
+        """Describe element ``i`` of the output ``name``, or its row ``i`` if it has two dimensions."""
         if name == "ep_recv_counts":
             return f"{self._expert(i // self.world)}, from rank {i % self.world}; inclusive prefix sum"
         if name == "expert_token_nums":
@@ -219,13 +228,13 @@ Bits = npt.NDArray[Any]
 
 
 def bits(tensor: torch.Tensor) -> Bits:
-    """View the elements as signed integers of the same size."""
+    """Return the elements' bits as an array of signed integers of the same size."""
     plain = tensor.detach().cpu().contiguous()
     return np.asarray(plain.view(_INTEGER_VIEW[plain.element_size()]).numpy())
 
 
 def differing(got: torch.Tensor, expected: torch.Tensor) -> npt.NDArray[np.bool_]:
-    """Return where two tensors of the same shape and dtype differ in bits; NaNs are equal."""
+    """Return a mask of the elements whose bits differ, of tensors of the same shape and dtype; NaNs are equal."""
     unequal = bits(got) != bits(expected)
     if got.dtype.is_floating_point:
         unequal &= ~(torch.isnan(got) & torch.isnan(expected)).detach().cpu().numpy()
@@ -240,14 +249,14 @@ def same_bits(got: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def words(value: torch.Tensor) -> str:
-    """Format an element as ``1.5 (0x3fc0)``, integers without bits."""
+    """Format a tensor's only element: a float as ``1.5 (0x3fc0)``, an integer without its bits."""
     if not value.dtype.is_floating_point:
         return str(int(value))
     return f"{float(value):.{_DIGITS[value.dtype]}g} (0x{_unsigned(value):0{2 * value.element_size()}x})"
 
 
 def gap(got: torch.Tensor, expected: torch.Tensor) -> str:
-    """Return the distance of two floats if it is small, as ``, 1 ulp apart``, else ""."""
+    """Return the distance of two finite floats as ``, 1 ulp apart``, or "" above 64 ulp and for other values."""
     if not got.dtype.is_floating_point or not (math.isfinite(float(got)) and math.isfinite(float(expected))):
         return ""
     if float(got) == float(expected):
