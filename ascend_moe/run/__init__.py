@@ -35,7 +35,9 @@ _PLAIN_WIDTH = 100  # columns if the output is not a terminal
 
 
 def execute(spec: RunSpec, head: Sequence[str], backend: str = "threads", as_json: str = "") -> int:
-    """Run ``spec`` and print the report by `_text.show`. ``head``: sentences to print first.
+    """Run ``spec``, check it and print the report.
+
+    ``head``: sentences to print first. ``backend``: ranks are "threads" or processes. ``as_json``: see `_text.show`.
 
     Returns:
         0 for PASS, 1 for FAIL or an error of the run.
@@ -58,7 +60,7 @@ def execute(spec: RunSpec, head: Sequence[str], backend: str = "threads", as_jso
 
 
 def run_threads(spec: RunSpec, progress: Progress) -> list[RankRecord]:
-    """Run all ranks as threads and return their records by rank. ``progress`` receives that of rank 0."""
+    """Run all ranks as threads and return their records by rank. Rank 0 reports its progress to ``progress``."""
     before = torch.get_num_threads()
     torch.set_num_threads(_share_of_cores(spec))
     try:
@@ -69,7 +71,7 @@ def run_threads(spec: RunSpec, progress: Progress) -> list[RankRecord]:
 
 
 def run_processes(spec: RunSpec, progress: Progress) -> list[RankRecord]:
-    """Run each rank in a process and return their records; raise the error of the first rank that failed."""
+    """Run each rank in a process and return the records by rank; raise the error of the first rank that failed."""
     progress("start of the processes", 0, 0)
     with tempfile.TemporaryDirectory(prefix="ascend-moe-run-") as scratch:
         start: Any = start_processes  # untyped

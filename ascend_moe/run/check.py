@@ -24,7 +24,7 @@ _SLICE_BYTES = 128 << 20  # of fp32 expert weights in memory at a time
 
 @dataclass(frozen=True)
 class Check:
-    """One check. ``detail``: the numbers, or a description of the first difference."""
+    """Result of one check. ``detail``: its numbers, or a description of the first difference."""
 
     name: str
     ok: bool
@@ -33,7 +33,7 @@ class Check:
 
 @dataclass(frozen=True)
 class RunChecks:
-    """All checks, and the largest differences of combine's and the layer's outputs."""
+    """All checks; combine's largest differences from the reference and the dense layer, and the RMS of the latter."""
 
     checks: list[Check]
     reference_difference: float
@@ -47,7 +47,7 @@ class RunChecks:
 
 
 def verify(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> RunChecks:
-    """Run every check over the records of all ranks."""
+    """Run every check on the ``records`` of all ranks, by rank; report stages to ``progress``."""
     inputs = [record.given for record in records]
     experts, mode, share = spec.config.num_experts, spec.quant_mode, ranks_per_server()
     common: dict[str, Any] = {"moe_expert_num": experts, "global_bs": spec.global_rows}
@@ -121,7 +121,7 @@ def _steady(records: Sequence[RankRecord], iterations: int) -> Check:
 
 
 def tolerance_of(spec: RunSpec) -> float:
-    """Return the tolerance of the comparison with the dense layer, see ``TOLERANCES``."""
+    """Return the tolerance of the comparison with the dense layer, relative to RMS + |value|; see ``TOLERANCES``."""
     return QUANT_TOLERANCE if spec.quant_mode else TOLERANCES[spec.dtype]
 
 
@@ -171,11 +171,11 @@ class _Holder(Dispatcher):
 
 @torch.no_grad()
 def dense_layer(spec: RunSpec, records: Sequence[RankRecord], progress: Progress) -> Tensor:
-    """Compute the layer without dispatch and combine, in fp32, for all tokens (sum of BS, R) in one process.
+    """Compute combine's result without dispatch and combine, in one process: (sum of BS, R) fp32, R a row's elements.
 
-    With a latent width R, or with several rows per token, the result is that of combine: before the projection back or
-    the sum of these rows, without the shared expert. Routing and weights are those of the ranks' routers. Expert
-    weights are generated or read again, a slice of experts at a time, and never quantized.
+    If the layer projects rows to a latent width, or splits a token into several rows, this is not the layer's output,
+    and the shared expert is left out. Routing and weights are those of the ranks' routers. Expert weights are generated
+    or read again, a slice of experts at a time, and never quantized.
     """
     config = spec.config
     x = torch.cat([record.x for record in records]).float()

@@ -37,11 +37,13 @@ class RunSpec(CallOptions):
     With quant_mode 2 the experts are int8 too (W8A8), or quantized as in the checkpoint.
 
     Attributes:
-        batches: BS of each rank.
+        config: sizes and options of the layer.
+        batches: BS of each rank; ranks and batches out of range raise ArgumentError.
         dtype: element type of x, expert rows and weights.
         text: at least sum(batches) bytes, one per token.
+        seed: of tokens and random weights.
         iterations: timed passes, after one that is not timed.
-        checkpoint, layer: Hugging Face checkpoint and decoder layer; None: random weights.
+        checkpoint, layer: path of a Hugging Face checkpoint and number of its decoder layer; None: random weights.
     """
 
     config: MoEConfig
@@ -56,12 +58,12 @@ class RunSpec(CallOptions):
 
     @property
     def ranks(self) -> int:
-        """W."""
+        """Number of ranks, W."""
         return len(self.batches)
 
     @property
     def global_rows(self) -> int:
-        """global_bs in dispatched rows, of which a token may have several."""
+        """global_bs in rows: ``global_bs`` times the rows that the layer dispatches per token."""
         return self.global_bs * self.config.rows_of_a_token
 
     def __post_init__(self) -> None:
@@ -81,7 +83,7 @@ class RunSpec(CallOptions):
 
 
 def batches_of(text: str, ranks: int) -> tuple[int, ...]:
-    """Parse tokens per rank: "48" gives rank r of W 48 * (1 - r / (2 * W)) rounded up, "48,0,7" lists them."""
+    """Parse tokens per rank: "48,0,7" lists them; "48" is 48 * (1 - r / (2 * W)), rounded up, for rank r of W."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise ArgumentError(f"{text!r} is neither a number of tokens nor a list like 48,0,7,16", argument="batch")
@@ -100,14 +102,14 @@ def batches_of(text: str, ranks: int) -> tuple[int, ...]:
 
 
 def default_text() -> bytes:
-    """Return the opening of Alice's Adventures in Wonderland, which is part of the package."""
+    """Return the bytes of the package's text, the opening of Alice's Adventures in Wonderland."""
     return (importlib.resources.files("ascend_moe") / "data" / DEFAULT_TEXT).read_bytes()
 
 
 def embed(spec: RunSpec, rank: int) -> Tensor:
     """Return the rank's tokens (BS, H) with RMS 1, one per byte of its part of the text.
 
-    A token is the sum of three random vectors: of its byte, of the last two and of the last three bytes. Tokens thus
+    A token is the scaled sum of three random vectors, for its byte, the last two and the last three bytes. Tokens thus
     depend on their context, and equal words have equal tokens.
     """
     first, count = sum(spec.batches[:rank]), spec.batches[rank]
@@ -133,7 +135,7 @@ def token_ids(spec: RunSpec, rank: int) -> Tensor:
 
 
 def build(spec: RunSpec, dispatcher: Dispatcher, *, floats: bool = False) -> MoELayer:
-    """Build the layer with the dispatcher's experts. ``floats``: dequantize those of a quantized checkpoint."""
+    """Build the layer with the experts of ``dispatcher``'s rank; ``floats``: dequantize those of a checkpoint."""
     if spec.checkpoint is not None:
         return build_layer(
             spec.checkpoint, spec.layer, dispatcher, dtype=spec.dtype, global_bs=spec.global_bs, dequantize=floats
@@ -143,7 +145,7 @@ def build(spec: RunSpec, dispatcher: Dispatcher, *, floats: bool = False) -> MoE
 
 
 def needed_mib(spec: RunSpec) -> int:
-    """Return the minimum HCCL_BUFFSIZE for any routing of these batches."""
+    """Return the minimum HCCL_BUFFSIZE, in MiB, for any routing of the batches."""
     config = spec.config
     algorithm = calls.comm_algorithm("")
     selected = {"comm_alg": algorithm} | on_servers(spec.ranks, algorithm, calls.is_two_level(""))
@@ -178,17 +180,18 @@ class RankRecord:
     """Inputs and results of one rank, which received n rows.
 
     Attributes:
-        tokens, x: tokens of the layer, and the rows dispatched for them.
-        own: local addends of combine, by argument name.
+        tokens, x: tokens of the layer, and the rows passed to dispatch for them.
+        expert_ids, expert_scales: (BS, K) ids and weights of these rows.
+        own: tensors that combine adds on this rank (shared expert's, special experts'), by argument name.
         dispatched: dispatch's seven outputs, with rows cut to n.
         expert_rows: output of the experts, (n, H).
         steady: every pass and MoELayer.forward returned the bits of ``out``.
         seconds: phase -> seconds of each timed pass.
-        traffic: op -> MTE byte counters of the twin.
+        traffic: op -> the emulator's counters of bytes moved by MTE.
         algorithms: op -> algorithm.
-        window_mib, state_mib: parts of HCCL_BUFFSIZE for rows and for the state.
-        needed_mib: minimum HCCL_BUFFSIZE for any routing.
-        weighed: dispatch took the expert scales.
+        window_mib, state_mib: MiB of HCCL_BUFFSIZE for rows, and for the state.
+        needed_mib: result of `needed_mib`.
+        weighed: dispatch took expert_scales.
     """
 
     rank: int
@@ -211,13 +214,13 @@ class RankRecord:
 
     @property
     def given(self) -> RankInput:
-        """Inputs of dispatch and combine."""
+        """The inputs of dispatch and combine, for the reference."""
         return RankInput(self.x, self.expert_ids, expert_scales=self.expert_scales, **self.own)
 
 
 @torch.no_grad()
 def run_rank(spec: RunSpec, rank: int, group_ep: str, progress: Progress) -> RankRecord:
-    """Run one rank; collective over ``group_ep``."""
+    """Run the layer as one rank and return its record. All ranks of ``group_ep`` must call this."""
     config = spec.config
     dispatcher = MC2Dispatcher(group_ep, spec.ranks, rank, config.num_experts, **config.special.given)
     progress("weights of the experts", 0, 0)

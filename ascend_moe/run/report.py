@@ -22,7 +22,7 @@ _MIB = 1 << 20
 
 @dataclass
 class RunReport:
-    """The numbers of a finished run. ``head``: sentences about it; ``seconds``: of the whole run."""
+    """The report of a finished run. ``head``: sentences about it, see `about`; ``seconds``: of the whole run."""
 
     spec: RunSpec
     head: Sequence[str]
@@ -38,7 +38,7 @@ class RunReport:
         self.rows: Tensor = self.counts.reshape(spec.ranks, spec.ranks, -1).sum(2)
 
     def window_bytes(self) -> int:
-        """Largest number of bytes of rows in one rank's window after an op."""
+        """Return the largest number of bytes of rows in one rank's window after an op."""
         # the window's owner reads them, or has written them
         side = {"window": "read", "hierarchy": "read", "direct": "written"}
         return max(
@@ -48,7 +48,7 @@ class RunReport:
         )
 
     def phase_ms(self) -> dict[str, float]:
-        """Return the median milliseconds of the slowest rank, by phase."""
+        """Return phase -> milliseconds: of each pass the slowest rank's, of these the median."""
         passes = range(self.spec.iterations)
         return {
             phase: 1e3 * statistics.median(max(record.seconds[phase][n] for record in self.records) for n in passes)
@@ -56,7 +56,7 @@ class RunReport:
         }
 
     def json(self) -> dict[str, Any]:
-        """Return the report for JSON."""
+        """Return the report as a dict for JSON."""
         spec, first = self.spec, self.records[0]
         return {
             "pass": self.checked.ok,
@@ -87,7 +87,7 @@ class RunReport:
         }
 
     def show(self, console: Console) -> None:
-        """Print the report below its head."""
+        """Print the report without ``head``."""
         self._title(console, "Tokens per expert and rank")
         for line in render(self.counts, console.width):
             console.print(line, no_wrap=True, crop=False)
@@ -148,8 +148,8 @@ def _table(head: bool = True) -> Table:
 def about(spec: RunSpec, source: str, backend: str, width: int | None, text: str, note: str) -> list[str]:
     """Return the sentences at the top of the report.
 
-    ``source``: description of the layer. ``width``: published width of the experts if the run's are narrower, else
-    None. ``text``: name of the text. ``note``: another sentence.
+    ``source``: description of the layer. ``backend``: how the ranks run. ``width``: the model's width of an expert if
+    the run's are narrower, else None. ``text``: name of the text. ``note``: a last sentence; "": none.
     """
     config, dtype = spec.config, str(spec.dtype).removeprefix("torch.")
     experts = "quantized experts" if spec.checkpoint else "int8 experts (W8A8)"
@@ -187,16 +187,16 @@ _LABEL, _TOTAL = 9, 8  # columns of "  rank 0 ", and of the row's sum
 
 
 def tokens_per_expert(expert_ids: Sequence[Tensor], experts: int) -> Tensor:
-    """Return the routed tokens from each rank to each expert, (W, E) int64. Ids outside 0..E-1 are ignored."""
+    """Return the numbers of rows from each rank to each expert, (W, E) int64. Ids outside 0..E-1 are ignored."""
     routed = [ids[(ids >= 0) & (ids < experts)].flatten().long() for ids in expert_ids]
     counts = [torch.bincount(ids, minlength=experts) for ids in routed]
     return torch.stack(counts)
 
 
 def render(counts: Tensor, width: int = 100) -> list[Text]:
-    """Draw (W, E) counts in lines of at most ``width`` columns: one row per rank, experts from left to right.
+    """Draw (W, E) counts as a heat map of at most ``width`` columns: one line per rank, experts from left to right.
 
-    Owners that do not fit into the width follow below.
+    Owners (ranks) whose experts do not fit into the width follow below.
     """
     world, experts = counts.shape
     local, rule = experts // world, "│" if world <= _RULES_UP_TO else ""
@@ -233,7 +233,7 @@ def _axis(name: str, words: list[str], step: int, rule: str, end: str = "") -> T
 
 
 def summary(counts: Tensor) -> str:
-    """Return a line about balance: the hottest expert, idle experts, the busiest owner."""
+    """Return a line on the balance of (W, E) counts: hottest expert, idle experts, busiest rank."""
     world, experts = counts.shape
     by_expert = counts.sum(0)
     by_owner = by_expert.reshape(world, -1).sum(1)
