@@ -310,7 +310,7 @@ class Routing:
 
 
 def runnable(request: Request) -> list[str]:
-    """Return the algorithms to predict: all but hierarchy; between A2 servers window, and hierarchy if accepted."""
+    """Return the algorithms to predict: all but hierarchy; between A2 servers window and, if accepted, hierarchy."""
     if not _rdma_share(request):
         return [name for name in ALGORITHMS if name != "hierarchy"]
     return ["window"] if planning.plan(_as_run(request, "hierarchy")).violations else ["window", "hierarchy"]

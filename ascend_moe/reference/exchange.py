@@ -95,7 +95,7 @@ def dispatch(
 def _require_legal(inputs: Sequence[RankInput], quant_mode: int, nums_type: int, tp_world_size: int) -> None:
     if quant_mode not in (0, 2) or nums_type not in (0, 1) or tp_world_size not in (0, 1):
         values = f"quant_mode {quant_mode}, expert_token_nums_type {nums_type}, tp_world_size {tp_world_size}"
-        raise ValueError(f"{values}: need 0 or 2, 0 or 1, 0 or 1")
+        raise ValueError(f"{values}: need 0 or 2, 0 or 1, 0 or 1, respectively")
     kinds = {(given.x.dtype, given.x.shape[1]) for given in inputs}
     if len(kinds) != 1:
         raise ValueError(f"the ranks disagree on the dtype or H of x: {kinds}; pass the same on all ranks")
@@ -571,7 +571,7 @@ def predict_traffic(
     """
     if contract not in ("v1", "v2") or quant_mode not in (0, 2) or algorithm not in ("window", "direct"):
         values = f"contract {contract!r}, quant_mode {quant_mode}, algorithm {algorithm!r}"
-        raise ValueError(f'{values}: need "v1" or "v2", 0 or 2, "window" or "direct"')
+        raise ValueError(f'{values}: need "v1" or "v2", 0 or 2, "window" or "direct", respectively')
     group = require_sound(inputs, moe_expert_num, global_bs, special)
     experts = group.moe_experts
     out_bytes = H * (1 if quant_mode else dtype.itemsize)

@@ -162,7 +162,7 @@ def group_of(inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int) -
     """Return W, K, E, L and maxBS of a call. Raises ValueError if E, K, the batches or a mask do not fit."""
     world = len(inputs)
     if world == 0 or moe_expert_num <= 0 or moe_expert_num % world:
-        raise ValueError(f"moe_expert_num {moe_expert_num} must be a positive multiple of {world} ranks")
+        raise ValueError(f"moe_expert_num is {moe_expert_num}; it must be a positive multiple of the {world} ranks")
     topks = {int(given.expert_ids.shape[1]) for given in inputs}
     if len(topks) != 1:
         raise ValueError(f"the ranks disagree on K: {sorted(topks)}; expert_ids must be (BS, K) with one K")
@@ -170,7 +170,8 @@ def group_of(inputs: Sequence[RankInput], moe_expert_num: int, global_bs: int) -
     if global_bs == 0 and len(set(batches)) != 1:
         raise ValueError(f"global_bs 0 means equal batches; they are {batches}: pass W * the largest batch")
     if global_bs % world or (global_bs and max(batches) > global_bs // world):
-        raise ValueError(f"global_bs {global_bs} must be W * maxBS for W = {world} and batches {batches}")
+        rule = f"pass W * maxBS, a multiple of {world} of at least {world} * {max(batches)}"
+        raise ValueError(f"global_bs is {global_bs}; {rule}")
     for rank, given in enumerate(inputs):
         mask = given.x_active_mask
         fits = (batches[rank],), tuple(given.expert_ids.shape)

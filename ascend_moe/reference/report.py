@@ -50,7 +50,7 @@ def validate(
         ValueError, TypeError: another argument than ``outputs`` is wrong.
     """
     if op not in ("dispatch", "combine") or contract not in ("v1", "v2"):
-        raise ValueError(f'op {op!r}, contract {contract!r}: need "dispatch" or "combine", "v1" or "v2"')
+        raise ValueError(f'op {op!r}, contract {contract!r}: need "dispatch" or "combine", and "v1" or "v2"')
     plain = _on_cpu(outputs)
     if op == "combine":
         if not isinstance(expected, torch.Tensor):

@@ -83,7 +83,10 @@ class RunSpec(CallOptions):
 
 
 def batches_of(text: str, ranks: int) -> tuple[int, ...]:
-    """Parse tokens per rank: "48,0,7" lists them; "48" is 48 * (1 - r / (2 * W)), rounded up, for rank r of W."""
+    """Parse tokens per rank: a list as "48,0,7", or one number n: n * (1 - r / (2 * W)), rounded up, for rank r of W.
+
+    Raises ArgumentError for another text, a list for another number of ranks, and too many tokens.
+    """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise ArgumentError(f"{text!r} is neither a number of tokens nor a list like 48,0,7,16", argument="batch")
@@ -145,7 +148,7 @@ def build(spec: RunSpec, dispatcher: Dispatcher, *, floats: bool = False) -> MoE
 
 
 def needed_mib(spec: RunSpec) -> int:
-    """Return the minimum HCCL_BUFFSIZE, in MiB, for any routing of the batches."""
+    """Return the minimum HCCL_BUFFSIZE, in MiB, that is enough for any routing of the batches."""
     config = spec.config
     algorithm = calls.comm_algorithm("")
     selected = {"comm_alg": algorithm} | on_servers(spec.ranks, algorithm, calls.is_two_level(""))
