@@ -104,15 +104,16 @@ class _VendorOp(registration.Operator):
         for name, tensor in _tensors(self.bind(args, kwargs)):
             if tensor.device.type != "cpu":
                 raise ArgumentError(
-                    f"{self.name}: {name} is on {tensor.device}, all tensors must be on the same device (cpu)",
+                    f"{self.name}: {name} is on {tensor.device}, other tensors are on cpu: move all to one device",
                     argument=name,
                 )
         return _contiguous(self.kind.run(*args, **kwargs))
 
     def npu(self, *args: Any, **kwargs: Any) -> Any:
-        """Run torch_npu's operator. torch_npu is already imported: the tensors are on its device."""
+        """Run torch_npu's operator, or this package's if it uses windows or that one refuses the arguments."""
         if self.kind.windows or refused(self.name, kwargs):
             return self.kind.run(*args, **kwargs)
+        # The tensors are on its device, so torch_npu is already imported.
         theirs = getattr(getattr(torch.ops.npu, self.name, None), self.overload._overloadname, None)
         if theirs is None:
             raise LibraryError(f"this torch_npu has no {self.qualified}; install a newer torch_npu")
@@ -128,7 +129,8 @@ class _VendorOp(registration.Operator):
         tensors = _tensors(given)
         for name, tensor in tensors:
             if tensor.is_meta and not all(other.is_meta for _, other in tensors):  # torch would infer only
-                raise ArgumentError(f"{self.name}: {name} is on meta, other tensors are not", argument=name)
+                text = f"{self.name}: {name} is on meta, other tensors are not; put all or none there"
+                raise ArgumentError(text, argument=name)
         try:
             return self.kind.meta(SimpleNamespace(**given))
         except ArgumentError as error:

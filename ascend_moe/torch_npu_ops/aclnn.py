@@ -250,7 +250,8 @@ def _dynamic_quant_v3(*values: Any) -> None:
     names = "input smooth_scales group_index dst_type symmetrical quant_mode"
     given, (y, scale, offset) = _named(names, values)
     if not given.pop("symmetrical") or offset is not None:
-        raise ArgumentError("asymmetric quantization is not supported on the virtual NPU", argument="offset")
+        text = "asymmetric quantization is not supported on the virtual NPU: quantize symmetrically, without offset"
+        raise ArgumentError(text, argument="offset")
     given["dst_type"] = _dtype(given["dst_type"], "dst_type")
     if given["dst_type"] == torch.int32 and given["smooth_scales"] is None:
         rows = given["input"].float()
@@ -301,7 +302,8 @@ def _quantize(x: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: int,
 def _ascend_quant(*values: Any) -> None:
     given, (out,) = _named("x scales offset sqrt_mode round_mode dst_type axis", values)
     if out.dtype != torch.int8 or given["sqrt_mode"]:
-        raise ArgumentError(f"the output is {out.dtype}; the virtual NPU quantizes to int8", argument="dtype")
+        text = f"the output is {out.dtype}, sqrt_mode {given['sqrt_mode']}; the virtual NPU needs int8 and False"
+        raise ArgumentError(text, argument="dtype")
     products = given["x"].float() * given["scales"].float()
     offset = given["offset"]
     write(out, to_int8(products if offset is None else products + offset.float()))
@@ -328,7 +330,9 @@ def _scaled_product(
         x1, x2 = unpack_int4(x1), unpack_int4(x2.mT).mT if x2.stride(-1) != 1 else unpack_int4(x2)
     if x1.dtype != torch.int8 or x2.dtype != torch.int8 or any(x is not None for x in others):
         raise ArgumentError(
-            "the virtual NPU supports int8 by int8 and int4 by int4, without y_scale and y_offset", argument="x1"
+            f"x1 is {x1.dtype}, x2 {x2.dtype}; the virtual NPU supports int8 by int8 and int4 by int4, without "
+            "y_scale, y_offset and x1_offset",
+            argument="x1",
         )
     left, right = (x.mT if other[f"transpose_{name}"] else x for name, x in (("x1", x1), ("x2", x2)))
     sums = left.int() @ right.int()
@@ -348,7 +352,8 @@ def _scaled_product(
 def _weight_quant_matmul(x: Tensor, weight: Tensor, *rest: Any) -> None:
     scale, offset, quant_scale, quant_offset, bias, _, out = rest
     if quant_scale is not None or quant_offset is not None:
-        raise ArgumentError("a quantized result is not supported on the virtual NPU", argument="quant_scale")
+        text = "the virtual NPU supports no quantized result: omit quant_scale and quant_offset"
+        raise ArgumentError(text, argument="quant_scale")
     shape = (-1, out.shape[-1]) if scale.dim() == 2 and 1 not in scale.shape else (out.shape[-1],)
     given = {"antiquant_scale": scale, "antiquant_offset": offset}
     options: dict[str, Any] = {name: [value.reshape(shape)] for name, value in given.items() if value is not None}
@@ -374,5 +379,5 @@ def _trans_quant_param(scale: Tensor, offset: Tensor | None, out: Tensor) -> Non
 
 
 def _dtype(number: int, argument: str) -> torch.dtype:
-    need(number in DTYPES, argument, "is aclDataType {}, not supported on the virtual NPU", number)
+    need(number in DTYPES, argument, "is aclDataType {}; the virtual NPU supports {}", number, sorted(DTYPES))
     return DTYPES[number]

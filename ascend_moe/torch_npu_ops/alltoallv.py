@@ -33,7 +33,7 @@ _LEAVES = ("gmm_x", "gmm_weight", "mm_x", "mm_weight")
 
 
 def read_counts(name: str, given: dict[str, Any]) -> list[int]:
-    """Return the counts of this name as a list, from the tensor if it is passed too."""
+    """Return the argument ``name``, "send_counts" or "recv_counts", as a list; ``{name}_tensor`` takes precedence."""
     if given[f"{name}_tensor"] is not None:
         name = f"{name}_tensor"
     counts = given[name]
@@ -60,16 +60,16 @@ def _check(given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     need_dims("gmm_weight", weight, 3, dtypes=(x.dtype,))
     need(weight.shape[0] >= 1, "gmm_weight", "has no experts; need (L, H, N), L at least 1")
     size = weight.shape[2 if given["trans_gmm_weight"] else 1]
-    need(size == x.shape[1], "gmm_weight", "multiplies rows of {}, gmm_x has {}", size, x.shape[1])
+    need(size == x.shape[1], "gmm_weight", "multiplies rows of {}, gmm_x has {} columns", size, x.shape[1])
     comm.need_name("hcom", given["hcom"])
     there, _ = comm.size_and_rank(given["hcom"]) or (0, None)
     rule = "is {!r}, which names no open group: use ascend_moe.comm_name(process_group)"
     need(there > 0, "hcom", rule, given["hcom"])
-    need(world == there, "ep_world_size", "is {} but group {!r} has {} ranks", world, given["hcom"], there)
+    need(world == there, "ep_world_size", "is {} but group {!r} has {} ranks: pass that", world, given["hcom"], there)
     names = ("send_counts", "recv_counts")
     sent, came = (_table(name, read_counts(name, given), world, len(weight)) for name in names)
     rows = int(sent.sum())
-    need(len(x) == rows, "gmm_x", "has {} rows, the sum of send_counts is {}", len(x), rows)
+    need(len(x) == rows, "gmm_x", "has {} rows, the sum of send_counts is {}; they must be equal", len(x), rows)
     return sent, came
 
 
@@ -111,7 +111,7 @@ def wants_gradient(given: dict[str, Any]) -> bool:
 
 
 def with_gradients(name: str, given: dict[str, Any]) -> Any:
-    """Return the results of a call of the operator ``name`` that wants gradients."""
+    """Call the operator ``name`` with the arguments ``given``, recorded by autograd, and return its results."""
     return _Fused.apply(name, given, *(given[leaf] for leaf in _LEAVES))  # type: ignore[no-untyped-call]
 
 
@@ -214,25 +214,25 @@ def npu_alltoallv_gmm(
     W = ep_world_size ranks, L experts per rank. Differentiable: the backward is `npu_gmm_alltoallv`, on all ranks.
 
     Args:
-        gmm_x: ``(sum(send_counts), H)`` bfloat16, float16 or float32, rows by rank of the expert, then by expert.
+        gmm_x: ``(sum(send_counts), H)`` bfloat16, float16 or float32, rows sorted by their expert's rank, then expert.
         gmm_weight: ``(L, H, N)``, gmm_x's dtype; ``(L, N, H)`` with trans_gmm_weight.
         hcom: name of a group: ``ascend_moe.comm_name``, a c10d group name, a LocalCluster's.
         ep_world_size: W.
-        send_counts: W * L rows, for each rank for each of its experts; a list, or a tensor.
-        recv_counts: W * L rows, from each rank for each expert of this one.
+        send_counts: W * L numbers of rows to send, by rank and expert of that rank; a list, or a tensor.
+        recv_counts: W * L numbers of rows to receive, by source rank and expert of this rank.
         send_counts_tensor, recv_counts_tensor: the same as tensors, which take precedence.
         mm_x, mm_weight: ``(T, H2)`` and ``(H2, N2)`` of a shared expert, ``(N2, H2)`` with trans_mm_weight.
         permute_out_flag: also return the rows before the product.
         comm_mode: must be None.
 
     Returns:
-        ``(sum(recv_counts), N)`` rows by expert, source rank, their order there; mm_x times mm_weight, None
-        without; ``(sum(recv_counts), H)`` the rows before the product, None without permute_out_flag.
+        products ``(sum(recv_counts), N)``, sorted by expert, then source rank, then order there; mm_x @ mm_weight, None
+        without mm_x; the received rows ``(sum(recv_counts), H)`` in that order, None without permute_out_flag.
 
     Raises:
         ArgumentError: an argument breaks one of these rules on this rank.
 
-    Source: torch_npu ``npu_alltoallv_gmm``. NPU tensors are passed there.
+    Source: torch_npu ``npu_alltoallv_gmm``, which is called for NPU tensors.
     """
     given = dict(locals())
     sent, came = _check(given)
@@ -261,22 +261,22 @@ def npu_gmm_alltoallv(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Multiply rows by their experts' weights, and send them back to the ranks of their tokens.
 
-    The inverse of `npu_alltoallv_gmm`, which is its backward.
+    It moves rows back that `npu_alltoallv_gmm` has moved. Differentiable: that is the backward, on all ranks.
 
     Args:
-        gmm_x: ``(sum(send_counts), H)``, rows by expert, rank they go to: as `npu_alltoallv_gmm` returns them.
-        send_counts: W * L rows, to each rank from each expert of this one.
-        recv_counts: W * L rows, from each rank for each of its experts.
+        gmm_x: ``(sum(send_counts), H)``, rows sorted by expert, then target rank: as `npu_alltoallv_gmm` returns them.
+        send_counts: W * L numbers of rows to send, by target rank and expert of this rank.
+        recv_counts: W * L numbers of rows to receive, by source rank and expert of that rank.
         gmm_weight, hcom, ep_world_size, send_counts_tensor, recv_counts_tensor, mm_x, mm_weight, trans_gmm_weight,
-            trans_mm_weight, comm_mode: as there.
+            trans_mm_weight, comm_mode: as for `npu_alltoallv_gmm`.
 
     Returns:
-        ``(sum(recv_counts), N)`` rows by rank of the expert, then by expert; mm_x times mm_weight, None without.
+        ``(sum(recv_counts), N)`` rows sorted by the expert's rank, then expert; mm_x @ mm_weight, None without mm_x.
 
     Raises:
         ArgumentError: an argument breaks one of these rules on this rank.
 
-    Source: torch_npu ``npu_gmm_alltoallv``. NPU tensors are passed there.
+    Source: torch_npu ``npu_gmm_alltoallv``, which is called for NPU tensors.
     """
     given = dict(locals())
     sent, came = _check(given)

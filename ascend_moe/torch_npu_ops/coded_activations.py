@@ -25,7 +25,7 @@ def _even(x: torch.Tensor) -> torch.Tensor:
 
 
 def mx_shapes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return empty codes and scales of the activation of x."""
+    """Return uninitialized e4m3 codes ``(..., F)`` and e8m0 scales ``(..., ceil(F / 64), 2)`` for x ``(..., 2F)``."""
     width = x.shape[-1] // 2
     pairs = -(-width // (_BLOCK * _SCALES_OF_A_PAIR))
     codes = x.new_empty((*x.shape[:-1], width), dtype=FP8)
@@ -62,11 +62,11 @@ def swiglu_group_quant(
     group_list_type: int = 0,
     clamp_value: float = 0.0,
 ) -> Triple:
-    """Return ``npu_swiglu_group_quant`` with quant_mode 2: ``silu(left) * right`` in MX's e4m3.
+    """Compute ``silu(left) * right`` of x ``(..., 2F)``, in MX's e4m3, as ``npu_swiglu_group_quant`` with quant_mode 2.
 
-    vllm-ascend calls only this mode, with dst_type float8_e4m3fn and defaults. clamp_value above 0: clamp the gate
-    (left) at it, up at both sides. The activation is assumed to be float32 up to its code. The third result is empty,
-    since vllm-ascend ignores it. Other modes and arguments have no documentation and are refused.
+    Returns codes, scales (shapes as in `mx_shapes`), and an empty tensor, which vllm-ascend ignores. clamp_value above
+    0 limits left from above and right on both sides. The activation is computed in float32. vllm-ascend calls only this
+    mode, with dst_type float8_e4m3fn and defaults; ArgumentError refuses others, which are not documented.
     """
     need_dtype("x", x, torch.bfloat16, torch.float16)
     for name, tensor in (("topk_weight", topk_weight), ("group_index", group_index)):
@@ -96,7 +96,7 @@ def situ_mx_quant(
     x: torch.Tensor, beta: float = 1.0, linear_beta: float = 0.0, activate_left: bool = False,
     dst_type: int = _E4M3_CODE,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Return SiTU of x ``(..., 2F)``, gate left, in MX's e4m3 as `swiglu_group_quant`."""
+    """Return MX's e4m3 codes and scales, as `mx_shapes`, of `situglu` of x ``(..., 2F)``; the left half is the gate."""
     need_dtype("x", x, torch.bfloat16, torch.float16)
     _need_gate_left(activate_left)
     need(dst_type == _E4M3_CODE, "dst_type", "is {}; it must be {}, e4m3", dst_type, _E4M3_CODE)
@@ -117,10 +117,10 @@ def dequant_situ_quant(
     activate_left: bool = True,
     quant_mode: str = "dynamic",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return SiTU of x ``(rows, 2F)``, gate left, in int8 with one scale per row.
+    """Return `situglu` of x ``(rows, 2F)``, whose left half is the gate: int8 ``(rows, F)`` and scales ``(rows,)``.
 
-    x is bf16 or fp16, or int32: times weight_scale ``(2F,)`` and activation_scale ``(rows,)``. The other tensors are
-    None in vllm-ascend; other values are refused.
+    x is bf16 or fp16, or int32, which is multiplied by weight_scale ``(2F,)`` and, if given, activation_scale
+    ``(rows,)``. The other tensors are None in vllm-ascend; other values raise ArgumentError.
     """
     need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float16, torch.int32))
     refused = {"bias": bias, "quant_scale": quant_scale, "quant_offset": quant_offset, "group_index": group_index}

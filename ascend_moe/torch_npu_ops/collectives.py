@@ -103,20 +103,21 @@ def npu_moe_distribute_combine_add_rms_norm(
             moe_expert_num, global_bs, comm_alg: as for `npu_moe_distribute_combine_v2`.
         tp_send_counts, expand_scales, group_tp, tp_rank_id, group_list_type: accepted and ignored.
         activation_scale, weight_scale, group_list: must be None. out_dtype: must be 0.
-        ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v: as there, dtype of expand_x.
+        ori_x, const_expert_alpha_1, const_expert_alpha_2, const_expert_v: as for `npu_moe_distribute_combine_v2`,
+            in the dtype of expand_x.
         elastic_info, tp_world_size, expert_shard_type, shared_expert_num, shared_expert_rank_num, comm_quant_mode,
-            zero_expert_num, copy_expert_num, const_expert_num: what `npu_moe_distribute_combine_v2` takes.
+            zero_expert_num, copy_expert_num, const_expert_num: as for `npu_moe_distribute_combine_v2`.
 
     Returns:
         y ``(BS, 1, H)`` of expand_x's dtype; rstd ``(BS, 1, 1)`` fp32; x ``(BS, 1, H)``, the sum that was
-        normalized. An inactive token's x is its residual (CANN leaves those rows unchanged).
+        normalized. An inactive token's x is its residual (CANN leaves these rows of its outputs unwritten).
 
     Collective; order, compilers and gradients as for `npu_moe_distribute_combine_v2`.
 
     Raises:
         As for `npu_moe_distribute_combine_v2`; ArgumentError also for residual_x, gamma and norm_eps.
 
-    Source: torch_npu ``npu_moe_distribute_combine_add_rms_norm``. NPU tensors use this package's combine too.
+    Source: torch_npu ``npu_moe_distribute_combine_add_rms_norm``. NPU tensors use this package's kernels too.
     """
     given = dict(locals())
     for name in ("expand_x", "residual_x", "gamma", "expert_ids", "expand_idx", "ep_send_counts", "expert_scales"):
@@ -236,12 +237,12 @@ def _npu_distribute_barrier(
     comm.need_name("group", group)
     place = comm.size_and_rank(group)
     if place is None:
-        text = f"group of {group!r} names no live communicator: use ascend_moe.comm_name(process_group)"
+        text = f"group is {group!r}, which names no live communicator: use ascend_moe.comm_name(process_group)"
         raise ArgumentError(text, argument="group")
     world, rank = place
-    need(world_size == world, "world_size", "is {} but group {!r} has {} ranks", world_size, group, world)
+    need(world_size == world, "world_size", "is {} but group {!r} has {} ranks: pass that", world_size, group, world)
     if rank is None:
-        text = f"group of {group!r} is a LocalCluster's: call it in the thread of a rank"
+        text = f"group is {group!r}, a LocalCluster's: call this in the thread of a rank"
         raise ArgumentError(text, argument="group")
     need(time_out is None or not on_npu(x_ref), "time_out", "is supported on the CPU only: set ASCEND_MOE_TIMEOUT_S")
     rows = x_ref.new_empty((0, _HIDDEN), dtype=torch.bfloat16)

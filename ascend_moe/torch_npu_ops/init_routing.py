@@ -31,19 +31,19 @@ def npu_moe_init_routing(
 
     Args:
         x: ``(T, H)``, any dtype.
-        row_idx: ``(T, K)`` int32, distinct numbers 0..T*K-1 that name the routed tokens; the token is ``row_idx % T``:
-            j * T + t, as returned by ``npu_moe_gating_top_k_softmax``.
-        expert_idx: ``(T, K)`` int32; equal experts keep their (token, k) order.
-        active_num: maximum number of expanded tokens, at least 0.
+        row_idx: ``(T, K)`` int32, each number of 0..T*K-1 once; the copy named n is of row ``x[n % T]``. Entry (t, j)
+            is j * T + t if returned by ``npu_moe_gating_top_k_softmax``.
+        expert_idx: ``(T, K)`` int32: experts of the copies. Copies of one expert keep their (t, j) order.
+        active_num: ``active_num * K`` is the maximum number of rows; at least 0.
 
     Returns:
-        rows ``(min(T, active_num) * K, H)`` of x's dtype; for each row_idx the index of its row ``(T*K,)``
-        int32; the experts, sorted, ``(T*K,)`` int32.
+        rows ``(min(T, active_num) * K, H)`` of x's dtype; for each name n the index of its row, also if cut off,
+        ``(T*K,)`` int32; the experts, sorted, ``(T*K,)`` int32.
 
     Raises:
         ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_init_routing``; NPU tensors are passed there.
+    Source: torch_npu ``npu_moe_init_routing``, which is called for NPU tensors.
     """
     need_dims("x", x, 2)
     need_dims("expert_idx", expert_idx, 2)
@@ -67,7 +67,7 @@ def npu_moe_init_routing(
 
 @npu_operator
 def npu_moe_compute_expert_tokens(sorted_expert_for_source_row: torch.Tensor, num_expert: int) -> torch.Tensor:
-    """Return running sums of rows by expert, the end of each expert's rows.
+    """Return where each expert's rows end: the running sums of the numbers of rows per expert.
 
     Args:
         sorted_expert_for_source_row: ``(rows,)`` int32, non-decreasing; ids of num_expert and above are ignored.
@@ -79,7 +79,7 @@ def npu_moe_compute_expert_tokens(sorted_expert_for_source_row: torch.Tensor, nu
     Raises:
         ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_compute_expert_tokens``; NPU tensors are passed there.
+    Source: torch_npu ``npu_moe_compute_expert_tokens``, which is called for NPU tensors.
     """
     experts = sorted_expert_for_source_row
     name = "sorted_expert_for_source_row"
@@ -131,10 +131,10 @@ def npu_moe_init_routing_v2(
         drop_pad_mode: 0: contiguous rows. 1: expert_capacity rows per expert, further ones dropped, missing rows zero;
             needs all experts and row_idx_type 0, and returns no tokens or counts.
         expert_tokens_num_type: 0 running sums, 1 counts, 2 pairs (expert, count) of experts with rows.
-        expert_tokens_num_flag: whether to return those.
+        expert_tokens_num_flag: False: the expert tokens in the result are zeros.
         quant_mode: -1 none. 0 static: ``rint(x * scale + offset)`` in float16. 1 dynamic: a scale per row,
             formulas in `ascend_moe.experts.quant`.
-        active_expert_range: ``[start, stop]``; empty: all experts.
+        active_expert_range: ``[start, stop]``, experts start..stop-1 are active; empty: all, 0..expert_num-1.
         row_idx_type: 0: for each (token, k) its row. 1: for each row its (token, k).
         x_dtype: None, or x's own dtype.
 
@@ -144,12 +144,12 @@ def npu_moe_init_routing_v2(
         expanded_row_idx ``(T*K,)`` int32, -1 for none (also beyond active_num: not cut);
         expert tokens int64 ``(stop - start,)``, pairs ``(expert_num, 2)``;
         expanded_scale fp32, one for each row.
-        Rows after the last active row, and outputs not requested, are zero here, undefined on the NPU.
+        Rows after the last active row, and outputs not requested, are zero off the NPU, undefined on it.
 
     Raises:
         ArgumentError: an argument breaks one of these rules; int4, fp8 and modes of the 950 series exist on NPUs only.
 
-    Source: torch_npu ``npu_moe_init_routing_v2``; NPU tensors are passed there.
+    Source: torch_npu ``npu_moe_init_routing_v2``, which is called for NPU tensors.
     """
     given = dict(locals())
     read_as = resolve_dtype(x_dtype, "x_dtype")
@@ -212,7 +212,8 @@ def _check(call: Any) -> None:
         need(counted, "expert_tokens_num_type", rule, call.expert_tokens_num_type)
     if call.expert_tokens_num_type == PAIRS:
         enough = call.expert_num >= call.stop - call.first
-        need(enough, "expert_num", "is {}; pairs need one row per active expert", call.expert_num)
+        rule = "is {}; pairs need at least {}, the active experts"
+        need(enough, "expert_num", rule, call.expert_num, call.stop - call.first)
     _check_scale(call)
 
 
@@ -306,19 +307,19 @@ def npu_moe_update_expert(
         expert_scales: ``(BS, K)`` float routing weights; requires pruning_threshold.
         pruning_threshold: ``(K,)`` or ``(1, K)`` fp32: (t, k) is routed if its weight is at least
             ``pruning_threshold[k]`` times the sum of token t's weights (fp32, k ascending).
-        active_mask: ``(BS,)`` bool, requires both: False tokens are dropped.
-        local_rank_id, world_size: this rank in 0..world_size-1; needed with balance_mode 0.
+        active_mask: ``(BS,)`` bool, requires expert_scales and pruning_threshold; tokens of False are dropped.
+        local_rank_id, world_size: this rank, 0..world_size-1, and the number of ranks; needed with balance_mode 0.
         balance_mode: 0 by rank, copy ``local_rank_id // ceil(world_size / copies)``; 1 by token, copy
             ``t % copies``.
 
     Returns:
-        physical experts, with the shape and dtype of expert_ids; bool ``(BS, K)``: the remaining choices, all True
-        without pruning_threshold (not written then on the NPU).
+        physical experts, with the shape and dtype of expert_ids; bool ``(BS, K)``, True for choices not dropped: all
+        without pruning_threshold (on the NPU not written then).
 
     Raises:
         ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_update_expert``; NPU tensors are passed there.
+    Source: torch_npu ``npu_moe_update_expert``, which is called for NPU tensors.
     """
     need_dims("expert_ids", expert_ids, 2, dtypes=(torch.int32, torch.int64))
     need_dims("eplb_table", eplb_table, 2, dtypes=(torch.int32,))

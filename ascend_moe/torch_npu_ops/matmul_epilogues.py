@@ -43,12 +43,12 @@ def npu_grouped_matmul_swiglu_quant(
 
     Returns:
         int8 ``(M, N/2)``; fp32 scales ``(M,)``, formulas in `ascend_moe.experts.quant`; an fp32 scalar
-        without meaning. Rows after the last group are zero here, undefined on the NPU.
+        without meaning. Rows after the last group are zero off the NPU, undefined on it.
 
     Raises:
         ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_grouped_matmul_swiglu_quant``; NPU tensors are passed there.
+    Source: torch_npu ``npu_grouped_matmul_swiglu_quant``, which is called for NPU tensors.
     """
     need_unset(offset=offset)
     codes, scale = grouped_matmul_swiglu_quant(
@@ -79,26 +79,26 @@ def npu_grouped_matmul_swiglu_quant_v2(
     weight_scale_dtype: int | None = None,
     x_scale_dtype: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run `npu_grouped_matmul_swiglu_quant` with lists of one weight, smoothing, and counts as group list.
+    """Run `npu_grouped_matmul_swiglu_quant` with lists of one weight, smoothing, and optionally counts as group list.
 
     Args:
-        x, x_scale, group_list: as there.
-        weight, weight_scale: ``[(E, K, N)]`` int8 and ``[(E, N)]`` float; int4 as there, in lists of one too.
-        weight_assist_matrix: ``[(E, N)]`` fp32, with int4 weights: bias there.
-        smooth_scale: ``(E, N/2)`` or ``(E,)`` fp32, a factor before the quantization.
+        x, x_scale, group_list: as for `npu_grouped_matmul_swiglu_quant`.
+        weight, weight_scale: ``[(E, K, N)]`` int8 and ``[(E, N)]`` float; int4 as for that function, in lists of one.
+        weight_assist_matrix: ``[(E, N)]`` fp32, required with int4 weights: that function's bias.
+        smooth_scale: ``(E, N/2)`` or ``(E,)`` fp32, by which rows are multiplied before they are quantized.
         group_list_type: 0 running sums, 1 counts.
-        dequant_mode, quant_mode: 0: one scale per row of x, per column of weight, and per row of the result.
-        dequant_dtype, quant_dtype: float32 (6) and int8 (1).
+        dequant_mode, quant_mode: must be 0 or None: one scale per row of x, column of weight, and row of the result.
+        dequant_dtype, quant_dtype: must be float32 (6) and int8 (1), or None.
         tuning_config: a hint for the NPU, ignored here.
         bias, x_dtype, weight_dtype, weight_scale_dtype, x_scale_dtype: must be None.
 
     Returns:
-        int8 ``(M, N/2)`` and fp32 scales ``(M,)``, as there.
+        int8 ``(M, N/2)`` and fp32 scales ``(M,)``, as from `npu_grouped_matmul_swiglu_quant`.
 
     Raises:
         ArgumentError: an argument breaks one of these rules; int4 rows, fp8, fp4 and MX modes exist on NPUs only.
 
-    Source: torch_npu ``npu_grouped_matmul_swiglu_quant_v2``; NPU tensors are passed there.
+    Source: torch_npu ``npu_grouped_matmul_swiglu_quant_v2``, which is called for NPU tensors.
     """
     need_unset(
         bias=bias, x_dtype=x_dtype, weight_dtype=weight_dtype, weight_scale_dtype=weight_scale_dtype,
@@ -118,7 +118,7 @@ def npu_grouped_matmul_swiglu_quant_v2(
 def need_rows_in_int8(
     dequant_mode: int | None, quant_mode: int | None, dequant_dtype: int | None, quant_dtype: int | None
 ) -> None:
-    """Raise ArgumentError unless the modes are W8A8's: float32 in between, int8 rows with one scale each, or None."""
+    """Raise ArgumentError unless the modes are 0 or None, dequant_dtype float32 or None, quant_dtype int8 or None."""
     for name, mode in (("dequant_mode", dequant_mode), ("quant_mode", quant_mode)):
         need(not mode, name, "is {}; it must be 0: scales per row of x, column of weight, row of the result", mode)
     kinds = (("dequant_dtype", dequant_dtype, torch.float32), ("quant_dtype", quant_dtype, torch.int8))
@@ -140,19 +140,19 @@ def grouped_matmul_swiglu_quant(
     assist: Sequence[torch.Tensor] | None = None,
     assist_name: str = "weight_assist_matrix",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run `npu_grouped_matmul_swiglu_quant` or its v2, also with one weight per expert and a limit.
+    """Run `npu_grouped_matmul_swiglu_quant_v2`, also with one weight per expert and a limit of the activation's inputs.
 
     Args:
-        x, x_scale, group_list, group_list_type, smooth_scale: as there.
+        x, x_scale, group_list, group_list_type, smooth_scale: as for `npu_grouped_matmul_swiglu_quant_v2`.
         weight, weight_scale: ``[(E, K, N)]`` int8 and ``[(E, N)]`` float, or E tensors ``(K, N)`` and ``(N,)``; int4:
             int32 ``(…, K, N / 8)``, and scale as `npu_grouped_matmul`'s.
-        swiglu_limit: above 0: clamp the left half at it before the activation, the right half at both sides. 0:
-            no limit.
-        assist: `npu_grouped_matmul`'s bias, required for int4 weights and only allowed there.
-        assist_name: its name in errors.
+        swiglu_limit: above 0: limit the left half from above and the right half on both sides before the activation.
+            0: no limit.
+        assist: `npu_grouped_matmul`'s bias, required for int4 weights; with int8 weights it must be empty or None.
+        assist_name: the name of ``assist`` in errors.
 
     Returns:
-        int8 ``(M, N/2)`` and fp32 scales ``(M,)``, as there.
+        int8 ``(M, N/2)`` and fp32 scales ``(M,)``.
 
     Raises:
         ArgumentError: an argument breaks one of these rules.
@@ -166,7 +166,7 @@ def grouped_matmul_swiglu_quant(
         experts, width, rows = _int4_rows(x, weight, weight_scale, x_scale, (assist_name, assist), form)
         dequantization: dict[str, Any] = {}
     else:
-        need(not assist, assist_name, "is given; it belongs to int4 weights (int32)")
+        need(not assist, assist_name, "is given with {} weights; it belongs to int4 weights (int32)", weight[0].dtype)
         scales = _scales_of_int8(x, weight, weight_scale)
         experts, width = scales.shape
         form |= {"split_item": 3, "output_dtype": torch.int32}
@@ -237,7 +237,7 @@ def _stacked_scales(
 
 
 def need_int8_weight(name: str, weight: torch.Tensor) -> None:
-    """Raise ArgumentError unless the weight is int8; the message names int4 if the dtype can contain it."""
+    """Raise ArgumentError about argument ``name`` unless the weight is int8."""
     if weight.dtype in (torch.int32, torch.uint8, torch.quint4x2):
         rule = f"is {weight.dtype}, which may contain int4: this call supports int8 weights (W8A8)"
         raise ArgumentError(f"{name} {rule}", argument=name)
@@ -281,16 +281,16 @@ def npu_grouped_matmul_finalize_routing(
     scale_dtype: int | None = None,
     pertoken_scale_dtype: int | None = None,
 ) -> torch.Tensor:
-    """Run the W8A8 down product, add each row, weighted by logit, to the row of its token.
+    """Run the W8A8 down product and add each of its rows, times logit, to the row of its token in the result.
 
-    Row i of the result starts as ``shared_input_weight * shared_input``; then the products are added in row
-    order (on the NPU in any order), fp32: ``(x @ w) * scale * pertoken_scale * logit``.
+    The result starts as zeros, with ``shared_input_weight * shared_input`` from row shared_input_offset on. Then rows
+    of ``(x @ w) * scale * pertoken_scale * logit`` are added in their order (on the NPU in any order), all in fp32.
 
     Args:
         x: ``(M, K)`` int8. w: ``(E, K, N)`` int8 (on the NPU in FRACTAL_NZ).
         group_list: ``(E,)`` int64; group_list_type 1 counts, 0 running sums; may cover fewer than M rows.
         scale: ``(E, N)`` or ``(E, 1, N)`` float, needed. pertoken_scale: ``(M,)`` fp32 or None: 1.
-        shared_input: ``(S, N)`` float, added to the rows from shared_input_offset on.
+        shared_input: ``(S, N)`` float, for the rows from shared_input_offset on, or None. shared_input_weight: None: 1.
         logit: ``(M,)`` fp32 or None: 1.
         row_index: ``(M,)`` int32 or int64, needed: row of the result, 0..output_bs-1.
         dtype: None or float32. output_bs: rows of the result; 0: M.
@@ -303,7 +303,7 @@ def npu_grouped_matmul_finalize_routing(
     Raises:
         ArgumentError: an argument breaks one of these rules; int4, fp8 and MX modes exist on NPUs only.
 
-    Source: torch_npu ``npu_grouped_matmul_finalize_routing``; NPU tensors are passed there.
+    Source: torch_npu ``npu_grouped_matmul_finalize_routing``, which is called for NPU tensors.
     """
     need_unset(
         bias=bias, offset=offset, x_dtype=x_dtype, w_dtype=w_dtype, scale_dtype=scale_dtype,
@@ -315,7 +315,7 @@ def npu_grouped_matmul_finalize_routing(
     need_only("group_list_type", list_type, CUMSUM, COUNTS)
     if scale is None or row_index is None:
         name = "scale" if scale is None else "row_index"
-        raise ArgumentError(f"{name} is missing; off the NPU it is needed", argument=name)
+        raise ArgumentError(f"{name} is None; off the NPU it must be a tensor", argument=name)
     scale = scale.squeeze(1) if scale.dim() == 3 and scale.shape[1] == 1 else scale
     _check_product(x, w, scale, "w", "scale")
     rows = x.shape[0]

@@ -25,29 +25,29 @@ def npu_moe_token_permute(
     Args:
         tokens: ``(T, H)``, any dtype.
         indices: ``(T, K)`` or ``(T,)`` int32 or int64: experts of each token.
-        num_out_tokens: rows to keep; None or 0: all; negative: all but that many.
+        num_out_tokens: number of first rows to keep; None or 0: all; negative: all but that many last ones.
         padded_mode: must be False.
 
     Returns:
         rows ``(num_out, H)``, differentiable; for each (token, k) the index of its row, also if it was cut off,
         ``(T*K,)`` int32.
 
-    DTensors, all of one mesh, give DTensors: sharded or partial tokens are first resharded along H, indices are
-    replicated.
+    If all tensors are DTensors of one mesh, so are the results: sharded or partial tokens are first resharded along H,
+    indices are replicated.
 
     Raises:
         ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_token_permute``; NPU tensors are passed there.
+    Source: torch_npu ``npu_moe_token_permute``, which is called for NPU tensors.
     """
     need_dims("tokens", tokens, 2)
     need_dims("indices", indices, 1, 2, dtypes=_INDEX_DTYPES)
-    rows_of = "is {} for {} tokens"
+    rows_of = "is {} for {} tokens; it must have one row per token"
     need(indices.shape[0] == tokens.shape[0], "indices", rows_of, indices.shape, tokens.shape[0])
     need(not padded_mode, "padded_mode", "is True; off the NPU it must be False")
     pairs = indices.numel()
     wanted = num_out_tokens or 0
-    need(wanted >= -pairs, "num_out_tokens", "is {}, which leaves out {} rows of {}", wanted, -wanted, pairs)
+    need(wanted >= -pairs, "num_out_tokens", "is {}; with {} rows it must be at least {}", wanted, pairs, -pairs)
     order = torch.sort(indices.reshape(-1), stable=True).indices
     places = torch.empty_like(order, dtype=torch.int32)
     places[order] = torch.arange(pairs, dtype=torch.int32, device=order.device)
@@ -73,20 +73,20 @@ def npu_moe_token_unpermute(
         sorted_indices: ``(T*K,)`` int32 or int64, as returned by ``npu_moe_token_permute``; indices out of range (cut
             off, or -1) add nothing.
         probs: ``(T, K)`` float; None: K is 1 and the weight 1.
-        padded_mode: must be False. restore_shape: used in padded mode only, no effect.
+        padded_mode: must be False. restore_shape: has no effect, as only padded mode uses it.
 
     Returns:
         ``(T, H)`` of permuted_tokens' dtype, differentiable.
 
-    DTensors: as in ``npu_moe_token_permute``.
+    DTensors: as for ``npu_moe_token_permute``.
 
     Raises:
         ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_token_unpermute``; NPU tensors are passed there.
+    Source: torch_npu ``npu_moe_token_unpermute``, which is called for NPU tensors.
     """
     need_dims("permuted_tokens", permuted_tokens, 2)
-    need(permuted_tokens.is_floating_point(), "permuted_tokens", "is {}, not float", permuted_tokens.dtype)
+    need(permuted_tokens.is_floating_point(), "permuted_tokens", "is {}; it must be float", permuted_tokens.dtype)
     need_dims("sorted_indices", sorted_indices, 1, dtypes=_INDEX_DTYPES)
     need(not padded_mode, "padded_mode", "is True; off the NPU it must be False")
     shape = (sorted_indices.numel(), 1)
@@ -123,7 +123,7 @@ def npu_moe_finalize_routing(
         expanded_src_to_dst_row: ``(T*K,)`` int32: row of (t, j) at ``j*T + t`` with drop_pad_mode 0
             and 1, at ``t*K + j`` with 2 and 3; -1: no row.
         export_for_source_row: ``(T, K)`` int32, the expert of each (t, j); used for bias only.
-        drop_pad_mode: 0 to 3, see above.
+        drop_pad_mode: 0 to 3, see above. k: K if scales is None; None: 1.
 
     Returns:
         ``(T, H)`` of the rows' dtype.
@@ -131,13 +131,13 @@ def npu_moe_finalize_routing(
     Raises:
         ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_finalize_routing``; NPU tensors are passed there.
+    Source: torch_npu ``npu_moe_finalize_routing``, which is called for NPU tensors.
     """
     mode = drop_pad_mode or 0
     need_only("drop_pad_mode", mode, 0, 1, 2, 3)
     name = "expanded_permuted_rows"
     need_dims(name, expanded_permuted_rows, 3 if mode in (1, 3) else 2)
-    need(expanded_permuted_rows.is_floating_point(), name, "is {}, not float", expanded_permuted_rows.dtype)
+    need(expanded_permuted_rows.is_floating_point(), name, "is {}; it must be float", expanded_permuted_rows.dtype)
     rows = expanded_permuted_rows.reshape(-1, expanded_permuted_rows.shape[-1])
     places = _places(expanded_src_to_dst_row, scales, k, column_first=mode in (0, 1), rows=rows.shape[0])
     tokens, topk = places.shape
@@ -166,7 +166,7 @@ def _places(
     if scales is not None:
         need_dims("scales", scales, 2)
         fits = scales.numel() == flat.numel()
-        need(fits, "scales", "is {} for {} entries of {}", scales.shape, flat.numel(), name)
+        need(fits, "scales", "is {}; it must have the {} entries of {}", scales.shape, flat.numel(), name)
         tokens, topk = scales.shape
     else:
         topk = 1 if k is None else k
@@ -184,7 +184,7 @@ def _experts(bias: torch.Tensor, experts: torch.Tensor | None, shape: tuple[int,
     need(bias.shape[1] == hidden, "bias", "is {}; its rows must have {} elements", bias.shape, hidden)
     name = "export_for_source_row"
     if experts is None:
-        raise ArgumentError(f"{name} is missing: bias needs it", argument=name)
+        raise ArgumentError(f"{name} is None; pass it, or omit bias", argument=name)
     need_shape(name, experts, shape)
     inside = bool(((experts >= 0) & (experts < bias.shape[0])).all())
     need(inside, name, "must contain experts 0..{}, the rows of bias", bias.shape[0] - 1)
@@ -211,13 +211,13 @@ def npu_moe_re_routing(
 
     Returns:
         tokens ``(A, H)``; their scales (without per_token_scales ``(A,)`` fp32 zeros); for each returned row its
-        original index, ``(A,)`` int32; rows by expert, ``(E,)`` in the counts' dtype.
-        Beyond the sum of the counts all are zero here, undefined on the NPU.
+        original index, ``(A,)`` int32; numbers of rows by expert, ``(E,)`` in the counts' dtype.
+        Rows beyond the sum of the counts are zero off the NPU, undefined on it.
 
     Raises:
         ArgumentError: an argument breaks one of these rules.
 
-    Source: torch_npu ``npu_moe_re_routing``; NPU tensors are passed there.
+    Source: torch_npu ``npu_moe_re_routing``, which is called for NPU tensors.
     """
     name = "expert_token_num_per_rank"
     need_dims("tokens", tokens, 2)
@@ -228,7 +228,7 @@ def npu_moe_re_routing(
     counts, rows = expert_token_num_per_rank.to(torch.int64), tokens.shape[0]
     total = int(counts.sum())
     fits = bool(((counts >= 0) & (counts <= rows)).all()) and total <= rows
-    need(fits, name, "must not be negative and sum up to at most {}, the rows of tokens (now {})", rows, total)
+    need(fits, name, "must not be negative, and their sum, {}, must be at most {}, the rows of tokens", total, rows)
     ends = counts.reshape(-1).cumsum(0).reshape(counts.shape)
     starts, lengths = (ends - counts).t().reshape(-1), counts.t().reshape(-1)
     shift = torch.repeat_interleave(starts - (lengths.cumsum(0) - lengths), lengths)
@@ -238,7 +238,7 @@ def npu_moe_re_routing(
     scales = shift.new_zeros(rows, dtype=torch.float32)
     if per_token_scales is not None:
         fits = per_token_scales.dim() >= 1 and per_token_scales.shape[0] == rows
-        need(fits, "per_token_scales", "is {} for {} tokens", per_token_scales.shape, rows)
+        need(fits, "per_token_scales", "is {} for {} tokens; need one row each", per_token_scales.shape, rows)
         scales = _moved(per_token_scales, source)
     sums = counts.sum(0).to(expert_token_num_per_rank.dtype)
     return _moved(tokens, source), scales, index, sums
