@@ -27,7 +27,7 @@ print(json.dumps([name for name in ("torch", "ascend_moe", "torch_npu") if impor
 
 
 def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return ``base`` (default: this process's environment) changed so that child processes use the shim."""
+    """Return a copy of ``base`` (None: this process's environment) in which Python processes use the shim."""
     result = dict(os.environ if base is None else base)
     others = [entry for entry in result.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != str(SITE)]
     result["PYTHONPATH"] = os.pathsep.join([str(SITE), *others])
@@ -42,7 +42,7 @@ def launch(command: Sequence[str], quiet: bool = False) -> NoReturn:
         quiet: print no line about the shim on stderr.
 
     Raises:
-        ArgumentError: the command does not exist, or its Python has torch_npu, or no torch or ascend_moe.
+        ArgumentError: the command does not exist, or its Python has torch_npu, or lacks torch or ascend_moe.
     """
     _check(interpreter_of(command[0]))
     if not quiet:
@@ -55,7 +55,8 @@ def _check(interpreter: str) -> None:
     found = ask(interpreter, _QUERY, without)
     for name in ("torch", "ascend_moe"):
         if name not in found:
-            raise ArgumentError(f"{interpreter} has no {name}: {interpreter} -m pip install {name}", argument="command")
+            text = f"{interpreter} has no {name}: run `{interpreter} -m pip install {name}`"
+            raise ArgumentError(text, argument="command")
     if "torch_npu" in found:
         raise ArgumentError(
             f"{interpreter} has torch_npu: the shim is for machines without it; run `ascend-moe vnpu -- ` instead",

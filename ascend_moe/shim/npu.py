@@ -24,7 +24,7 @@ config = SimpleNamespace(allow_internal_format=False)
 
 
 class Event:
-    """An event, complete as soon as it is recorded."""
+    """An event that is complete as soon as it is recorded; records the time, whatever enable_timing is."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self.enable_timing = enable_timing
@@ -46,7 +46,7 @@ class Event:
         """Do nothing: no work is pending."""
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Return the milliseconds between two records."""
+        """Return the milliseconds from this event's last record to that of ``end_event``."""
         return (end_event._time - self._time) * 1000
 
 
@@ -105,7 +105,7 @@ def set_stream(stream: Stream | None) -> None:
 
 @contextlib.contextmanager
 def stream(stream: Stream | None) -> Iterator[None]:
-    """Select the current stream of the block; None: keep it."""
+    """Make ``stream`` the current stream within a with block; None: change nothing."""
     before = current_stream()
     set_stream(stream)
     try:
@@ -134,7 +134,7 @@ def current_device() -> int:
 
 @contextlib.contextmanager
 def device(device: Any) -> Iterator[None]:
-    """Select the current device of the block, as ``torch.npu.device(3)``."""
+    """Make ``device``, as 3 or "npu:3", the current device within a with block."""
     before = current_device()
     set_device(device)
     try:
@@ -182,7 +182,7 @@ memory_reserved = max_memory_allocated = memory_allocated
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Return free and total bytes of this machine's memory."""
+    """Return the free and the total bytes of this machine's memory."""
     page = os.sysconf("SC_PAGE_SIZE")
     return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
 

@@ -60,7 +60,7 @@ class _ExperimentalConfig:
 def schedule(
     wait: int, active: int, warmup: int = 0, repeat: int = 0, skip_first: int = 0, skip_first_wait: int = 0
 ) -> Callable[[int], ProfilerAction]:
-    """Return a schedule as ``torch.profiler.schedule``, with torch_npu's defaults."""
+    """Return ``torch.profiler.schedule`` of these numbers of steps; the defaults are torch_npu's."""
     chosen: Callable[[int], ProfilerAction] = torch.profiler.schedule(
         wait=wait, warmup=warmup, active=active, repeat=repeat, skip_first=skip_first, skip_first_wait=skip_first_wait
     )
@@ -96,7 +96,7 @@ class profile(torch.profiler.profile):
         self._exported: tuple[Any, list[dict[str, Any]]] = (None, [])
 
     def export_chrome_trace(self, output_path: str | os.PathLike[str]) -> None:  # type: ignore[override]
-        """Write the events of the last recorded steps as a JSON list, without the dict that torch writes around it.
+        """Write the complete events of the last recorded steps as a JSON list, as torch_npu does; torch writes a dict.
 
         Each event has name, ts and dur (microseconds), pid, tid and args.
         """
@@ -118,14 +118,14 @@ class profile(torch.profiler.profile):
 def tensorboard_trace_handler(
     dir_name: str, worker_name: str | None = None, analyse_flag: bool = True, async_mode: bool = False
 ) -> Callable[[profile], None]:
-    """Return a function for on_trace_ready.
+    """Return a function for `profile`'s on_trace_ready.
 
-    It writes ``<worker>_<time>_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json``.
+    It writes ``<worker>_<time>_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json`` in ``dir_name``.
 
     Args:
         dir_name: output folder, created if it is missing.
-        worker_name: default: host and process number.
-        analyse_flag, async_mode: accepted; the trace is written immediately.
+        worker_name: beginning of the file's path; None: host name and process number.
+        analyse_flag, async_mode: have no effect; the trace is written immediately.
     """
     worker = worker_name or f"{socket.gethostname()}_{os.getpid()}"
 

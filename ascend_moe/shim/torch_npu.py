@@ -76,7 +76,7 @@ class _Changes:
         self._calls: list[Callable[[], None]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute; inherited ones of a class count as missing before."""
+        """Set an attribute. `undo` restores the one that ``owner`` itself had, or deletes the new one."""
         self._attributes.append((owner, name, vars(owner).get(name, _MISSING)))
         setattr(owner, name, value)
 
@@ -113,7 +113,7 @@ def is_installed() -> bool:
 
 
 def install(quiet: bool = False) -> None:
-    """Make ``import torch_npu`` import this shim, and register "npu" and "hccl" in torch. A second call does nothing.
+    """Make ``import torch_npu`` import this shim, and torch accept "npu" and "hccl". A second call does nothing.
 
     Args:
         quiet: log no warning about the shim.
@@ -154,7 +154,7 @@ def _forget_functions() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`, if it is installed. Groups and tensors created in between stay valid."""
+    """Undo `install`; do nothing if the shim is not installed. Existing groups and tensors stay valid."""
     global _changes
     if _changes is not None:
         _changes.undo()
@@ -239,17 +239,17 @@ def _add_operators(changes: _Changes) -> None:
 
 
 def npu_format_cast(tensor: torch.Tensor, acl_format: int, **_: Any) -> torch.Tensor:
-    """Return ``tensor``, of any shape, unchanged for every ``acl_format``: a CPU tensor has only one."""
+    """Return ``tensor``, of any shape, unchanged, whatever ``acl_format`` is: a CPU tensor has only one format."""
     return tensor
 
 
 def get_npu_format(tensor: torch.Tensor) -> int:
-    """Return 2, ACL's number for plain strides, for a ``tensor`` of any shape."""
+    """Return 2 (ACL_FORMAT_ND, plain strides) for a ``tensor`` of any shape."""
     return 2
 
 
 def npu_fusion_attention(*args: Any, **kwargs: Any) -> None:
-    """Raise ArgumentError. The shim has no attention; transformers imports the name if torch_npu is installed.
+    """Raise ArgumentError: the shim has no attention, but transformers imports this name if torch_npu can be imported.
 
     Args:
         args, kwargs: any.
@@ -265,16 +265,16 @@ def npu_fusion_attention(*args: Any, **kwargs: Any) -> None:
 
 @with_typed_errors
 def npu_convert_weight_to_int4pack(weight: torch.Tensor, inner_k_tiles: int = 0) -> torch.Tensor:
-    """Pack int32 numbers of -8..7, ``(K, N)``, into int32 ``(K, N / 8)``: eight each, the first in the lowest bits.
+    """Pack int32 numbers of -8..7, ``(K, N)``, into int32 ``(K, N / 8)``, the first of eight in the lowest bits.
 
     Raises:
-        ArgumentError: weight is not so, or inner_k_tiles is not 0.
+        ArgumentError: weight is not int32 of -8..7 with N a multiple of 8, or inner_k_tiles is not 0.
 
     Source: torch_npu ``npu_convert_weight_to_int4pack``, as vllm-ascend's W4A16 calls it.
     """
     need(inner_k_tiles == 0, "inner_k_tiles", "is {}; it must be 0", inner_k_tiles)
     need_dims("weight", weight, 2, dtypes=(torch.int32,))
-    need(bool(((weight >= -8) & (weight <= 7)).all()), "weight", "must be -8..7, which 4 bits hold")
+    need(bool(((weight >= -8) & (weight <= 7)).all()), "weight", "must be -8..7, the range of int4")
     return pack_int4(weight.to(torch.int8))
 
 
@@ -289,14 +289,14 @@ def npu_quant_matmul(
     bias: torch.Tensor | None = None,
     output_dtype: torch.dtype | int | None = None,
 ) -> torch.Tensor:
-    """``(x1 @ x2 [+ int32 bias]) * scale [* pertoken_scale] [+ float bias]``, as `npu_grouped_matmul` of one expert.
+    """Return ``(x1 @ x2 [+ int32 bias]) * scale [* pertoken_scale] [+ float bias]``, as `npu_grouped_matmul` does.
 
     Args:
         x1: ``(..., K)`` int8. x2: ``(K, N)`` int8, any strides.
-        scale: ``(N,)`` or ``(1,)`` fp32 or bf16, or int64 that carries fp32 bits.
-        pertoken_scale: fp32, one value for each row of x1.
-        bias: ``(N,)`` int32 or float.
-        offset: must be None. output_dtype: bf16, fp16, fp32, or int32 (the plain sums, without scales).
+        scale: ``(N,)`` or ``(1,)`` fp32 or bf16, or int64 that carries fp32 bits; ignored for int32 results.
+        pertoken_scale: fp32, one value for each row of x1, or None: 1; ignored for int32 results.
+        bias: ``(N,)`` int32 or float, or None.
+        offset: must be None. output_dtype: bf16, fp16, fp32, or int32 (the sums, without scales); None raises.
 
     Returns:
         ``(..., N)`` of output_dtype.
@@ -310,7 +310,7 @@ def npu_quant_matmul(
     floats = (torch.bfloat16, torch.float16, torch.float32)
     rule = "is {}; off the NPU it must be bf16, fp16, fp32 or int32"
     need(dtype in (*floats, torch.int32), "output_dtype", rule, dtype)
-    need(offset is None, "offset", "is for int8 results, which are not supported; omit it")
+    need(offset is None, "offset", "is given, for int8 results, which are not supported; omit it")
     need_dtype("x1", x1, torch.int8)
     need(x1.dim() >= 2, "x1", "is {}; it must be at least 2-D", x1.shape)
     need_dims("x2", x2, 2, dtypes=(torch.int8,))
@@ -429,7 +429,7 @@ def _histc(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 
 class ProcessGroupHCCL:
-    """Options of HCCL groups, without effect."""
+    """Shim of torch_npu's class: its ``Options`` of HCCL groups are accepted and have no effect."""
 
     class Options:
         def __init__(self, *_: Any, **options: Any) -> None:
@@ -473,7 +473,8 @@ def _get_hccl_comm_name(self: Any, rank: int = 0, init_comm: bool = True) -> str
     for group in list(distributed_c10d._world.pg_map):
         if cpu in group._device_types and group._get_backend(cpu) is self:
             return comm_name(group)
-    raise ArgumentError("get_hccl_comm_name: this backend belongs to no live process group", argument="self")
+    text = "get_hccl_comm_name: this backend belongs to no live process group: use that of an existing group"
+    raise ArgumentError(text, argument="self")
 
 
 def _of_any_shape(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -38,7 +38,7 @@ def _install() -> None:
 
 
 class Finder:
-    """Import hook that delegates to the next ones, and installs the shim after torch or ascend_moe."""
+    """Import hook that delegates to the later hooks, and installs the shim once torch or ascend_moe is imported."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
         if name == "torch_npu":
