@@ -41,7 +41,7 @@ _COLLECT_S = 60.0  # wait of rank 0 for another rank's results, after its own
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """Results of all ranks. ``stopped``: a sentence for each rank that did not finish."""
+    """Results of all ranks. ``cases``: their number; ``stopped``: a sentence for each rank that did not finish."""
 
     world: int
     device: str
@@ -54,7 +54,7 @@ class ValidationResult:
 
     @property
     def several_servers(self) -> bool:
-        """Whether some ranks communicate by RDMA, or by its emulation."""
+        """Whether the ranks are on several servers, which communicate by RDMA or its emulation."""
         return 0 < self.ranks_per_server < self.world
 
     @property
@@ -63,7 +63,7 @@ class ValidationResult:
         return not self.stopped and bool(self.results) and all(result.ok for result in self.results)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the counts by op and mode and every wrong result, for JSON."""
+        """Return the counts by op and mode, and every wrong result, as a dict for JSON."""
         return {
             "ok": self.ok,
             "world": self.world,
@@ -82,14 +82,14 @@ class ValidationResult:
 
 
 def fitting(cases: Sequence[Case], world: int, share: int) -> Sequence[Case]:
-    """Return the cases, without those that hierarchy refuses if the ops run it between servers of ``share`` ranks."""
+    """Return ``cases``, or `between_servers` of them if the ops run hierarchy between servers of ``share`` ranks."""
     return between_servers(cases, share) if by_two_levels(world, share) else cases
 
 
 def threads(
     world: int, cases: Sequence[Case] | None = None, progress: Progress = lambda done: None
 ) -> ValidationResult:
-    """Run the ranks as threads of this process, with windows in host memory and kernels on the twin."""
+    """Run ``cases`` (None: `matrix`) on ranks that are threads of this process, with kernels on the twin (emulator)."""
     servers = ranks_per_server()
     chosen = fitting(matrix(world) if cases is None else cases, world, servers)
     found: list[list[Result]] = [[] for _ in range(world)]
@@ -121,7 +121,8 @@ def processes(
 ) -> ValidationResult | None:
     """Run this process as one rank of the default group. Rank 0 returns the results of all ranks, the others None.
 
-    Results are sent through the group's store, because collectives may not work.
+    ``about`` describes ``device``; ``choose`` returns the cases for a number of ranks. Results are sent through the
+    group's store, because collectives may not work.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
     cases, found, start = choose(world), list[Result](), time.monotonic()
@@ -171,7 +172,7 @@ def _why(rank: int, error: BaseException, found: Sequence[Result]) -> str:
 
 
 def counts(results: Sequence[Result]) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return the numbers of right and wrong results by op and mode, in the order of first occurrence."""
+    """Return (op, mode) -> numbers of right and wrong results: dispatch, combine, errors, each as modes first occur."""
     found: dict[tuple[str, str], tuple[int, int]] = {}
     for result in sorted(results, key=lambda one: ("dispatch", "combine", "errors").index(one.op)):
         good, bad = found.get((result.op, result.mode), (0, 0))
@@ -180,7 +181,7 @@ def counts(results: Sequence[Result]) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def text(outcome: ValidationResult) -> str:
-    """Format the results as plain text."""
+    """Format the results as plain text: counts, the first wrong results, stopped ranks, PASS or FAIL."""
     rows: list[list[object]] = [["op", "mode", "checks", "wrong"]]
     rows += [[op, mode, good + bad, bad or ""] for (op, mode), (good, bad) in counts(outcome.results).items()]
     lines = [
@@ -219,7 +220,7 @@ def text(outcome: ValidationResult) -> str:
 
 
 def under_torchrun() -> bool:
-    """Return whether a launcher has assigned a rank to this process."""
+    """Return whether a launcher has assigned a rank to this process, in RANK and WORLD_SIZE."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -228,7 +229,7 @@ def under_torchrun() -> bool:
 
 @dataclass(frozen=True)
 class Device:
-    """Device of the ops. ``about``: its description; ``virtual``: an NPU of ``ascend-moe vnpu``."""
+    """Where ops run. ``kind``: "npu" or "cpu"; ``about``: description; ``virtual``: an NPU of ``ascend-moe vnpu``."""
 
     kind: str
     about: str
@@ -237,13 +238,13 @@ class Device:
 
 
 def find(wanted: str = "auto") -> Device:
-    """Return the device of this name; auto: an NPU if torch_npu finds one, else the CPU."""
+    """Return the "cpu" or an "npu"; "auto": an NPU if torch_npu finds one. Raises ArgumentError if there is none."""
     need_one_of("device", wanted, DEVICES)
     if wanted == "cpu":
         return Device("cpu", "cpu, kernels on the twin")
     found, why = _npu()
     if found is None and wanted == "npu":
-        raise ArgumentError(f"there is no NPU: {why}; see `ascend-moe doctor`", argument="device")
+        raise ArgumentError(f"there is no NPU: {why}; run `ascend-moe doctor`", argument="device")
     return found or Device("cpu", "cpu, kernels on the twin")
 
 
@@ -263,10 +264,10 @@ def _npu() -> tuple[Device | None, str]:
 
 
 def open_group(device: Device, name: str = "", rank: int = -1, world: int = -1) -> torch.device:
-    """Join the default group of torchrun's ranks and return this rank's device.
+    """Open the default group of torchrun's ranks and return this rank's device.
 
-    ``name``: of the group of these ranks, if the job has other groups. Another process hosts the job's store, so that
-    this one may end and be followed by others, with another name.
+    ``name``: "", or a prefix of the group's keys in the store at MASTER_ADDR, which another process hosts; later
+    processes can open groups with other names. ``rank``, ``world``: -1: from the environment.
     """
     store: Any = None
     if name:

@@ -179,9 +179,10 @@ OP_PROBES = (
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of a bring-up and what they run.
+    """The ranks of a bring-up.
 
-    ``rank``: this one; ``threads``: all are threads of one process; ``variables``: of its process, "": not set.
+    ``rank``: this one; ``threads``: all ranks are threads of one process; ``timed``: also time the phases of ops;
+    ``variables``: environment of the process that runs the steps, by name; "" unsets one.
     """
 
     device: str  # as in `find`
@@ -194,7 +195,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Step:
-    """A probe, or the times of the phases of ``algorithm``. ``twin``: its device; None: the ranks."""
+    """A probe, or if ``algorithm`` is set the times of its phases. ``twin``: the probe's device; None: the ranks'."""
 
     probe: Probe
     twin: Twin | None = None
@@ -202,7 +203,7 @@ class Step:
 
 
 def steps(kind: str, ranks: Ranks) -> list[Step]:
-    """Return the steps on a kind of device, in order; the twin runs the probe kernel with both layouts of a context."""
+    """Return the steps for "npu" or "cpu", in order; on a CPU the twin runs kernel probes, one with both layouts."""
     kernels = (SERVERS, *KERNEL_PROBES)
     if kind == "npu":
         todo = [Step(_by_rank(probe)) for probe in kernels]
@@ -215,7 +216,7 @@ def steps(kind: str, ranks: Ranks) -> list[Step]:
 
 
 def between_servers(device: Twin, name: str) -> Twin:
-    """Return a twin with several servers if the kernel probe ``name`` needs them, else ``device``."""
+    """Return a copy of ``device`` with several servers if the kernel probe ``name`` needs them, else ``device``."""
     if name == BATCH:
         return replace(device, layout="a2", ranks_per_server=1)  # one rank per server: all transfers use BatchWrite
     return replace(device, layout="a2", ranks_per_server=2, world=4) if name == TWO_LEVELS else device
@@ -237,9 +238,9 @@ def _times(algorithm: str) -> Step:
 
 
 def why_skipped(step: Step, kind: str, results: Sequence[ProbeResult]) -> str:
-    """Return why a step must not run after these results, or ""; on NPUs only.
+    """Return why a step must not run after these results, or "" if it may run, as always on other devices than NPUs.
 
-    Nothing runs if the probe of the servers failed; direct is timed only if the probes that it needs passed.
+    No step runs if the probe of the servers failed; direct is timed only if the probes that it needs passed.
     """
     if kind != "npu":
         return ""
@@ -251,7 +252,7 @@ def why_skipped(step: Step, kind: str, results: Sequence[ProbeResult]) -> str:
 
 
 def on_threads(probe: Probe, ranks: int, window_mib: int = WINDOW_MIB) -> list[Judged]:
-    """Run a probe of the ops with ranks as threads."""
+    """Run a probe of the ops on threads of this process and return the result of each rank."""
 
     def body(rank: int, group_ep: str) -> Judged:
         return _of_rank(probe, DevicePlace(group_ep, ranks, rank, torch.device("cpu")))
@@ -263,8 +264,8 @@ def on_threads(probe: Probe, ranks: int, window_mib: int = WINDOW_MIB) -> list[J
 class Session:
     """Runs steps in this process, each with its own communicator.
 
-    ``machine``: the kind of machine whose results are stored, None on a CPU. ``name``: the same on all ranks, another
-    in every session.
+    ``machine``: the kind of machine for which results are stored; None on a CPU. ``name``: of the process group, the
+    same on all ranks, and used by no earlier session.
     """
 
     def __init__(self, ranks: Ranks, device: Device, name: str) -> None:
@@ -277,7 +278,7 @@ class Session:
             self.machine = _kind_of_machine(self._place)
 
     def run(self, step: Step) -> list[Judged]:
-        """Run a step and return the results of this process's ranks; a twin stands for all and runs on rank 0."""
+        """Run a step and return the results of this process's ranks; one with a twin runs on rank 0 only."""
         self._close_group()
         if step.twin is not None:
             return [step.probe.judge(step.twin)] if self.ranks.rank == 0 else []
@@ -305,14 +306,14 @@ class Session:
         self._group = ""
 
     def close(self) -> None:
-        """Leave the groups."""
+        """Close the communicator and leave the process groups."""
         self._close_group()
         if not self.ranks.threads:
             dist.destroy_process_group()
 
 
 def device_error(place: torch.device) -> str:
-    """Return the error of a device that computes no longer, or ""."""
+    """Return the text of the error that a small computation on the device raises, or ""; on a CPU always ""."""
     if place.type == "cpu":
         return ""
     try:
@@ -341,7 +342,7 @@ def _of_rank(probe: Probe, place: DevicePlace) -> Judged:
 
 
 def of_all_ranks(probe: Probe, ranks: Sequence[Judged]) -> ProbeResult:
-    """Return the worst result and the largest figures of all ranks."""
+    """Return the worst of the ranks' results, with the largest value of each figure (`ROUNDS`: all values)."""
     worst = min(ranks, key=lambda each: (FAULT, FAIL, SKIPPED, PASS).index(each.status))
     names = dict.fromkeys(name for each in ranks for name in each.figures)
     figures: dict[str, Any] = {}

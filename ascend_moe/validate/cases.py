@@ -22,7 +22,7 @@ _KINDS = {
 
 
 def matrix(world: int, seed: int = 0, extra: int = 24, dtypes: Sequence[str] = tuple(DTYPES)) -> list[Case]:
-    """Return all cases for W ranks: every mode, the edge cases, and ``extra`` random ones."""
+    """Return cases of ``dtypes`` for ``world`` ranks: every mode, edge cases, and ``extra`` random ones by ``seed``."""
     cases = [*_modes(world, dtypes), *_edges(world)]
     cases += [
         draw(1000 * seed + number, name=(f"random {number}",), world=(world,), dtype=dtypes, **_KINDS)
@@ -33,7 +33,7 @@ def matrix(world: int, seed: int = 0, extra: int = 24, dtypes: Sequence[str] = t
 
 
 def between_servers(cases: Sequence[Case], share: int) -> list[Case]:
-    """Return the cases that hierarchy supports between servers of ``share`` ranks, with weights in dispatch."""
+    """Return the ``cases`` that hierarchy supports, changed to run it between servers of ``share`` ranks."""
     able = [case for case in cases if case.contract == 2 and not case.smooth and not case.plain]
     return [legal(replace(case, share=share)) for case in able]
 
@@ -44,11 +44,7 @@ def _modes(world: int, dtypes: Sequence[str]) -> Iterator[Case]:
         for dtype in dtypes:
             for quant in QUANTS:
                 shared = 2 if contract == 2 and quant == "none" else 0
-                kind: dict[str, Any] = {
-                    "contract": contract,
-                    "dtype": dtype,
-                    "shared": shared,
-                }
+                kind: dict[str, Any] = {"contract": contract, "dtype": dtype, "shared": shared}
                 base = Case("plain", world, batch=5, units=4, **kind, **QUANTS[quant])
                 yield replace(base, ids="distinct", local=4, topk=4)
                 name = "unequal batches, masked pairs"

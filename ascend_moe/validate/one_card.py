@@ -60,7 +60,7 @@ class _Op:
 
 @dataclass
 class OneCard:
-    """``world`` ranks of ``cores`` cores on ``device``. ``share``: ranks of a server, for hierarchy; 0: one server."""
+    """``world`` ranks of ``cores`` cores each on a ``device``. ``share``: ranks per server, 0: all."""
 
     world: int
     cores: int
@@ -92,11 +92,11 @@ class OneCard:
         return torch.frombuffer(bytearray(image), dtype=torch.uint8).to(self.device)
 
     def places(self) -> list[DevicePlace]:
-        """Return the places of all ranks."""
+        """Return the `DevicePlace` of each rank."""
         return [DevicePlace(GROUP, self.world, rank, self.device) for rank in range(self.world)]
 
     def prepare(self, op: str, place: DevicePlace, case: Case, values: dict[str, Any]) -> Any:
-        """Plan one rank's op, in the order of the ranks; return its outputs, which `launch` fills."""
+        """Plan one rank's op and return its outputs, which `launch` fills. Call this for rank 0, 1, … of all ranks."""
         name = f"npu_moe_distribute_{op}" + ("_v2" if case.contract == 2 else "")
         inputs = {key: value.contiguous() for key, value in values.items() if isinstance(value, torch.Tensor)}
         shapes = tuple((key, value.dtype, tuple(value.shape)) for key, value in inputs.items())
@@ -124,10 +124,10 @@ class OneCard:
         return _Op(plan, inputs, outputs, record, self._zeros(workspace_bytes), self._bytes(tiling))
 
     def launch(self) -> None:
-        """Run the ops that `prepare` has planned, of all ranks, as one launch.
+        """Run the ops of all ranks that `prepare` has planned as one launch.
 
         Raises:
-            ArgumentError: the ranks have different tilings. AscendMoeError: an op has failed.
+            ArgumentError: the ranks have different tiling keys. AscendMoeError: an op has failed.
         """
         ops, self._ops = self._ops, []
         keys, rows = zip(*map(self._row, ops, self._contexts), strict=True)
@@ -167,7 +167,7 @@ class OneCard:
             torch.npu.synchronize(self.device)  # type: ignore[attr-defined,unused-ignore]
 
     def describe_peer(self, peer: int) -> str:
-        """Say of a lost rank what a communicator knows: here nothing."""
+        """Return "", where a communicator describes a lost rank in its errors."""
         return ""
 
 
@@ -176,14 +176,14 @@ def _address(tensor: torch.Tensor | None) -> int:
 
 
 def cases_of(world: int, algorithm: str, share: int, drawn: tuple[int, int]) -> list[Case]:
-    """Return the cases of `cases.matrix` that end without an error, in bf16 and without smooth scales."""
+    """Return the bf16 cases of `matrix` without faults and smooth scales; ``drawn``: seed and number of random ones."""
     seed, extra = drawn
     able = [case for case in matrix(world, seed, extra, ("bf16",)) if case.fault() is None and not case.smooth]
     return between_servers(able, share) if algorithm == HIERARCHY else [replace(case, share=0) for case in able]
 
 
 def run_case(card: OneCard, case: Case) -> Iterator[Result]:
-    """Compare dispatch and combine of all ranks with the reference."""
+    """Run a case and yield the comparison of each rank's dispatch, then combine, with the reference."""
 
     def result(op: str, rank: int, report: Any) -> Result:
         mode = f"{card.algorithm}, {case.mode}"
@@ -206,7 +206,7 @@ def run_case(card: OneCard, case: Case) -> Iterator[Result]:
 
 
 def cores_of(world: int, device: torch.device) -> list[int]:
-    """Return the numbers of cores per rank to run with: 8 if there are as many, and the device's divided by W."""
+    """Return the numbers of cores per rank to run with: the device's divided by W, and 8 if W times 8 cores can run."""
     total = TWIN_CORES
     if device.type == "npu":
         name = soc_of(device)
@@ -226,13 +226,13 @@ def validate(
     """Run every case of every algorithm with W ranks on one device.
 
     Args:
+        world: 2, 4 or 8.
+        about: description of ``device``, for the result.
         drawn: seed, and number of random cases per algorithm.
         progress: receives the number of results so far and of all.
     """
     need(world in RANKS, "one_card", "is {}; it must be 2, 4 or 8 ranks", world)
-    rule = (
-        "runs on the fast engine, ASCEND_MOE_ENGINE is {}; the checked one runs `ascend-moe explore --case w2,one_card`"
-    )
+    rule = "needs the fast engine, ASCEND_MOE_ENGINE is {}: unset it, or run `ascend-moe explore --case w2,one_card`"
     need(device.type == "npu" or library.engine_name() == "fast", "one_card", rule, library.engine_name())
     cards = [
         (cores, algorithm, world // 2 if algorithm == HIERARCHY else 0)

@@ -30,8 +30,8 @@ CLOCK_TOLERANCE = 0.2
 class ProbeResult:
     """Result of one probe.
 
-    ``detail``: what was observed, or why it was not run; ``figures``: measured values; ``links``: how HCCL linked the
-    ranks of a server, "" if there is no choice.
+    ``detail``: what was observed, an error, or why it was not run; ``figures``: measured values by name; ``links``: how
+    HCCL linked the ranks of a server, "" if there is no choice.
     """
 
     name: str
@@ -47,7 +47,7 @@ class ProbeResult:
 
 
 class Judged(NamedTuple):
-    """Result of one rank; the fields are those of `ProbeResult`."""
+    """Result of one rank; the fields mean the same as in `ProbeResult`."""
 
     status: str
     detail: str
@@ -61,9 +61,9 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Probe:
-    """A probe. ``run`` returns what it observed, or raises AssertionError or an AscendMoeError if the assumption fails.
+    """A test of one ``assumption``. ``run`` takes a device and returns text about what it observed.
 
-    Some also return measured values by name, which select code paths of later launches.
+    Some also return measured values by name. It raises AssertionError or AscendMoeError if the assumption is false.
     """
 
     name: str
@@ -75,11 +75,11 @@ class Probe:
         return ProbeResult(self.name, self.assumption, SKIPPED, f"not run: {why}")
 
     def on(self, device: Any) -> ProbeResult:
-        """Run the probe and return its result; exceptions become failures."""
+        """Run the probe and return its result, as `judge` does; exceptions become FAIL, FAULT or SKIPPED."""
         return ProbeResult(self.name, self.assumption, *self.judge(device))
 
     def judge(self, device: Any) -> Judged:
-        """Run the probe and return the result of this rank; an exception that no probe raises is a fault."""
+        """Run the probe and return this rank's result: FAULT for the device's error codes and unexpected exceptions."""
         try:
             seen = self.run(device)
             return Judged(PASS, seen) if isinstance(seen, str) else Judged(PASS, *seen)
@@ -333,7 +333,7 @@ KERNEL_PROBES = (
 
 
 def summary(results: Sequence[ProbeResult]) -> str:
-    """Return the last line of the output: how many probes passed, failed, faulted and were not run."""
+    """Return a line with the numbers of probes that passed, failed, ended by a fault, and were not run."""
     statuses = [result.status for result in results]
     parts = [f"{statuses.count(PASS)} of {len(results)} probes passed"]
     parts += [
@@ -345,6 +345,6 @@ def summary(results: Sequence[ProbeResult]) -> str:
 
 
 def exit_code(results: Sequence[ProbeResult]) -> int:
-    """Return 0 if all passed, 1 if one failed or ended by a fault, 3 if some were only not run."""
+    """Return 0 if all passed, 1 if some failed or ended by a fault, else 3 (some were not run)."""
     statuses = {result.status for result in results}
     return 1 if statuses & {FAIL, FAULT} else 0 if statuses == {PASS} else 3

@@ -36,15 +36,8 @@ STATE_MIB = 1  # of A2's window
 CYCLES_PER_MICRO = 50  # as the kernels assume
 PASSED, DIFFERS, TIMEOUT, MISMATCH = npu_communicator.PROBE_PASSED, 1, 2, 3
 TILING_KEY = 1000  # ASCEND_MOE_TILING_KEY_PROBE
-MODES = {
-    "context": npu_communicator.PROBE_CONTEXT,
-    "store": 2,
-    "atomic": 3,
-    "order": 4,
-    "core barrier": 5,
-    "cycles": 6,
-    "zero": 7,
-}
+MODES = {"context": npu_communicator.PROBE_CONTEXT, "store": 2, "atomic": 3, "order": 4, "core barrier": 5}
+MODES |= {"cycles": 6, "zero": 7}
 MODES |= {"pull": 8, "relay": 9, "queue": 10, "writers": 11, "neighbours": 12, "batch": 13, "stride": 14}
 MODES["levels"] = 17
 MODES |= {"clear": npu_communicator.PROBE_CLEAR, "timestamps": npu_communicator.PROBE_TIMESTAMPS}  # no probes
@@ -57,7 +50,7 @@ MEET_S = 60.0
 
 
 class ProbeTiling(ctypes.Structure):
-    """moe::MoeProbeTiling behind its CANN head."""
+    """The fields of the C++ struct moe::MoeProbeTiling that follow CANN's MC2 head."""
 
     _fields_ = [
         *((name, ctypes.c_uint32) for name in ("mode", "world", "rank", "cores")),
@@ -69,7 +62,7 @@ class ProbeTiling(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Seen:
-    """Report of one core of one rank."""
+    """Report of one core: ``code`` is PASSED or a failure; the meaning of the other words depends on the probe."""
 
     rank: int
     core: int
@@ -97,9 +90,9 @@ class _Call:
 
 @dataclass
 class Twin:
-    """The twin as a device for probes, with windows of ``layout``.
+    """The twin (emulator) as a device for probes: ``world`` ranks with windows of ``layout`` "a3" or "a2".
 
-    ``ranks_per_server`` 0: one server. ``folder``: the kernels' sources. ``corrupt``: applied to new windows, in tests.
+    ``ranks_per_server`` 0: one server. ``folder``: kernel sources, None: the package's. ``corrupt`` changes windows.
     """
 
     world: int = 2
@@ -112,7 +105,7 @@ class Twin:
 
     @property
     def ranks(self) -> range:
-        """Ranks whose reports a launch returns: all."""
+        """Ranks whose reports `launch` returns: all."""
         return range(self.world)
 
     @property
@@ -121,7 +114,7 @@ class Twin:
         return [socket.gethostname()] * self.world
 
     def launch(self, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[list[Seen], float]:
-        """Run one probe on new windows; return the reports of all cores and the seconds of the launch."""
+        """Run the probe ``mode`` on new windows; return the reports of all cores and the seconds of the launch."""
         call = self._prepare(mode, rounds, cycles)
         start = time.monotonic()
         self._kernels.launch("ascend_moe_probe", call.args, call.tilings, self.cores, TILING_KEY, call.windows)
@@ -129,10 +122,10 @@ class Twin:
         return call.seen(), seconds
 
     def explore(self, mode: str, rounds: int, schedules: int) -> tuple[ascendc_twin.Exploration, list[Seen]]:
-        """Run the probe under schedules of the checked engine, which checks the probe kernel itself.
+        """Run the probe ``mode`` under ``schedules`` of the checked engine, which checks the probe kernel itself.
 
         As in the built package, the compiler adds no waits. In half of the schedules stores arrive out of order, which
-        detects a flag sent before its rows have left.
+        detects a flag sent before its rows have left. The result is that of a half with an error, else of the last.
         """
         for unordered in (True, False):
             call = self._prepare(mode, rounds, 0)  # new windows, without flags of earlier schedules
@@ -191,7 +184,7 @@ class Npu:
 
     @property
     def ranks(self) -> range:
-        """Ranks whose reports a launch returns: this one."""
+        """Ranks whose reports `launch` returns: this one."""
         return range(self.place.rank, self.place.rank + 1)
 
     # The probe of the servers uses these three before a communicator is opened, which launches a kernel on an A2.
@@ -216,7 +209,7 @@ class Npu:
         return next(name for name, number in CONTEXTS.items() if number == kind)
 
     def launch(self, mode: str, rounds: int = 1, cycles: int = 0) -> tuple[list[Seen], float]:
-        """Run one probe together with all ranks; return the reports of this rank's cores and the seconds it took."""
+        """Run the probe ``mode`` on all ranks; return the reports of this rank's cores and the launch's seconds."""
         npu_adapter.load()
         end = self._end(mode)
         report = torch.zeros(REPORT, dtype=torch.int32, device=self.place.device)
@@ -256,6 +249,6 @@ class Npu:
         except RuntimeError:
             missing = [rank for rank, one in enumerate(keys) if not store.check([one])]
             raise AscendMoeError(
-                f"rank(s) {missing} did not reach the probe within {MEET_S:g} s: see their output"
+                f"rank(s) {missing} did not reach the probe within {MEET_S:g} s: look at their output"
             ) from None
         return int(store.get(keys[0]))

@@ -26,12 +26,12 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class DevicePlace(Place):
-    """A place and the device of its rank's tensors."""
+    """A `Place` (group, number of ranks, rank) and the device of the rank's tensors."""
 
     device: torch.device = CPU
 
     def move(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
-        """Return the tensor on the rank's device."""
+        """Return ``tensor``, which may be None, on the rank's device."""
         return None if tensor is None else tensor.to(self.device)
 
 
@@ -40,7 +40,7 @@ Call = Callable[[str, DevicePlace, Case, dict[str, Any]], Any]
 
 
 def by_two_levels(world: int, share: int) -> bool:
-    """Return whether calls without comm_alg run hierarchy between servers of ``share`` ranks."""
+    """Return whether calls without comm_alg run hierarchy on ``world`` ranks, in servers of ``share`` (0: all)."""
     return is_two_level("") and 0 < share < world
 
 
@@ -67,7 +67,7 @@ class Stopped(Exception):
 
 
 def run_all(place: DevicePlace, cases: Sequence[Case], note: Callable[[Result], None]) -> None:
-    """Run every case, then every bad call, and pass each result to ``note``."""
+    """Run all cases, the calls of `BAD` that apply, and a valid case; pass each `Result` to ``note``."""
     for case in cases:
         for result in run_case(place, case):
             note(result)
@@ -82,7 +82,7 @@ def run_all(place: DevicePlace, cases: Sequence[Case], note: Callable[[Result], 
 
 
 def run_case(place: DevicePlace, case: Case) -> Iterable[Result]:
-    """Compare dispatch and combine of one case with the reference."""
+    """Run a case and yield the comparison of dispatch, combine or its error with the reference. May raise Stopped."""
     fault = case.fault()
 
     def result(op: str, ok: bool, text: str = "") -> Result:
@@ -125,7 +125,7 @@ def run_case(place: DevicePlace, case: Case) -> Iterable[Result]:
 
 
 def run_bad(place: DevicePlace, bad: Bad) -> Result:
-    """Make a call that must raise, and check the class of the error and the argument it names."""
+    """Make a call that must raise; its result is ok if the error has the right class and names the right argument."""
 
     def result(ok: bool, text: str = "") -> Result:
         return Result("errors", bad.error.__name__, bad.name, place.rank, ok, text)
@@ -150,7 +150,7 @@ def _is_fault(error: RuntimeError, fault: reference.Fault) -> tuple[bool, str]:
 
 
 def padded(rows: torch.Tensor, case: Case, expand_x: torch.Tensor) -> torch.Tensor:
-    """Pad the rows of a rank's experts to the length of dispatch's output, with NaN if ``case.tail``."""
+    """Pad the rows of a rank's experts to the length of dispatch's output, with NaN if ``case.tail``, else zeros."""
     rest = float("nan") if case.tail else 0.0
     whole = torch.full((expand_x.shape[0], case.hidden), rest, dtype=rows.dtype)
     whole[: len(rows)] = rows
@@ -174,7 +174,7 @@ def _options(op: str, case: Case) -> dict[str, Any]:
 
 
 def dispatch(place: DevicePlace, case: Case, *, call: Call = _call, **changes: Any) -> tuple[torch.Tensor, ...]:
-    """Run one rank's dispatch of the case by ``call``, with some arguments changed."""
+    """Run one rank's dispatch of the case; ``call`` makes the call, ``changes`` replace arguments by name."""
     values: dict[str, Any] = {
         **case.dispatch_tensors(place.rank),
         **place.arguments(moe_expert_num=case.experts),
@@ -193,7 +193,7 @@ def combine(
     call: Call = _call,
     **changes: Any,
 ) -> torch.Tensor:
-    """Run one rank's combine by ``call`` after a dispatch that returned ``sent``, with some arguments changed."""
+    """Run one rank's combine of ``rows`` after a dispatch that returned ``sent``; else as `dispatch`."""
     values: dict[str, Any] = {
         **case.combine_tensors(place.rank),
         "expand_x": rows,
@@ -220,7 +220,7 @@ _BS, _K, _H, _LOCAL = 3, 2, 64, 2
 
 @dataclass(frozen=True)
 class Bad:
-    """A call that must raise ``error``, naming ``argument``, on every rank. ``of_v1``: a rule of V1 only."""
+    """A call that must raise ``error`` about ``argument`` ("": any) on every rank. ``of_v1``: for V1 only."""
 
     name: str
     error: type[AscendMoeError]

@@ -56,7 +56,7 @@ Serve = Callable[[Connection, Ranks, str, str], None]
 
 
 def serve(pipe: Connection, ranks: Ranks, session: str, log: str) -> None:
-    """Send the device, the kind of machine, and the results of the steps whose numbers arrive, until the pipe closes.
+    """Send device and kind of machine, then the results of each step whose number arrives, until the pipe closes.
 
     ``session``: name of this process's group; ``log``: file for everything that is printed.
     """
@@ -102,12 +102,12 @@ class _Worker:
         theirs.close()
 
     def received(self, seconds: float, cause: Callable[[], str] = lambda: "") -> Any:
-        """Return what the process sends next.
+        """Return the next object that the process sends.
 
-        ``cause``: names another rank's fault, after which the process has `GRACE_S` seconds left.
+        ``cause`` returns "", or text on another rank's fault, after which the process has `GRACE_S` seconds left.
 
         Raises:
-            _Ended: the process has ended, or has sent nothing within ``seconds``; it runs no longer.
+            _Ended: the process has ended, or has sent nothing within ``seconds`` and was killed.
         """
         end, status, why = time.monotonic() + seconds, FAULT, f"no result within {seconds:g} s"
         try:
@@ -142,7 +142,7 @@ class _Worker:
         return "\n".join([why, *self._output()[-_LOG_LINES:], *self.cann_errors()])[:MOST_TEXT]
 
     def cann_errors(self) -> list[str]:
-        """Return the last errors in CANN's log of the process."""
+        """Return the last error lines of the process in CANN's log."""
         folder = Path(os.environ.get("ASCEND_PROCESS_LOG_PATH") or Path.home() / "ascend" / "log")
         found: list[str] = []
         for path in sorted(folder.glob(f"**/plog-{self._process.pid}_*.log")):
@@ -150,14 +150,14 @@ class _Worker:
         return found[-_PLOG_LINES:]
 
     def kill(self, first: signal.Signals = signal.SIGKILL) -> None:
-        """End the process, by the signal ``first`` if that is enough."""
+        """End the process: send ``first``, and SIGKILL if it still runs after `EXIT_S` seconds."""
         for number in (first, signal.SIGKILL):
             if self._process.is_alive():
                 os.kill(self._process.pid, number)
                 self._process.join(EXIT_S)
 
     def close(self) -> None:
-        """Let the process leave its groups and end; end it if it does not."""
+        """Let the process leave its groups and end, or kill it after `EXIT_S` seconds; remove its log."""
         self.pipe.close()
         self._process.join(EXIT_S)
         self.kill()
@@ -177,7 +177,7 @@ class BringUpResult:
 
 
 def facts(world: int) -> dict[str, Any]:
-    """Return what the results of this server depend on."""
+    """Return facts on which results on this server depend: versions, NPUs, variables, the plan for ``world`` ranks."""
     smi = shutil.which("npu-smi")
     try:
         shown = subprocess.run([smi, "info"], capture_output=True, text=True, timeout=_SMI_S).stdout if smi else ""
@@ -206,8 +206,8 @@ def _variables_of(step: Step, kind: str) -> dict[str, str]:
 class Supervisor:
     """One rank's part of a bring-up.
 
-    ``store``: of the job; None: there is one process. ``begin`` receives the name of each step that begins, ``show``
-    each result; both are for rank 0.
+    ``store``: the job's; None: there is one process. ``begin`` receives the name of each step that begins, ``show``
+    each result; both matter on rank 0 only. ``run``: main function of the processes that run steps.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Supervisor:
         """Run all steps and return their results; rank 0 returns the times too.
 
         Raises:
-            AscendMoeError: there is no such device.
+            AscendMoeError: the first process did not find the device.
         """
         device, world = self._device(), self._ranks.world
         about = f"{device.about}, {world} {'ranks' if self._ranks.threads else 'processes'}"

@@ -38,7 +38,7 @@ Round = Mapping[str, Mapping[str, tuple[int, int, int]]]
 
 @dataclass(frozen=True)
 class Phase:
-    """Microseconds of one phase, and the number of cores of a rank that run it.
+    """Microseconds of one phase: of the slowest core, and the mean; and the number of cores of a rank that run it.
 
     ``predicted`` is 0 if there is no prediction, or the phase is not on the model's critical path.
     """
@@ -67,7 +67,7 @@ def about(request: Request) -> str:
 
 
 def rounds(place: DevicePlace, request: Request, algorithm: str) -> list[Round]:
-    """Return the cycles of this rank's cores in each round. Collective, while `settings.TIMESTAMPS` is set."""
+    """Run round trips; return the cycles of this rank's cores in each. Collective; needs `settings.TIMESTAMPS`."""
     generator = torch.Generator().manual_seed(place.rank)
     x = torch.randn(request.batch, request.hidden, generator=generator).bfloat16().to(place.device)
     scores = torch.rand(request.batch, request.experts, generator=generator)
@@ -89,7 +89,7 @@ def _summed(cores: Sequence[Mapping[str, int]]) -> dict[str, tuple[int, int, int
 
 
 def in_order(cores: Iterable[Iterable[str]]) -> list[str]:
-    """Return the phases of all cores in order; not every core has every phase."""
+    """Return the names of all phases, in order, from each core's phases; not every core has every phase."""
     names: list[str] = []
     for core in cores:
         place = len(names)
@@ -116,7 +116,7 @@ def phases(ranks: Sequence[Sequence[Round]], algorithm: str) -> list[Phase]:
         for rank, own in enumerate(ranks):
             if not all(each[op] for each in own):
                 raise AscendMoeError(
-                    f"rank {rank} recorded no timestamps of {op}: it runs operators of another version"
+                    f"rank {rank} recorded no timestamps of {op}: install this version's operators there"
                 )
         by_round = [[rank[number][op] for rank in ranks] for number in range(len(ranks[0]))]
         for name in in_order(rank for each in by_round for rank in each):
@@ -147,12 +147,12 @@ def with_prediction(measured: Sequence[Phase], request: Request, soc: str) -> li
 
 
 def cores_of(measured: Sequence[Phase]) -> int:
-    """Return the number of cores of a rank, all of which launch."""
+    """Return the number of cores of a rank: all of them run the phase `LAUNCH`."""
     return max(phase.cores for phase in measured if phase.name == LAUNCH)
 
 
 def lines(found: Sequence[Phase], request: Request) -> list[str]:
-    """Format the phases as tables."""
+    """Format the phases as one table per op and algorithm."""
     text = [f"phases, us: {about(request)}"]
     for op, algorithm in dict.fromkeys((phase.op, phase.algorithm) for phase in found):
         own = [phase for phase in found if (phase.op, phase.algorithm) == (op, algorithm)]
