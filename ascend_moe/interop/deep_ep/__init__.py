@@ -103,10 +103,10 @@ def install(flavour: str = "deepep", *, package: bool = True) -> None:
     """Make ``import deep_ep`` and sgl-kernel-npu's ``import deep_ep_cpp`` import this package.
 
     Args:
-        flavour: "deepep": DeepEP's ``deep_ep``; "ascend": sgl-kernel-npu's. ``OURS`` lists the modules.
-        package: False: only deep_ep_cpp, for sgl-kernel-npu's own Python package over it.
+        flavour: "deepep": deep_ep as DeepEP's; "ascend": as sgl-kernel-npu's. ``OURS`` lists the modules of each.
+        package: True: both packages. False: only deep_ep_cpp, for sgl-kernel-npu's own Python package ``deep_ep``.
 
-    A second call changes the flavour. Modules of these names that were imported before are restored by ``uninstall``.
+    A second call changes the flavour. `uninstall` restores modules of these names that were imported before.
     Importing an unsupported name raises ImportError with the reason. Raises ArgumentError if flavour is unknown.
     """
     need_one_of("flavour", flavour, OURS)
@@ -126,7 +126,7 @@ def install(flavour: str = "deepep", *, package: bool = True) -> None:
 
 
 def uninstall() -> None:
-    """Undo ``install``; do nothing without it. Existing objects stay valid."""
+    """Undo `install`, if it was called: restore the earlier modules. Objects of the removed modules stay valid."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Refusals)]
     while _before:
         name, module = _before.popitem()

@@ -50,7 +50,7 @@ _FEATURES = (
 
 
 class FuseMode(IntEnum):
-    """Modes of ``fused_deep_moe``."""
+    """Values of fuse_mode in `AscendBuffer.fused_deep_moe`, named after sgl-kernel-npu's two operators."""
 
     FUSED_DEEP_MOE = 1
     DISPATCH_FFN_COMBINE = 2
@@ -61,10 +61,10 @@ class FuseMode(IntEnum):
 
 @typed_methods
 class Runtime:
-    """``deep_ep_cpp.Buffer``: calls of one rank.
+    """sgl-kernel-npu's compiled class ``deep_ep_cpp.Buffer`` over the V2 ops: one rank's dispatch and combine.
 
-    ``group_name`` is group_ep, of ``group_size`` ranks. num_nvl_bytes, num_rdma_bytes and low_latency_mode have no
-    effect; HCCL_BUFFSIZE sets the window size.
+    ``group_name`` is the group's name for the ops, ``group_size`` its number of ranks. num_nvl_bytes, num_rdma_bytes
+    and low_latency_mode have no effect; HCCL_BUFFSIZE sets the window size.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Runtime:
     def get_dispatch_layout(
         self, topk_idx: Tensor, num_experts: int, previous_event: EventHandle | None = None, *_: Any
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, EventHandle]:
-        """Return DeepEP's layout, with is_token_in_rank ``(T, W)`` as int32."""
+        """Return `Buffer.get_dispatch_layout`'s results, is_token_in_rank as int32; further arguments are ignored."""
         return *base.dispatch_layout(self.place, topk_idx, num_experts, previous_event, torch.int32), EventHandle()
 
     def intranode_dispatch(
@@ -142,13 +142,15 @@ class Runtime:
         use_quant: bool = False,
         quant_type: str = "bf16",
     ) -> tuple[Any, ...]:
-        """Send each row to its local experts, as int8 or e4m3 with use_quant: quant_type "int8" or FP8_ROWS.
+        """Send each (token, expert) row to the expert's rank; with use_quant in format quant_type: "int8" or FP8_ROWS.
 
-        Returns:
-            rows ``(n, H)``; their scales ``(n,)`` float32; ids ``(n, K)`` int64, the local expert at its k and -1
-            elsewhere; weights ``(n, K)`` likewise; a list of rows per local expert; three empty matrices;
-            the source index ``(3n,)`` int32: source rank, token, k; int32 running sums over [local expert][source
-            rank], then the most tokens of a rank; the event.
+        Of num_tokens_per_expert only the size is used. x_scales and cached_rank_prefix_matrix must be None,
+        num_worst_tokens 0; config, async_finish and allocate_on_comm_stream have no effect.
+
+        Returns rows ``(n, H)``; their scales ``(n,)`` float32; ids ``(n, K)`` int64, the local expert at the row's k
+        and -1 elsewhere; weights ``(n, K)``, 0 elsewhere, or None; a list of rows per local expert; three empty
+        tensors; the source index ``(3n,)`` int32: source rank, token, k of each row; int32 running sums of rows over
+        [local expert][source rank], then the most tokens of a rank; the event.
         """
         base.begin(previous_event)
         need(cached_rank_prefix_matrix is None, "handle", "of an earlier dispatch is not supported; pass topk_idx")
@@ -190,11 +192,11 @@ class Runtime:
         send_head: Tensor,
         combine_send_cost_stats: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, EventHandle]:
-        """Return each token's weighted sum of its rows, ``(T, H)``; the weights; the event."""
+        """Return each token's sum of its rows, ``(T, H)``, weighted unless topk_weights is None; these; the event."""
         rule = "is not supported; pass None; ascend_moe.trace shows waits between ranks"
         need(combine_send_cost_stats is None, "combine_send_cost_stats", rule)
         rows = src_idx.numel() // 3
-        need(x.shape[0] >= rows, "x", "has {} rows; dispatch returned {}", x.shape[0], rows)
+        need(x.shape[0] >= rows, "x", "has {} rows; dispatch returned {}: pass all", x.shape[0], rows)
         total = self._combine(x, topk_idx, src_idx, send_head[:-1], topk_weights, int(send_head[-1]))
         return total, topk_weights, EventHandle()
 
@@ -221,18 +223,17 @@ class Runtime:
         return_recv_hook: bool = False,
         quant_mode: str = "none",
     ) -> tuple[Any, ...]:
-        """Send and receive rows, quantized by quant_mode; the other flags have no effect.
+        """Send and receive rows, quantized by quant_mode; the stats and the other flags have no effect.
 
-        Returns:
-            rows ``(max * W * min(K, L), H)`` bf16, int8 or e4m3; their scales, float32, one per row; rows per local
-            expert ``(L,)`` int64; the source index; int32 running sums over [local expert][source rank]; the event; a
-            hook that does nothing.
+        Returns rows ``(max * W * min(K, L), H)`` in x's dtype, int8 or e4m3, max: num_max_dispatch_tokens_per_rank;
+        their scales, float32, one per row; rows per local expert ``(L,)`` int64; the source index; int32 running sums
+        over [local expert][source rank]; the event; a hook that does nothing.
         """
         need_dims("x", x, 2, dtypes=_ROWS)
         need_dims("topk_idx", topk_ids, 2)
         tokens = num_max_dispatch_tokens_per_rank
         base.need_whole("num_max_dispatch_tokens_per_rank", tokens, 0)
-        rule = "is {}; x has {} tokens"
+        rule = "is {}; x has {} tokens: pass the largest number of all ranks"
         need(tokens >= x.shape[0], "num_max_dispatch_tokens_per_rank", rule, tokens, x.shape[0])
         waits = WaitStats("", None, x, self.place)
         rows = self._dispatch(x, topk_ids, num_experts, tokens, quant_mode, None, waits)
@@ -255,7 +256,10 @@ class Runtime:
         return_recv_hook: bool = False,
         out: Tensor | None = None,
     ) -> tuple[Tensor, EventHandle, Callable[[], None]]:
-        """Return weighted sums ``(T, H)``; the event; a hook that does nothing. zero_copy and out have no effect."""
+        """Return the weighted sums ``(T, H)`` of x's rows; the event; a hook that does nothing.
+
+        src_info, layout_range: dispatch's source index and running sums. Arguments after num_experts have no effect.
+        """
         need_shape("layout_range", layout_range, (num_experts,))
         tokens = num_max_dispatch_tokens_per_rank
         total = self._combine(x, topk_ids, src_info, layout_range, topk_weights, tokens)
@@ -276,7 +280,7 @@ class Runtime:
         quant_mode: int = 1,
         profile_enable: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Run `AscendBuffer.fused_deep_moe`, with its weights; return ``(T, H)`` and dispatch's running sums."""
+        """Run `AscendBuffer.fused_deep_moe` with fuse_mode 1; its arguments and results, with shorter names."""
         given = {"gmm1_weight": gmm1_weight, "gmm2_weight": gmm2_weight}
         scales = {"gmm1_weight_scale": gmm1_weight_scale, "gmm2_weight_scale": gmm2_weight_scale}
         experts = experts_of(x, given | scales)
@@ -304,9 +308,9 @@ class Runtime:
         num_experts: int,
         quant_mode: int = 1,
     ) -> tuple[Tensor, Tensor]:
-        """Run ``fused_deep_moe``, with rows per local expert ``(L,)`` int32 as second result.
+        """Run ``fused_deep_moe``, but return the rows per local expert, ``(L,)`` int32, as second result.
 
-        max_output_size: the most rows a rank may receive, else RoutingOverflow on every rank; 0: no limit.
+        max_output_size: the most rows that a rank may receive, else RoutingOverflow on every rank; 0: no limit.
         """
         need(quant_mode in (0, 1), "quant_mode", "is {}; it must be 0 or 1", quant_mode)
         nums = torch.empty(self.place.local_experts(num_experts), dtype=torch.int32, device=x.device)
@@ -334,26 +338,26 @@ def _of_strategy(strategy: str, method: Callable[Concatenate[Any, P], R]) -> Cal
 
 
 class AscendBuffer(BufferBase):
-    """Buffer of sgl-kernel-npu, which differs from DeepEP's.
+    """Dispatch and combine with sgl-kernel-npu's names, rows and handles, which differ from those of DeepEP's `Buffer`.
 
     - Normal mode: one row per (token, expert), by local expert; combine weights by dispatch's topk_weights. The handle
-      has eight entries: three empty matrices, the source index (source rank, token, k), is_token_in_rank, running sums
-      over [local expert][source rank] and the most tokens of a rank, topk_idx, topk_weights. dispatch does not accept
-      it. ``bias`` is refused.
-    - Low latency: rows ``(max * W * min(K, L), H)`` in the compacted layout, counts int64, running sums as
-      layout_range; handles of seven entries, with strategy "ops" of ten; with "alltoall" blocks of ``max`` rows.
-      Hooks do nothing; out, zero_copy and the recv stats have no effect.
-    - Ids -1 need no MOE_ENABLE_TOPK_NEG_ONE.
+      has eight entries: three empty tensors, the source index (source rank, token, k), is_token_in_rank, running sums
+      over [local expert][source rank] and the most tokens of a rank, topk_idx, topk_weights. dispatch accepts no
+      handle, combine no ``bias``.
+    - Low latency: rows ``(max * W * min(K, L), H)`` by local expert without gaps, counts int64, running sums as
+      layout_range; handles of seven entries, with strategy "ops" of ten; with "alltoall" blocks of ``max`` rows, max:
+      num_max_dispatch_tokens_per_rank. Hooks do nothing; out, zero_copy and the recv stats have no effect.
+    - Ids -1 are not routed, without MOE_ENABLE_TOPK_NEG_ONE.
     - quant_mode None, "bf16", "int8", or with the default strategies "pertoken_fp8_e4m3": quantized rows have a float32
-      scale each. MX formats need the 950 series.
+      scale each. MX formats, which need the 950 series, are refused.
 
     Args:
         normal_strategy: "default" or "alltoall". low_latency_strategy: "default", "ops" or "alltoall". Or a
-            registered name. The variable DEEP_USE_MODE (default, ops or alltoall) overrides both.
+            registered name. The environment variable DEEP_USE_MODE (default, ops or alltoall) overrides both.
         group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode,
             allow_mnnvl: as for `BufferBase`, which states the limits.
 
-    The attributes of these names are the strategies, and may be set. Source: sgl-kernel-npu ``deep_ep.Buffer``.
+    The attributes normal_strategy and low_latency_strategy are objects, and may be set. Source: its ``deep_ep.Buffer``.
     """
 
     flavour = "ascend"
@@ -388,10 +392,10 @@ class AscendBuffer(BufferBase):
     @with_signature_of(LowLatencyEPCommStrategy.low_latency_dispatch)
     @with_typed_errors
     def low_latency_dispatch(self, quant_mode: str | None, **others: Any) -> Any:
-        """Run the strategy's `LowLatencyEPCommStrategy.low_latency_dispatch`.
+        """Run `LowLatencyEPCommStrategy.low_latency_dispatch` of the strategy; others, results and errors as there.
 
-        quant_mode is a mode of the strategy, or None: "int8" with use_fp8. The others are as there.
-        Raises ArgumentError if use_ue8m0 or use_mxfp4 is True, and the errors as there.
+        quant_mode: a mode of the strategy; None: "int8" if use_fp8 is True (its default), else unquantized.
+        Raises ArgumentError if use_ue8m0 or use_mxfp4 is True.
         """
         for name in ("use_ue8m0", "use_mxfp4"):
             need(not others[name], name, "is True; MX formats need the 950 series: pass False")
@@ -420,18 +424,21 @@ class AscendBuffer(BufferBase):
         fuse_mode: int = FuseMode.FUSED_DEEP_MOE,
         profile_enable: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Run the layer in one call: ``Runtime.fused_deep_moe``, with fuse_mode 2 ``Runtime.dispatch_ffn_combine``.
+        """Run dispatch, the experts' MLPs (SwiGLU) and combine in one call. Collective.
 
         Args:
-            x: (T, H). topk_idx, topk_weights: (T, K), fp32 weights.
+            x: (T, H) bf16, fp16 or fp32. topk_idx, topk_weights: (T, K), int64 or int32, and fp32.
             gmm1_permuted_weight: ``(L, H, 2F)``, gate in the first F columns, not permuted; gmm2_weight ``(L, F, H)``;
-                or one tensor per local expert. bf16 with quant_mode 0, int8 with 1.
+                or one tensor per local expert. In x's dtype with quant_mode 0, int8 with 1.
             gmm1_permuted_weight_scale, gmm2_weight_scale: with quant_mode 1 ``(L, 2F)`` and ``(L, H)``, fp32, or int64
                 with fp32 bits. num_experts: E. quant_mode: 0 or 1.
-            num_max_dispatch_tokens_per_rank: at least every rank's T; fuse_mode 2: max_output_size.
+            num_max_dispatch_tokens_per_rank: at least every rank's T, equal on all ranks. With fuse_mode 2: the most
+                rows that a rank may receive, else RoutingOverflow on every rank; 0: no limit.
             fuse_mode: 1 or 2. profile_enable: ignored.
 
-        Raises ArgumentError if an argument breaks one of these rules.
+        Returns each token's weighted sum ``(T, H)``, and int32 running sums of the received rows over [local
+        expert][source rank], with fuse_mode 2 the rows per local expert ``(L,)``. Raises ArgumentError if an argument
+        breaks one of these rules, or the errors of dispatch and combine.
         """
         need(fuse_mode in (1, 2), "fuse_mode", "is {}; it must be 1 or 2", fuse_mode)
         whole = fuse_mode == FuseMode.FUSED_DEEP_MOE

@@ -32,17 +32,14 @@ def npu_here() -> Any:
 
 
 class EventHandle:
-    """Event of the NPU's current stream at construction; without an NPU it does nothing.
-
-    Source: DeepEP ``EventHandle``.
-    """
+    """Event recorded on the NPU's current stream by the constructor, as DeepEP's; without an NPU it does nothing."""
 
     def __init__(self) -> None:
         npu = npu_here()
         self._event = None if npu is None else npu.current_stream().record_event()
 
     def current_stream_wait(self) -> None:
-        """Make the current stream wait for that work."""
+        """Make the NPU's current stream wait for the event; do nothing without an NPU."""
         npu = npu_here()
         if npu is not None and self._event is not None:
             npu.current_stream().wait_event(self._event)
@@ -52,8 +49,8 @@ class EventOverlap:
     """Event to wait for, and a hook that runs after the wait. Source: DeepEP ``EventOverlap``.
 
     Args:
-        event: None: nothing to wait for.
-        extra_tensors: referenced as long as this object.
+        event: an `EventHandle`; None: nothing to wait for.
+        extra_tensors: kept alive as long as this object.
     """
 
     def __init__(self, event: EventHandle | None = None, extra_tensors: tuple[Any, ...] | None = None) -> None:
@@ -62,11 +59,13 @@ class EventOverlap:
         self._release = False
 
     def current_stream_wait(self, release_handle: bool = False) -> None:
-        """Make the current stream wait, then call the hook, once. release_handle: drop the event.
+        """Make the current stream wait for the event, then call the registered hook, if any, and remove it.
 
-        Raises ArgumentError if there is no event, because the call had no async_finish.
+        release_handle: drop the event. Raises ArgumentError if there is none: the call had no async_finish, or the
+        event was dropped.
         """
-        need(self.event is not None, "event", "is None: the call had no async_finish, its results can be used at once")
+        rule = "is None: the call had no async_finish, or the event was released: use the results without a wait"
+        need(self.event is not None, "event", rule)
         assert self.event is not None
         self.event.current_stream_wait()
         hook, self.hook_after_wait = self.hook_after_wait, None
@@ -76,12 +75,13 @@ class EventOverlap:
             self.event = None
 
     def register_hook_after_wait(self, hook_after_wait: Callable[[], None]) -> None:
-        """Call ``hook_after_wait`` once after the next wait. Raises ArgumentError if a hook is registered."""
-        need(self.hook_after_wait is None, "hook_after_wait", "is a second hook: another is registered")
+        """Register ``hook_after_wait``, which the next wait calls. Raises ArgumentError if another is registered."""
+        rule = "is a second hook: another is registered, call current_stream_wait first"
+        need(self.hook_after_wait is None, "hook_after_wait", rule)
         self.hook_after_wait = hook_after_wait
 
     def __call__(self, release_handle: bool = False) -> EventOverlap:
-        """Return itself: ``with event(release_handle=True):`` drops the event after the block."""
+        """Return this object: ``with event(release_handle=True):`` waits for the event after the block and drops it."""
         self._release = release_handle
         return self
 
@@ -96,29 +96,28 @@ class EventOverlap:
 
 
 def begin(previous_event: EventOverlap | EventHandle | None) -> None:
-    """Wait for a call's previous_event."""
+    """Make the current stream wait for a call's argument previous_event; do nothing if there is no event."""
     if previous_event is not None and getattr(previous_event, "event", previous_event) is not None:
         previous_event.current_stream_wait()
 
 
 def finished(async_finish: bool, *tensors: Any) -> EventOverlap:
-    """Return the event of a call that was just launched on the current stream."""
+    """Return the event that a call returns: of the current stream, keeping ``tensors`` alive; empty if not async."""
     return EventOverlap(EventHandle(), tensors) if async_finish else EventOverlap()
 
 
 def nothing() -> None:
-    """Do nothing: the hook of a call that has already received."""
+    """Do nothing: the hook of a call that has already received its rows."""
 
 
 class WaitStats:
-    """Waiting statistics of a caller, or None, to which the ops' performance_info is added.
+    """A caller's tensor of waiting times, to which one op's waits for each source rank are added.
 
     Args:
-        argument: its name in errors.
+        argument: the tensor's name in errors.
         stats: ``(W,)`` int64 or int32 on the device of x: µs for each source rank are added; or ``(W, W)``: to this
-            rank's row, so that the sum of the ranks' tensors contains all waits.
-        x: the rows of the call.
-        place: this rank's place.
+            rank's row, so that the sum of the ranks' tensors contains all waits. None: nothing is measured.
+        x: the rows of the call. place: this rank's place in the Buffer's group of W ranks.
 
     Raises ArgumentError if stats has another shape, dtype or device.
     """
@@ -133,7 +132,10 @@ class WaitStats:
         self._row = stats if stats.dim() == 1 else stats[place.rank]
 
     def given(self, ranks: list[int] | None = None) -> dict[str, Tensor]:
-        """Return the op's keyword argument; ``ranks``: the op's, by their numbers in the Buffer's group; None: all."""
+        """Return performance_info as a keyword argument for an op, none without stats.
+
+        ``ranks``: the ranks that take part in the op, by their numbers in the Buffer's group; None: all.
+        """
         if self._row is None:
             return {}
         self._ranks = self._ranks if ranks is None else ranks
@@ -141,7 +143,7 @@ class WaitStats:
         return {"performance_info": self._times}
 
     def after(self, call: Callable[P, R]) -> Callable[P, R]:
-        """Return the call, after which the waits are added."""
+        """Return ``call``, wrapped: it adds the measured waits to stats before it returns."""
 
         def timed(*args: P.args, **kwargs: P.kwargs) -> R:
             result = call(*args, **kwargs)
@@ -164,44 +166,44 @@ _LEAVING_OUT = "use Buffer(enable_shrink=True), or ascend_moe.agree, ascend_moe.
 
 @dataclass(frozen=True)
 class BufferPlace(Place):
-    """Place of a Buffer's rank, and the servers of its group."""
+    """This rank's place in a Buffer's group (name, W, rank), and the group's servers."""
 
     @classmethod
     def of_group(cls, group: Group) -> BufferPlace:
-        """Return the place in ``group``, as `Place.of`. Raises ArgumentError for None."""
+        """Return this rank's place in ``group``, as `Place.of` does. Raises ArgumentError for None."""
         need(group is not None, "group", "is None; pass a process group (MPI communicators are not supported)")
         return cls.of(group)
 
     @cached_property
     def ranks_per_server(self) -> int:
-        """Ranks of each server, or 0 if there is one server."""
+        """Ranks of each server, or 0 for one server. Raises ArgumentError if W is not a multiple of them."""
         here = comm.ranks_per_server(self.group_ep, self.world, self.rank)
         equal = not here or here > self.world or self.world % here == 0
-        rule = "has {} ranks, which {}={} does not divide; a Buffer needs as many on every server"
-        need(equal, "group", rule, self.world, settings.RANKS_PER_SERVER.name, here)
+        rule = "has {} ranks on servers of {} (by {} or host names); a Buffer needs equal servers: change the ranks"
+        need(equal, "group", rule, self.world, here, settings.RANKS_PER_SERVER.name)
         return here if here < self.world else 0
 
     def need_one_server(self, what: str, why: str) -> None:
-        """Raise ArgumentError if the ranks are on several servers; ``what`` cannot run comm_alg "hierarchy"."""
+        """Raise ArgumentError if the group has several servers: ``what`` cannot run there, as "hierarchy" ``why``."""
         rule = "has {} ranks, {} per server; {} cannot run between servers, as comm_alg 'hierarchy' {}: use {}"
         servers, instead = self.ranks_per_server, "deep_ep.Buffer's dispatch and combine"
         need(not servers, "group", rule, self.world, servers, what, why, instead)
 
     def local_experts(self, experts: int) -> int:
-        """Return L of E experts. Raises ArgumentError unless E is a multiple of the ranks."""
+        """Return L = E / W for E = ``experts``. Raises ArgumentError unless E is a multiple of W, at most 65536."""
         need_whole("num_experts", experts, self.world, MOST_EXPERTS)
         rule = "is {}; it must be a multiple of the {} ranks"
         need(experts % self.world == 0, "num_experts", rule, experts, self.world)
         return experts // self.world
 
     def dispatcher(self, experts: int) -> MC2Dispatcher:
-        """Return the dispatcher for E experts."""
+        """Return a dispatcher over the V2 ops for E = ``experts``; between servers its comm_alg is "hierarchy"."""
         self.local_experts(experts)
         return MC2Dispatcher.from_group(self, experts, comm_alg="hierarchy" if self.ranks_per_server else "")
 
 
 class Handle(tuple):  # type: ignore[type-arg]
-    """DeepEP's values of a call, and its state ``call``."""
+    """Tuple of DeepEP's values for a call; its attribute ``call`` is the state that later calls with it need."""
 
     call: Any
 
@@ -221,19 +223,19 @@ def call_of(handle: object, kind: type[R], function: str) -> R:
 
 
 def need_whole(argument: str, value: object, least: int, most: int = 2**31 - 1) -> None:
-    """Raise unless ``value`` is a whole number of least..most."""
+    """Raise ArgumentError unless ``value`` is a whole number in least..most."""
     rule = "is {!r}; it must be a whole number of {}..{}"
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     need(whole and least <= value <= most, argument, rule, value, least, most)  # type: ignore[operator]
 
 
 def refused(name: str, instead: str) -> Any:
-    """Return a method ``name`` of DeepEP that raises ArgumentError with the alternative."""
+    """Return a method ``name``, not supported here, that raises ArgumentError; ``instead``: what to use or know."""
 
     def method(*_: Any, **__: Any) -> Any:
-        raise ArgumentError(f"{name} is not supported; {instead}", argument=name)
+        raise ArgumentError(f"method {name} is not supported; {instead}", argument=name)
 
-    method.__name__, method.__doc__ = name, f"Raises ArgumentError: not supported; {instead}."
+    method.__name__, method.__doc__ = name, f"Raise ArgumentError: not supported; {instead}."
     return method
 
 
@@ -243,7 +245,7 @@ def refused(name: str, instead: str) -> Any:
 def dispatch_layout(
     place: BufferPlace, topk_idx: Tensor, experts: int, previous_event: Any, in_rank_dtype: torch.dtype = torch.bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """Return the first four results of ``get_dispatch_layout``; the second is None on one server."""
+    """Return the first four results of `Buffer.get_dispatch_layout`, the fourth with dtype ``in_rank_dtype``."""
     begin(previous_event)
     need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
     local, world = place.local_experts(experts), place.world
@@ -261,7 +263,7 @@ def dispatch_layout(
 
 
 def agreed_head(own: int, topk_idx: Tensor | None, experts: int, device: torch.device) -> Tensor:
-    """Return ``(4,)`` int32: a rank's tokens; 1 + the flat position of its first invalid id, or 0; low and high id."""
+    """Return ``(4,)`` int32: ``own`` (tokens); 1 + the flat position of the first invalid id, or 0; its two words."""
     tokens = torch.full((1,), own, dtype=torch.int32, device=device)
     if topk_idx is None:
         return torch.cat([tokens, tokens.new_zeros(3)])
@@ -272,9 +274,9 @@ def agreed_head(own: int, topk_idx: Tensor | None, experts: int, device: torch.d
 
 
 def most_tokens(heads: Tensor, topk_idx: Tensor | None, experts: int) -> int:
-    """Return the largest number of tokens of a rank, from every rank's head; read on the host.
+    """Return the largest number of tokens of a rank. ``heads`` ``(W, 4)``: the ranks' `agreed_head`, read on the host.
 
-    Raises InvalidExpertId, on every rank, for the first rank's invalid id.
+    Raises InvalidExpertId, on every rank, for the invalid id of the first rank that has one.
     """
     table = heads.tolist()
     for rank, (_, place, low, high) in enumerate(table):
@@ -288,7 +290,7 @@ def most_tokens(heads: Tensor, topk_idx: Tensor | None, experts: int) -> int:
 
 
 def most_tokens_of(place: BufferPlace, own: int, topk_idx: Tensor, experts: int) -> int:
-    """Return `most_tokens`; ``own``: this rank's tokens. Collective."""
+    """Gather the ranks' heads and return `most_tokens`; ``own``: this rank's number of tokens. Collective."""
     return most_tokens(gather_rows(agreed_head(own, topk_idx, experts, topk_idx.device), place), topk_idx, experts)
 
 
@@ -296,11 +298,10 @@ def most_tokens_of(place: BufferPlace, own: int, topk_idx: Tensor, experts: int)
 def get_low_latency_rdma_size_hint(
     num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
 ) -> int:
-    """Return the bytes of window per rank for low-latency dispatch and combine, whole MiB.
+    """Return the bytes of window per rank that low-latency dispatch and combine need, a multiple of 1 MiB.
 
-    For the ops' largest number of experts per token. HCCL_BUFFSIZE sets the window size. The arguments are the largest
-    T of a rank, H, W and E. Raises ArgumentError if one is out of range. Source: DeepEP
-    ``get_low_latency_rdma_size_hint``.
+    The arguments are the largest T of a rank, H, W and E; K is assumed to be min(32, E). HCCL_BUFFSIZE sets the window
+    size. Raises ArgumentError if an argument is out of range. Source: DeepEP ``get_low_latency_rdma_size_hint``.
     """
     topk = min(plan.limits()["topk"], num_experts)
     return _window(num_ranks, num_experts, topk, hidden, num_max_dispatch_tokens_per_rank)
@@ -320,13 +321,10 @@ def _window(ranks: int, experts: int, topk: int, hidden: int, tokens: int) -> in
 
 @dataclass
 class Config:
-    """Launch configuration of DeepEP's kernels, whose numbers have no effect here; its methods are size hints.
+    """Configuration of DeepEP's kernels. Its numbers have no effect here; its methods return window sizes.
 
-    Attributes:
-        num_sms, num_max_nvl_chunked_send_tokens, num_max_nvl_chunked_recv_tokens, num_max_rdma_chunked_send_tokens,
-            num_max_rdma_chunked_recv_tokens: as in DeepEP.
-
-    Source: DeepEP ``Config``.
+    They are num_sms, num_max_nvl_chunked_send_tokens, num_max_nvl_chunked_recv_tokens, num_max_rdma_chunked_send_tokens
+    and num_max_rdma_chunked_recv_tokens, as in DeepEP's ``Config``.
     """
 
     num_sms: int = 20
@@ -336,17 +334,17 @@ class Config:
     num_max_rdma_chunked_recv_tokens: int = 256
 
     def get_nvl_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Return the bytes of window per rank for normal dispatch and combine on ``num_ranks`` ranks.
+        """Return the bytes of window per rank that normal dispatch and combine need on ``num_ranks`` ranks.
 
-        For rows of ``hidden_bytes``, and the ops' largest numbers of tokens and of experts per token, whose ids and
-        weights add 8 bytes each to a row.
+        Assumes rows of ``hidden_bytes``, the ops' largest T (4096) and the ids and weights of 32 experts per token,
+        which add 8 bytes per expert to a row.
         """
         limits = plan.limits()
         row_bytes = hidden_bytes + 8 * limits["topk"]
         return _window(num_ranks, num_ranks, min(limits["topk"], num_ranks), -(-row_bytes // 2), limits["batch"])
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Return 0 for any ``hidden_bytes`` and ``num_ranks``: one window serves both."""
+        """Return 0 for any hidden_bytes and num_ranks: `get_nvl_buffer_size_hint`'s window serves other servers too."""
         return 0
 
 
@@ -354,18 +352,18 @@ class Config:
 
 
 class BufferBase:
-    """Group and options of a Buffer, and the calls that send no rows.
+    """Base of both Buffers: their group and options, and the calls that send no rows.
 
     Args:
         group: a process group (gloo: CPU tensors, hccl: NPU tensors), a DeviceMesh of one dimension, a group's name, a
-            ``LocalCluster``'s name in a rank's thread; or (group_ep, W, rank). Collective on a group's first use.
+            ``LocalCluster``'s name in a rank's thread; or the tuple (name, W, rank). Collective on a group's first use.
         num_nvl_bytes, num_rdma_bytes: stored as attributes; HCCL_BUFFSIZE sets the window size.
         low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl: no effect.
 
-    W is at most 384, T at most 4096 per call, K at most 32. The calls have no gradients: each is the other's backward,
-    as in DeepEP. ``config`` and ``allocate_on_comm_stream`` have no effect; calls run on the current stream.
-    Between servers normal mode runs comm_alg "hierarchy": a row is sent once per server, whose sum returns rounded.
-    Low latency is refused there: hierarchy weights rows before they return, but the weights belong to combine.
+    W is at most 384, T at most 4096 per call, K at most 32. As in DeepEP dispatch and combine have no gradients: each
+    is the other's backward. ``config`` and ``allocate_on_comm_stream`` have no effect; calls run on the current stream.
+    Between servers normal mode uses comm_alg "hierarchy": a token's row is sent once to each server, which returns one
+    rounded sum. Low-latency calls raise ArgumentError there, as hierarchy needs the weights in dispatch.
     """
 
     num_sms: int = 20
@@ -386,33 +384,34 @@ class BufferBase:
 
     @staticmethod
     def is_sm90_compiled() -> bool:
-        """Return True: fp8 and low latency are supported."""
+        """Return True: DeepEP's fp8 and low-latency features are supported."""
         return True
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Store new_num_sms, which must be even, as ``Buffer.num_sms``; it has no effect."""
+        """Store new_num_sms as ``Buffer.num_sms``, without effect on calls. Raises ArgumentError if it is odd."""
         need(new_num_sms % 2 == 0, "new_num_sms", "is {}; it must be even", new_num_sms)
         BufferBase.num_sms = new_num_sms
 
     @staticmethod
     def capture() -> EventOverlap:
-        """Return an event after the current stream's present work."""
+        """Return an EventOverlap that waits for the work launched on the current stream so far."""
         return EventOverlap(EventHandle())
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        """Return the same configuration for any num_ranks; it has no effect."""
+        """Return a `Config`, the same for any num_ranks; passing it to a call has no effect."""
         return Config(BufferBase.num_sms)
 
     get_combine_config = get_dispatch_config
 
     def destroy(self) -> None:
-        """End the use of this object. The windows belong to the group."""
-        need(self.explicitly_destroy, "explicitly_destroy", "is False, so there is nothing to destroy")
+        """Raise ArgumentError if explicitly_destroy is False, else do nothing: the windows belong to the group."""
+        rule = "is False, so there is nothing to destroy: do not call destroy"
+        need(self.explicitly_destroy, "explicitly_destroy", rule)
 
     def get_comm_stream(self) -> Any:
-        """Return the current stream: calls run there."""
+        """Return the current stream, on which all calls run."""
         npu = getattr(torch, "npu", None)
         return torch.cpu.current_stream() if npu is None else npu.current_stream()
 
@@ -421,15 +420,15 @@ class BufferBase:
     )
 
     def internode_dispatch(self, *args: Any, **kwargs: Any) -> Any:
-        """Run ``dispatch``. DeepEP's has no num_worst_tokens: its tenth argument is config."""
+        """Run ``dispatch`` with DeepEP's order of arguments: without num_worst_tokens, so that the tenth is config."""
         return self.dispatch(*args[:9], *((0, *args[9:]) if len(args) > 9 else ()), **kwargs)
 
     def internode_combine(self, *args: Any, **kwargs: Any) -> Any:
-        """Run ``combine``."""
+        """Run ``combine`` with the same arguments."""
         return self.combine(*args, **kwargs)
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Do nothing: ops may follow each other in any order."""
+        """Do nothing, whatever the arguments: no buffer must be cleaned between normal and low-latency calls."""
 
     low_latency_update_mask_buffer = refused("low_latency_update_mask_buffer", _LEAVING_OUT)
     low_latency_query_mask_buffer = refused("low_latency_query_mask_buffer", _LEAVING_OUT)

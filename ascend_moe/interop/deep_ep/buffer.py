@@ -26,7 +26,7 @@ from ascend_moe.ops.collectives import gather_rows
 
 @dataclass(frozen=True)
 class Sent:
-    """State of a dispatch, to repeat and to combine it."""
+    """State of a normal dispatch: `again` repeats it with other rows, `sum` combines its rows."""
 
     dispatcher: MC2Dispatcher
     ranks: Tensor  # (T, K') int32, ranks of each token, padded with -1
@@ -35,7 +35,7 @@ class Sent:
     rows: int  # rows of the results
 
     def again(self, x: Tensor | tuple[Tensor, Tensor]) -> Any:
-        """Send other rows to the same ranks."""
+        """Send other rows ``x`` of the same tokens to the same ranks; return the received rows, in x's form."""
         columns = check_x(x)
         need_shape("x", columns[0], (self.ranks.shape[0], columns[0].shape[1]))
         rows, ones = pack(*columns), _ones(self.dispatcher, self.ranks)
@@ -43,7 +43,7 @@ class Sent:
         return _x(_received(sent, self.rows, columns))
 
     def sum(self, rows: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Combine: return each token's sum of rows and bias."""
+        """Combine: return each token's sum of its ``rows`` and its row of ``bias``, rounded once."""
         ones = _ones(self.dispatcher, self.ranks)
         return self.dispatcher.combine(rows.contiguous(), self.arrived, ones, shared_expert_x=bias)
 
@@ -68,13 +68,12 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
     Args:
         group, num_nvl_bytes, num_rdma_bytes, low_latency_mode, num_qps_per_rank, allow_nvlink_for_low_latency_mode,
             allow_mnnvl: as for `BufferBase`, which states the limits.
-        explicitly_destroy: ``destroy`` may be called.
-        enable_shrink: low-latency calls continue without a lost rank, for one machine's processes or a LocalCluster:
-            the call raises PeerLost on the remaining ranks and masks the rank; the next calls are those of the
-            remaining ranks, with their old numbers. On NPUs each of these calls waits for the device.
+        explicitly_destroy: allow ``destroy``; False: it raises ArgumentError.
+        enable_shrink: low-latency calls continue after the loss of a rank, among processes of one machine or in a
+            LocalCluster: the call raises PeerLost on the remaining ranks and masks the lost one; later calls run among
+            the remaining ranks, which keep their numbers. On NPUs each low-latency call then waits for the device.
         comm: must be None.
-        flavour: "deepep", or "ascend": make an ``AscendBuffer`` from the arguments, with sgl-kernel-npu's rows,
-            counts and handles.
+        flavour: "deepep"; "ascend": return an ``AscendBuffer``, with sgl-kernel-npu's rows, counts and handles.
     """
 
     flavour = "deepep"
@@ -97,7 +96,7 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         self.explicitly_destroy, self.enable_shrink = explicitly_destroy, enable_shrink
 
     def destroy(self) -> None:
-        """End the use of this object and wait for a call in flight. The windows belong to the group."""
+        """Wait for a call in flight; the group's windows stay open. Raises ArgumentError without explicitly_destroy."""
         super().destroy()
         self._pending.wait()
 
@@ -114,14 +113,12 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         Args:
             topk_idx: ``(T, K)`` int64 (or int32); -1: not routed.
             num_experts: E, a multiple of W.
-            previous_event: waited for first. allocate_on_comm_stream: ignored.
-            async_finish: return the event of the stream's work; False: an EventOverlap whose event is None.
+            previous_event: the stream waits for it first; None: no wait. allocate_on_comm_stream: ignored.
+            async_finish: return an event after this call's work on the stream; False: one whose ``event`` is None.
 
-        Returns:
-            tokens per rank ``(W,)`` int32; per server, None for one server; (token, k) pairs per expert ``(E,)``
-            int32; whether a token is sent to a rank ``(T, W)`` bool; the event.
-
-        Raises ArgumentError if an argument breaks one of these rules.
+        Returns tokens to send to each rank ``(W,)`` int32; to each server (int32), None for one server; (token, k)
+        pairs of each expert ``(E,)`` int32; whether a token is sent to a rank ``(T, W)`` bool; the event. Raises
+        ArgumentError if an argument breaks one of these rules.
         """
         found = base.dispatch_layout(self._place, topk_idx, num_experts, previous_event)
         return (*found, base.finished(async_finish, topk_idx))
@@ -149,19 +146,21 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         Args:
             x: ``(T, H)`` bf16, fp16 or float32, rows of a multiple of 32 bytes; or fp8 (e4m3) rows and their scales
                 ``(T, H / 128)`` float32.
-            handle: of an earlier dispatch: send the rows of x to the same ranks, without topk_idx and topk_weights.
-            num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: of ``get_dispatch_layout``.
-            topk_idx, topk_weights: ``(T, K)`` int64 and float32, on all ranks or on none.
-            expert_alignment: round counts of experts up to a multiple of it.
-            num_worst_tokens: above 0, equal on all ranks: number of rows of the results, at least W times the largest
-                T; nothing is read on the host.
+            handle: that of an earlier dispatch: send the rows of x to the same ranks; then topk_idx and topk_weights
+                must be None. None: a new dispatch.
+            num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: get_dispatch_layout's; needed without handle.
+            topk_idx, topk_weights: ``(T, K)`` int64 (or int32) and float32, sent with the rows; each on all ranks or
+                None on all, topk_weights only with topk_idx.
+            expert_alignment: round the returned counts per expert up to a multiple of this number.
+            num_worst_tokens: 0: return the received rows, whose number is read on the host. Above 0, equal on all
+                ranks: return this many rows, at least W times the largest T; nothing is read on the host.
             num_tokens_per_rdma_rank, config: no effect. previous_event, async_finish, allocate_on_comm_stream: as for
                 get_dispatch_layout.
 
-        Returns:
-            n rows like x, by source rank, then in the source's order; local ids ``(n, K)`` int64, -1 for experts of
-            other ranks and unused rows; weights ``(n, K)``, 0 there; a list of (token, k) pairs per local expert,
-            empty with num_worst_tokens; the handle; the event. With a handle the middle four are None.
+        Returns n rows like x, by source rank, then in the source's order; local ids ``(n, K)`` int64, -1 for experts of
+        other ranks and unused rows; weights ``(n, K)``, 0 there; a list of (token, k) pairs per local expert, empty
+        with num_worst_tokens; the handle; the event. Ids and weights are None if none were passed. With ``handle`` all
+        are None except the rows and the event.
 
         Collective. Raises ArgumentError if an argument breaks one of these rules; InvalidExpertId on every rank, for an
         invalid id of topk_idx, which is not checked with num_worst_tokens; or another error of the ops.
@@ -179,7 +178,7 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         beside = _topk(own, topk_idx, topk_weights)
         need_whole("expert_alignment", expert_alignment, 1)
         need_whole("num_worst_tokens", num_worst_tokens, 0)
-        rule = "is {}; with {} ranks of up to {} tokens it must be at least {}"
+        rule = "is {}; with {} ranks and {} tokens on this one it must be at least {}"
         fits = num_worst_tokens == 0 or own <= num_worst_tokens // world
         need(fits, "num_worst_tokens", rule, num_worst_tokens, world, own, world * own)
         at_once = num_worst_tokens > 0  # read nothing on the host
@@ -220,23 +219,21 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         """Combine: return each token's sum of its rows, without weights.
 
         Args:
-            x: ``(n, H)`` bf16, fp16 or float32, rows in dispatch's order.
-            handle: dispatch's.
-            topk_weights: ``(n, K)`` float32, to be summed too. On all ranks or on none.
-            bias: one or two ``(T, H)`` of x's dtype, added after the rows; as many on all ranks.
+            x: ``(n, H)`` bf16, fp16 or float32, rows in the order of dispatch's result; further rows are not read.
+            handle: the handle that dispatch returned.
+            topk_weights: ``(n, K)`` float32, summed like the rows. On all ranks, or None on all.
+            bias: None, or one or two ``(T, H)`` of x's dtype, added after the rows; as many on all ranks.
             config, previous_event, async_finish, allocate_on_comm_stream: as for dispatch.
 
-        Returns:
-            ``(T, H)`` of x's dtype: fp32 sums, ranks ascending, then the biases, one rounding; ``(T, K)`` float32 or
-            None; the event.
-
-        Collective. Raises ArgumentError if an argument breaks one of these rules, or another error of the ops.
+        Returns ``(T, H)`` of x's dtype: fp32 sums, ranks ascending, then the biases, one rounding; the sums of
+        topk_weights ``(T, K)`` float32, or None; the event. Collective. Raises ArgumentError if an argument breaks one
+        of these rules, or another error of the ops.
         """
         base.begin(previous_event)
         self._pending.wait()
         sent = call_of(handle, Sent, "dispatch")
         need_dims("x", x, 2, dtypes=FLOATS)
-        need(x.shape[0] >= sent.rows, "x", "has {} rows; dispatch returned {}", x.shape[0], sent.rows)
+        need(x.shape[0] >= sent.rows, "x", "has {} rows; dispatch returned {}: pass all", x.shape[0], sent.rows)
         biases = [] if bias is None else [bias] if isinstance(bias, Tensor) else list(bias)
         need(len(biases) <= 2, "bias", "has {} tensors; need one or two", len(biases))
         for each in biases:
@@ -273,7 +270,8 @@ def _counts(name: str, given: Tensor, most: int, checked: bool) -> Tensor:
     counts = narrow(name, given)
     if checked and counts.device.type == "cpu" and bool(((counts < 0) | (counts > most)).any()):
         at = int(((counts < 0) | (counts > most)).int().argmax())
-        need(False, name, "at {} is {}; it must be one of 0..{}", at, int(given[at]), most)
+        rule = "at {} is {}; it must be one of 0..{}: pass get_dispatch_layout's result"
+        need(False, name, rule, at, int(given[at]), most)
     return counts
 
 
@@ -283,7 +281,7 @@ def _topk(tokens: int, topk_idx: Tensor | None, topk_weights: Tensor | None) -> 
         need(topk_weights is None, "topk_weights", "is given without topk_idx; pass both")
         return []
     need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
-    need(topk_idx.shape[0] == tokens, "topk_idx", "has {} tokens; x has {}", topk_idx.shape[0], tokens)
+    need(topk_idx.shape[0] == tokens, "topk_idx", "has {} tokens; x has {}: pass x's ids", topk_idx.shape[0], tokens)
     if topk_weights is None:
         return [narrow("topk_idx", topk_idx)]
     need_shape("topk_weights", topk_weights, tuple(topk_idx.shape), dtypes=(torch.float32,))

@@ -30,11 +30,10 @@ MOST_ALIVE = 2  # results, as in DeepEP
 
 
 class RankMask:
-    """Masked ranks of a Buffer's group, and the subgroup of the others.
+    """Masked ranks of a Buffer's group, and the subgroup of the others, which runs the calls.
 
-    Attributes:
-        place: this rank's place in the current subgroup.
-        alive: ranks of the subgroup, by their numbers in the Buffer's group.
+    ``first`` is this rank's place in the Buffer's group, ``place`` that in the current subgroup, ``alive`` the ranks of
+    the subgroup, by their numbers in the Buffer's group.
     """
 
     def __init__(self, first: BufferPlace) -> None:
@@ -46,7 +45,7 @@ class RankMask:
         self._failed = False  # the others have continued without this rank
 
     def update(self, rank: int, mask: bool) -> None:
-        """Mask a rank from the next call on; call it on all others."""
+        """Mask a rank from the next call on, or with mask=False cancel that; call it on all other ranks."""
         world = self.world
         need(isinstance(rank, int) and 0 <= rank < world, "rank_to_mask", "is {!r}; it must be 0..{}", rank, world - 1)
         need(rank != self._first.rank or not mask, "rank_to_mask", "is {}, this rank: pass another", rank)
@@ -56,7 +55,7 @@ class RankMask:
         (self._to_mask.add if mask else self._to_mask.discard)(rank)
 
     def clean(self) -> None:
-        """Unmask all ranks: the next call opens windows of the whole group. Call it on all ranks."""
+        """Unmask all ranks: the next call opens windows of the whole group. Call it on all ranks; all must be alive."""
         ended = sorted(self._ended)
         rule = "needs live ranks, but ranks {} have ended: restart the job"
         need(not ended, "low_latency_clean_mask_buffer", rule, ended)
@@ -70,7 +69,7 @@ class RankMask:
             self.place, self.alive, self._failed = self._first, list(range(self.world)), False
 
     def query(self, mask_status: Tensor) -> None:
-        """Write 1 for ranks that are masked, or will be; else 0."""
+        """Write into mask_status ``(W,)`` int32 1 for ranks that are masked, or will be in the next call; else 0."""
         need_shape("mask_status", mask_status, (self.world,))
         need_dtype("mask_status", mask_status, torch.int32)
         masked = [int(rank not in self.alive or rank in self._to_mask) for rank in range(self.world)]
@@ -82,7 +81,7 @@ class RankMask:
             self._shrink([place for place, rank in enumerate(self.alive) if rank not in self._to_mask])
 
     def watched(self, call: Callable[P, R]) -> Callable[P, R]:
-        """Return the call, which raises PeerLost on every remaining rank if it loses one; the next goes without it."""
+        """Return ``call``, wrapped: if it loses a rank, mask that rank and raise PeerLost on all remaining ranks."""
 
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
@@ -115,7 +114,7 @@ class RankMask:
         self._to_mask.clear()
 
     def table(self, local_experts: int) -> Tensor | None:
-        """Return ``(E,)`` int32: the current number of each expert, -1 for masked ranks; None: unchanged."""
+        """Return ``(E,)`` int32: each expert's number in the subgroup, -1 on masked ranks; None if none is masked."""
         if len(self.alive) == self.world:
             return None
         made: dict[str, Any] = {"dtype": torch.int32, "device": "cpu"}
@@ -132,7 +131,7 @@ def _seen(ranks: Callable[[str], list[int]], place: BufferPlace) -> list[int]:
 
 
 def mapped(ids: Tensor, table: Tensor | None) -> Tensor:
-    """Return ids mapped by a table; negative ids are not changed, invalid ones stay invalid."""
+    """Return ``table[ids]``; negative ids are not changed, ids after the table stay invalid. None: ids unchanged."""
     if table is None:
         return ids
     known = (ids >= 0) & (ids < table.numel())
@@ -141,12 +140,12 @@ def mapped(ids: Tensor, table: Tensor | None) -> Tensor:
 
 
 class Received:
-    """Results of one dispatch, whose values ``receive`` writes.
+    """Result tensors of one low-latency dispatch, which `receive` fills, and the state for its combine.
 
     Args:
-        dispatcher: of the op, whose ranks may be fewer than those of the Buffer's group.
-        tokens: most tokens of a rank. x, ids: this rank's rows, and their ids as sent.
-        stats: counts to which the received rows are added, or None. finish: waits for the op's result.
+        dispatcher: that of the subgroup of unmasked ranks, which ``mask`` describes.
+        tokens: most tokens of a rank. x, ids: this rank's rows, and their ids as sent. format: of the rows.
+        stats: ``(L,)`` counts to which the received rows are added, or None. finish: waits for the op's result.
     """
 
     def __init__(
@@ -181,13 +180,13 @@ class Received:
         self.next_rows: Tensor | None = None  # of zero_copy
 
     def alive(self) -> bool:
-        """Return whether it is neither received, combined nor dropped."""
+        """Return whether the result is in use: not received yet, or neither combined nor dropped. False if failed."""
         if self.failed:
             return False
         return self.finish is not None or not (self.combined or self.shown is None or self.shown() is None)
 
     def receive(self) -> None:
-        """Wait for the rows and write them into the results; idempotent."""
+        """Wait for the rows and write them into the result tensors; idempotent."""
         if self.finish is None:
             return
         try:
@@ -235,25 +234,29 @@ class _LowLatencyMode(BufferBase):
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Mask a rank from the next low-latency call on: no row is sent to its experts or received from it.
 
-        Call it on all other ranks with the same rank_to_mask. mask=False cancels a request before that call.
+        Call it on all other ranks with the same rank_to_mask. mask=False cancels a request before that call. Raises
+        ArgumentError without enable_shrink, for this rank, or if mask=False comes too late.
         """
         self._shrinkable("low_latency_update_mask_buffer").update(rank_to_mask, mask)
 
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
-        """Write into mask_status ``(W,)`` int32 1 for masked ranks, lost or by request, else 0."""
+        """Write into mask_status ``(W,)`` int32 1 for each masked rank (lost, or masked by request), else 0."""
         self._shrinkable("low_latency_query_mask_buffer").query(mask_status)
 
     def low_latency_clean_mask_buffer(self) -> None:
-        """Unmask all ranks; the next call opens new windows. Call it on all ranks. None may have ended."""
+        """Unmask all ranks; the next call opens new windows. Call it on all ranks.
+
+        Raises ArgumentError if a rank has ended, or on NPUs if one was lost or masked.
+        """
         self._shrinkable("low_latency_clean_mask_buffer").clean()
 
     def get_local_buffer_tensor(
         self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False
     ) -> Tensor:
-        """Return a tensor ``(0,)`` of dtype, for callers that zero the whole buffer after a fault.
+        """Return an empty tensor ``(0,)`` of dtype on the CPU, for callers that zero the whole buffer after a fault.
 
-        Zeroing is not needed: messages are numbered, and values of earlier calls are never read. Raises ArgumentError
-        unless size is None, offset 0 and use_rdma_buffer True, in a Buffer with enable_shrink.
+        Zeroing is not needed: values of earlier calls are never read. Raises ArgumentError unless size is None,
+        offset 0 and use_rdma_buffer True, in a Buffer with enable_shrink.
         """
         if not (self.enable_shrink and use_rdma_buffer and size is None and offset == 0):
             self._no_local_buffer()
@@ -291,23 +294,23 @@ class _LowLatencyMode(BufferBase):
 
         Args:
             x: ``(T, H)`` bf16, H a multiple of 16, with use_fp8 of 128.
-            topk_idx: ``(T, K)`` int64 (or int32), different for a token; -1: not routed.
-            num_max_dispatch_tokens_per_rank: max, at least T, equal on all ranks.
+            topk_idx: ``(T, K)`` int64 (or int32); the ids of a token must differ; -1: not routed.
+            num_max_dispatch_tokens_per_rank: max, at least the T of every rank, equal on all ranks.
             num_experts: E, a multiple of W; L = E / W.
-            cumulative_local_expert_recv_stats: ``(L,)`` int32; received rows are added.
-            dispatch_wait_recv_cost_stats: ``(W,)`` int64 on x's device; this call's µs of waiting for each source
-                rank are added. ``(W, W)``: to this rank's row.
+            cumulative_local_expert_recv_stats: ``(L,)`` int32, to which the rows per local expert are added, or None.
+            dispatch_wait_recv_cost_stats: ``(W,)`` int64 on x's device, to which this call's µs of waiting for each
+                source rank are added; or ``(W, W)``: to this rank's row; or None.
             use_fp8: send e4m3 with a scale per 128 values; round_scale: powers of two; use_ue8m0, with round_scale:
                 their exponents, four per int32, H a multiple of 512.
-            async_finish: return the event of the stream's work.
+            async_finish: return an event after this call's work on the stream; False: one whose ``event`` is None.
             return_recv_hook: only send. The results are undefined until the hook, or another call of this object, has
-                received.
+                received. False: send and receive; the hook does nothing.
 
         Returns:
             rows ``(L, max * W, H)`` bf16, or fp8 and scales ``(L, max * W, H / 128)`` float32, or with use_ue8m0
-            ``(L, max * W, H / 512)`` int32, whose columns are contiguous; by source rank, then in the source's order;
-            rows per expert ``(L,)`` int32; the handle; the event; the hook. At most two results may be in use, that
-            is neither combined nor dropped.
+            ``(L, max * W, H / 512)`` int32, whose columns are contiguous; an expert's rows come first, by source rank,
+            then in the source's order; rows per local expert ``(L,)`` int32; the handle; the event; the hook. At most
+            two results may be in use, that is neither combined nor dropped.
 
         Collective. Raises ArgumentError if an argument breaks one of these rules or two results are in use,
         InvalidExpertId on every rank for an invalid id, or another error of the ops.
@@ -374,23 +377,22 @@ class _LowLatencyMode(BufferBase):
             x: ``(L, max * W, H)`` bf16. Not read with zero_copy: the rows are those of
                 ``get_next_low_latency_combine_buffer(handle)``.
             topk_idx: that of dispatch. topk_weights: ``(T, K)`` float32.
-            handle: of a dispatch whose rows have been received.
+            handle: that of a dispatch whose rows have been received: its hook was called, if it has one.
             use_logfmt: must be False: combine's kernel sums bf16 rows, so LogFMT's codes would not be sent.
-            async_finish, combine_wait_recv_cost_stats: as for dispatch.
-            return_recv_hook: only send; the result is undefined until the hook is called.
-            out: ``(T, H)`` bf16, to write to and return.
+            async_finish, combine_wait_recv_cost_stats: as async_finish and dispatch_wait_recv_cost_stats of dispatch.
+            return_recv_hook: only send; the result is undefined until the hook is called. False: send and receive.
+            out: ``(T, H)`` bf16, to write to and return; None: a new tensor.
 
-        Returns:
-            ``(T, H)`` bf16: fp32 sums, k ascending, one rounding; the event; the hook.
-
-        Collective. Raises ArgumentError if an argument breaks one of these rules, or another error of the ops.
+        Returns ``(T, H)`` bf16: fp32 sums, k ascending, one rounding; the event; the hook. Collective. Raises
+        ArgumentError if an argument breaks one of these rules, or another error of the ops.
         """
         rule = "is True, but combine's kernel sums bf16 rows and does not decode LogFMT: pass False"
         need(not use_logfmt, "use_logfmt", rule)
         result, finished = call_of(handle, Received, "low_latency_dispatch"), (x, topk_idx, topk_weights)
-        need(result.finish is None, "handle", "is of a dispatch whose hook was not called, or raised: call it first")
+        need(result.finish is None, "handle", "is of a dispatch whose hook was not called, or raised: call the hook")
         if zero_copy:
-            need(result.next_rows is not None, "zero_copy", "needs get_next_low_latency_combine_buffer(handle) before")
+            rule = "needs get_next_low_latency_combine_buffer(handle) before: call it, and write the rows there"
+            need(result.next_rows is not None, "zero_copy", rule)
             x = result.next_rows  # type: ignore[assignment]
         need_shape("x", x, result.shape, dtypes=(torch.bfloat16,))
         need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
@@ -418,7 +420,7 @@ class _LowLatencyMode(BufferBase):
         return total, base.finished(async_finish, *finished), hook
 
     def get_next_low_latency_combine_buffer(self, handle: tuple[Any, ...]) -> Tensor:
-        """Return ``(L, max * W, H)`` bf16, to be filled for a combine of ``handle`` with zero_copy, which copies it."""
+        """Return ``(L, max * W, H)`` bf16: write the rows there for the combine of ``handle`` with zero_copy=True."""
         result = call_of(handle, Received, "low_latency_dispatch")
         if result.next_rows is None:
             result.next_rows = torch.zeros(result.shape, dtype=torch.bfloat16, device=result.count.device)
@@ -432,7 +434,8 @@ def _copy(to: Tensor, values: Tensor) -> None:
 def _check(x: Tensor, topk_idx: Tensor, tokens: int, stats: Tensor | None, local: int) -> None:
     need_dims("x", x, 2, dtypes=(torch.bfloat16,))
     need_dims("topk_idx", topk_idx, 2, dtypes=(torch.int64, torch.int32))
-    need(topk_idx.shape[0] == x.shape[0], "topk_idx", "has {} tokens; x has {}", topk_idx.shape[0], x.shape[0])
+    rule = "has {} tokens; x has {}: pass x's ids"
+    need(topk_idx.shape[0] == x.shape[0], "topk_idx", rule, topk_idx.shape[0], x.shape[0])
     base.need_whole("num_max_dispatch_tokens_per_rank", tokens, 1)
     rule = "is {}; x has {} tokens: pass the largest number of all ranks"
     need(tokens >= x.shape[0], "num_max_dispatch_tokens_per_rank", rule, tokens, x.shape[0])

@@ -23,30 +23,31 @@ FP8_ROWS = "pertoken_fp8_e4m3"  # cast before the op
 
 
 def pack(*columns: Tensor) -> Tensor:
-    """Pack ``(n, *)`` tensors side by side into ``(n, m)`` bf16 rows of a multiple of 32 bytes."""
+    """Pack the bytes of ``(n, *)`` tensors of any dtype side by side into ``(n, m)`` bf16, padded to 32 bytes a row."""
     return pack_rows(*columns, dtype=torch.bfloat16, unit=32)
 
 
 def places_of(ends: Tensor, rows: int, width: int, block: str, rule: str) -> Tensor:
-    """Return `padded_places`; ``block`` and ``rule`` describe a block and the source of its width in the error.
+    """Return each row's position where every block of rows is padded to ``width`` rows, as `padded_places` does.
 
-    Raises RoutingOverflow if a block has more rows than ``width``; on an NPU they overlap the next block instead.
+    ``ends``: running sums of the blocks' rows. ``block``, ``rule``: what a block is, and why it has this width, for the
+    error. On the CPU RoutingOverflow is raised if a block has more rows; on an NPU they overlap the next block.
     """
     longest = int(ends.diff(prepend=ends.new_zeros(1)).max()) if ends.device.type == "cpu" and rows else 0
     if longest > width:
         raise RoutingOverflow(
-            f"low_latency_dispatch: {block} has {longest} rows, but the result {width}: {rule}. A token has "
-            "the same expert more than once: make the ids of a token differ"
+            f"low_latency_dispatch: {block} has {longest} rows, but the result has room for {width}, {rule}. A token "
+            "has the same expert more than once: make the ids of a token differ"
         )
     return padded_places(ends, rows, width)
 
 
 def check_x(x: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
-    """Return the columns of a caller's x: float rows, or fp8 rows and their scales."""
+    """Return [float rows], or [fp8 rows, their scales] of a tuple x. Raises ArgumentError if a tensor does not fit."""
     if isinstance(x, Tensor):
         need_dims("x", x, 2, dtypes=FLOATS)
         return [x]
-    need(len(x) == 2, "x", "has {} tensors; need rows and their scales", len(x))
+    need(len(x) == 2, "x", "has {} tensors; need two: rows and their scales", len(x))
     codes, scales = x
     need_dims("x", codes, 2, dtypes=(FP8,))
     need_dtype("x", scales, torch.float32)
@@ -57,9 +58,9 @@ def check_x(x: Tensor | tuple[Tensor, Tensor]) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Format:
-    """Format of rows: unquantized, or e4m3 codes with a scale per 128 values.
+    """Format of rows in low-latency mode: unquantized, or with fp8 e4m3 codes and a scale per 128 values.
 
-    round_scale: scales are powers of two; use_ue8m0: sent as exponents, four per int32 of the result.
+    round_scale: scales are powers of two; use_ue8m0: only their exponents are sent, four per int32 of the result.
     """
 
     fp8: bool
@@ -75,14 +76,14 @@ class Format:
         need(not self.use_ue8m0 or hidden % (PACKED * FP8_GROUP) == 0, "x", rule, hidden, PACKED * FP8_GROUP)
 
     def pack(self, x: Tensor) -> Tensor:
-        """Return the op's rows."""
+        """Return the rows of x ``(T, H)`` as dispatch sends them: x itself, or codes and scales packed into bf16."""
         if not self.fp8:
             return x.contiguous()
         codes, scales = cast_fp8(x, self.round_scale)
         return pack(codes, ue8m0(scales) if self.use_ue8m0 else scales)
 
     def unpack(self, rows: Tensor, hidden: int) -> tuple[Tensor, Tensor]:
-        """Return codes as uint8, and scales in the result's dtype, of fp8 rows."""
+        """Undo `pack` of fp8 rows: return the codes ``(n, hidden)`` as uint8, and the scales in the result's dtype."""
         sent = torch.uint8 if self.use_ue8m0 else torch.float32
         codes, scales = unpack(rows, (hidden, torch.uint8), (hidden // FP8_GROUP, sent))
         return codes, scales.view(self.scales)
@@ -93,5 +94,5 @@ class Format:
         return torch.int32 if self.use_ue8m0 else torch.float32
 
     def columns(self, hidden: int) -> int:
-        """Return the number of scales of a row in the result."""
+        """Return the number of elements that the scales of a row of ``hidden`` values have in the result."""
         return hidden // FP8_GROUP // (PACKED if self.use_ue8m0 else 1)

@@ -42,26 +42,26 @@ VALID_QUANT_MODES = frozenset(("bf16", "int8", "mx_fp8_e4m3", "mx_fp8_e5m2", FP8
 
 
 class NormalStrategy:
-    """Names of ``normal_strategy``: the window ops, or torch.distributed's all-to-all."""
+    """Values of AscendBuffer's normal_strategy: default (the window ops), alltoall (torch.distributed's all-to-all)."""
 
     DEFAULT, ALLTOALL = "default", "alltoall"
     _names: tuple[str, ...] = (DEFAULT, ALLTOALL)
 
     @classmethod
     def get_all_strategies(cls) -> list[str]:
-        """Return all names."""
+        """Return the names of all strategies of this mode."""
         return list(cls._names)
 
 
 class LowLatencyStrategy(NormalStrategy):
-    """Names of ``low_latency_strategy``: default and ops are the window ops."""
+    """Values of AscendBuffer's low_latency_strategy: default, ops (both the window ops), alltoall (all-to-all)."""
 
     OPS = "ops"
     _names = (NormalStrategy.DEFAULT, OPS, NormalStrategy.ALLTOALL)
 
 
 class StrategyMap:
-    """Maps DEEP_USE_MODE to the normal and the low-latency strategy."""
+    """Map from the environment variable DEEP_USE_MODE to the names of the normal and the low-latency strategy."""
 
     strategy_map: ClassVar[dict[str, tuple[str, str]]] = {
         "default": ("default", "default"),
@@ -71,7 +71,7 @@ class StrategyMap:
 
     @classmethod
     def get_strategy(cls, deep_mode: str) -> tuple[str, str]:
-        """Return the two names. Raises ArgumentError for another mode."""
+        """Return both names for ``deep_mode``, in any case. Raises ArgumentError if it is no key of strategy_map."""
         need_one_of("DEEP_USE_MODE", deep_mode.lower(), cls.strategy_map)
         return cls.strategy_map[deep_mode.lower()]
 
@@ -80,9 +80,10 @@ class EPCommStrategy(ABC):
     """Base of a transport for dispatch and combine, registered as ``name`` for the ``modes``.
 
     Args:
-        runtime: ``Runtime`` of the Buffer, or None. group: as for ``Buffer``; opened on first use, which is collective.
+        runtime: the Buffer's ``Runtime``; None: only ``group`` is used. group: as for ``Buffer``; its first use opens
+            it, which is collective.
 
-    A custom class takes these two by name, and is registered under its own name.
+    A custom class takes these two by name; register it by `register_normal_strategy` or the low-latency one.
     """
 
     name: ClassVar[str]
@@ -93,7 +94,7 @@ class EPCommStrategy(ABC):
 
     @cached_property
     def place(self) -> BufferPlace:
-        """This rank's place: the runtime's, or else the group's."""
+        """This rank's place (name, W, rank) in the runtime's group, or without a runtime in ``group``."""
         return self.runtime.place if self.runtime is not None else BufferPlace.of_group(self.group)  # type: ignore[arg-type]
 
     group_name = property(lambda self: self.place.group_ep)
@@ -101,20 +102,20 @@ class EPCommStrategy(ABC):
     rank = property(lambda self: self.place.rank)
 
     def get_name(self) -> str:
-        """Return the name under which it is registered."""
+        """Return ``name``, the class attribute."""
         return self.name
 
     def get_supported_modes(self) -> list[str]:
-        """Return the supported modes of "normal" and "low_latency"."""
+        """Return the modes of this strategy: "normal" or "low_latency"."""
         return list(self.modes)
 
     def alltoall(self, experts: int) -> AllToAllDispatcher:
-        """Return the all-to-all dispatcher."""
+        """Return a dispatcher of E = ``experts`` experts over torch.distributed's all-to-all."""
         return AllToAllDispatcher(self.place if self.group is None else self.group, experts)
 
 
 class NormalEPCommStrategy(EPCommStrategy):
-    """Base of strategies for normal mode. The arguments are those of `Buffer`, and further ones."""
+    """Base of strategies for normal mode. Methods have the arguments of `Buffer`'s, and those described here."""
 
     modes = ("normal",)
 
@@ -133,30 +134,30 @@ class NormalEPCommStrategy(EPCommStrategy):
         """Send each (token, expert) row to the expert's rank.
 
         Args:
-            x: ``(T, H)`` bf16, or a tuple of it and an int8 tensor, which selects int8 rows.
-            quant_mode: "bf16", "int8", "pertoken_fp8_e4m3", or None: from x, else from DEEP_NORMAL_MODE_USE_INT8_QUANT.
-            dispatch_wait_recv_cost_stats: ``(W,)`` int32 or int64 on x's device; this call's µs of waiting for each
-                source rank are added.
-            others: as for ``Buffer``; handle must be None, num_worst_tokens 0.
+            x: ``(T, H)`` bf16 or fp16, or a tuple of it and any int8 tensor, which selects int8 rows.
+            quant_mode: "bf16" (x's dtype), "int8", or with strategy "default" "pertoken_fp8_e4m3"; None: "int8" for a
+                tuple x or with the variable DEEP_NORMAL_MODE_USE_INT8_QUANT=1, else "bf16".
+            dispatch_wait_recv_cost_stats: ``(W,)`` int32 or int64 on x's device, to which this call's µs of waiting
+                for each source rank are added; None: not measured.
+            others: as for ``Buffer``; topk_idx is needed, handle must be None, num_worst_tokens 0.
 
-        Returns:
-            rows ``(n, H)``, quantized a tuple of them and their scales; ids and weights ``(n, K)``, -1 and 0 except at
-            the row's k; rows per local expert as a list; the handle; the event.
-
-        Collective. Raises the errors of `Buffer.dispatch`.
+        Returns rows ``(n, H)``, if quantized a tuple of them and their scales; local ids and weights ``(n, K)``, -1 and
+        0 except at the row's k; rows per local expert as a list; the handle; the event. Collective. Raises the errors
+        of `Buffer.dispatch`.
         """
 
     @abstractmethod
     @with_signature_like(Buffer.combine, combine_send_cost_stats=None)
     def combine(self) -> tuple[Tensor, Tensor | None, EventOverlap]:
-        """Combine: return each token's sum of rows, weighted by dispatch's topk_weights; topk_weights has no effect.
+        """Combine: return each token's sum of its rows, weighted by the topk_weights of dispatch, if there were any.
 
-        Returns ``(T, H)``: fp32 sums, k ascending, one rounding; dispatch's topk_weights; the event.
+        ``topk_weights`` has no effect here, ``bias`` must be None. Returns ``(T, H)``: fp32 sums, k ascending, one
+        rounding; dispatch's topk_weights, or None; the event.
         """
 
 
 class LowLatencyEPCommStrategy(EPCommStrategy):
-    """Base of strategies for low-latency mode. The arguments are those of `Buffer`, but for some."""
+    """Base of strategies for low-latency mode. Methods have the arguments of `Buffer`'s, except as described here."""
 
     modes = ("low_latency",)
 
@@ -180,14 +181,13 @@ class LowLatencyEPCommStrategy(EPCommStrategy):
         """Send each (token, expert) row to the expert's rank.
 
         Args:
-            use_fp8: int8 rows, in a Buffer without quant_mode. use_ue8m0, use_mxfp4: must be False there.
-            topk_weights: stored in strategy "ops"'s handle. Others: as for ``Buffer``.
+            quant_mode: "none" or "bf16" (x's dtype), "int8", or with strategy "default" "pertoken_fp8_e4m3".
+            use_fp8: with quant_mode None an AscendBuffer sends int8 rows. use_ue8m0, use_mxfp4: it refuses True.
+            topk_weights: stored in the handle by strategy "ops". Others: as for ``Buffer``; stats have no effect.
 
-        Returns:
-            rows in the compacted layout, quantized a tuple of them and their scales; rows per local expert ``(L,)``
-            int64; the handle; the event; a hook that does nothing.
-
-        Collective. Raises the errors of `Buffer.low_latency_dispatch`.
+        Returns rows by local expert without gaps, if quantized a tuple of them and their scales; rows per local expert
+        ``(L,)`` int64; the handle; the event; a hook that does nothing. Collective. Raises the errors of
+        `Buffer.low_latency_dispatch`.
         """
 
     @abstractmethod
@@ -200,13 +200,13 @@ class LowLatencyEPCommStrategy(EPCommStrategy):
 
 
 class Registry:
-    """Classes by the names of a Buffer's argument."""
+    """Strategy classes by name; ``argument``: the AscendBuffer's argument that takes such a name."""
 
     def __init__(self, argument: str) -> None:
         self.argument, self.classes = argument, dict[str, Any]()
 
     def register(self, name: str) -> Callable[[C], C]:
-        """Return a decorator that registers a class as ``name``, replacing an earlier one."""
+        """Return a class decorator that registers a strategy as ``name``, replacing an earlier one."""
 
         def add(cls: C) -> C:
             self.classes[name] = cls
@@ -215,7 +215,7 @@ class Registry:
         return add
 
     def find(self, name: str) -> Any:
-        """Return the class of this name. Raises ArgumentError if there is none."""
+        """Return the strategy class that is registered as ``name``. Raises ArgumentError if there is none."""
         need_one_of(self.argument, name, self.classes)
         return self.classes[name]
 
@@ -240,7 +240,7 @@ def _asked(given: dict[str, Any], *modes: str) -> tuple[Tensor, str]:
     need(handle is None, "handle", "of an earlier dispatch is not supported by flavour 'ascend'; pass topk_idx")
     quant = given["quant_mode"]
     if quant is None and isinstance(x, tuple):
-        rule = "is a tuple; its second tensor must be int8, which selects int8 rows"
+        rule = "is a tuple; it must be (rows, an int8 tensor), which selects int8 rows"
         need(len(x) == 2 and x[1].dtype == torch.int8, "x", rule)
         quant = "int8"
     elif quant is None:
@@ -259,13 +259,14 @@ def _begin_combine(bias: Any, previous_event: EventOverlap | None) -> None:
 def _entries(handle: Any, *sizes: int) -> tuple[Any, ...]:
     """Return the entries of a handle. Raises ArgumentError unless it has one of these sizes."""
     fits = isinstance(handle, tuple) and len(handle) in sizes
-    need(fits, "handle", "is not a tuple of {} entries; pass dispatch's", " or ".join(map(str, sizes)))
+    rule = "is not a tuple of {} entries; pass the handle that dispatch returned"
+    need(fits, "handle", rule, " or ".join(map(str, sizes)))
     return handle  # type: ignore[no-any-return]
 
 
 @register_normal_strategy("default")
 class DefaultNormalCommStrategy(NormalEPCommStrategy):
-    """Normal mode by the window ops. Source: sgl-kernel-npu ``DefaultNormalCommStrategy``."""
+    """Normal mode by the window ops of `Runtime`. Source: sgl-kernel-npu ``DefaultNormalCommStrategy``."""
 
     name = "default"
 
@@ -291,7 +292,7 @@ class DefaultNormalCommStrategy(NormalEPCommStrategy):
 
 
 class AllToAllHandle(dict):  # type: ignore[type-arg]
-    """Handle of a normal dispatch by all-to-all, with its state."""
+    """Handle of a normal dispatch by all-to-all: topk_weights and topk_idx, and as attributes the state for combine."""
 
     dispatched: Dispatched
     dispatcher: AllToAllDispatcher
@@ -301,7 +302,7 @@ class AllToAllHandle(dict):  # type: ignore[type-arg]
 class AlltoAllNormalCommStrategy(NormalEPCommStrategy):
     """Normal mode by torch.distributed's all-to-all. Source: sgl-kernel-npu ``AlltoAllNormalCommStrategy``.
 
-    dispatch returns no ids and weights of rows, and does not align counts.
+    dispatch returns None for the ids and weights of rows; expert_alignment and the stats have no effect.
     """
 
     name = "alltoall"
@@ -321,7 +322,7 @@ class AlltoAllNormalCommStrategy(NormalEPCommStrategy):
     @_as(NormalEPCommStrategy.combine)
     def combine(self, x: Tensor, handle: Any, bias: Any, previous_event: Any) -> tuple[Tensor, None, EventOverlap]:
         _begin_combine(bias, previous_event)
-        rule = "is a {}; pass the handle of dispatch by all-to-all"
+        rule = "is a {}; pass the handle that dispatch of strategy 'alltoall' returned"
         need(isinstance(handle, AllToAllHandle), "handle", rule, type(handle).__name__)
         weights = handle["topk_weights"]
         if weights is None:
@@ -331,7 +332,7 @@ class AlltoAllNormalCommStrategy(NormalEPCommStrategy):
 
 @register_low_latency_strategy("default")
 class DefaultLowLatencyCommStrategy(LowLatencyEPCommStrategy):
-    """Low latency by window ops; quant_mode None: bf16. Source: sgl-kernel-npu ``DefaultLowLatencyCommStrategy``."""
+    """Low latency by window ops; quant_mode None: "none". Source: sgl-kernel-npu ``DefaultLowLatencyCommStrategy``."""
 
     name = "default"
     quant_modes: tuple[str, ...] = (*QUANT_MODES, FP8_ROWS)
@@ -361,9 +362,9 @@ class DefaultLowLatencyCommStrategy(LowLatencyEPCommStrategy):
 
 @register_low_latency_strategy("ops")
 class OpsLowLatencyCommStrategy(DefaultLowLatencyCommStrategy):
-    """Default strategy with handles of ten entries. Source: sgl-kernel-npu ``OpsLowLatencyCommStrategy``.
+    """Default strategy with handles of ten entries, without fp8. Source: sgl-kernel-npu ``OpsLowLatencyCommStrategy``.
 
-    After the seven entries: the mask of tokens, their ids as int32 and weights. ``comm_alg`` has no effect.
+    The last three are a mask of the tokens, all True, their ids as int32 and topk_weights. ``comm_alg`` has no effect.
     """
 
     name = "ops"
@@ -395,8 +396,8 @@ class LowLatencyHandle(tuple):  # type: ignore[type-arg]
 class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
     """Low latency by torch.distributed's all-to-all. Source: sgl-kernel-npu ``AllToAllLowLatencyCommStrategy``.
 
-    Rows are ``(L * W * max, H)``: ``max`` rows for each local expert and source rank, padded with zeros, so that
-    counts are ``W * max`` for each expert. Without quant_mode use_fp8 selects int8 rows.
+    Rows are ``(L * W * max, H)``: ``max`` (num_max_dispatch_tokens_per_rank) rows for each local expert and source
+    rank, padded with zeros, so that counts are ``W * max`` for each expert. quant_mode None: "int8" with use_fp8.
     """
 
     name = "alltoall"
@@ -428,7 +429,7 @@ class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
     def low_latency_combine(
         self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: tuple[Any, ...]
     ) -> LowLatencyCombined:
-        rule = "is a {}; pass the handle of low_latency_dispatch by all-to-all"
+        rule = "is a {}; pass the handle that low_latency_dispatch of strategy 'alltoall' returned"
         need(isinstance(handle, LowLatencyHandle), "handle", rule, type(handle).__name__)
         assert isinstance(handle, LowLatencyHandle)
         places, most, hidden, _, local, world, _ = handle

@@ -29,10 +29,11 @@ _local_rank = 0
 
 
 def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int, int, dist.ProcessGroup]:
-    """Start torch.distributed, and set torch's default dtype to bf16 and its device to this rank's.
+    """Start torch.distributed as rank ``local_rank`` of ``num_local_ranks`` on this node.
 
-    MASTER_ADDR and MASTER_PORT are the rendezvous address; WORLD_SIZE and RANK count nodes. The backend is "hccl" with
-    torch.npu, else "gloo". Returns rank, number of ranks, group of all.
+    Also sets torch's default dtype to bf16, its default device to this rank's, and the seeds by `init_seed`. Reads
+    MASTER_ADDR (127.0.0.1), MASTER_PORT (8361), WORLD_SIZE (number of nodes, 1), RANK (this node, 0). The backend is
+    "hccl" if an NPU is available, else "gloo". Returns the rank, the number of ranks, a group of all.
     """
     global _local_rank
     _local_rank = local_rank
@@ -54,24 +55,24 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> tuple[int
 
 
 def init_seed(global_seed: int) -> None:
-    """Seed torch and random by ``global_seed`` and the rank."""
+    """Seed torch and random with ``global_seed`` plus this rank's number in torch.distributed."""
     _seeds.update({"global": global_seed, "local": global_seed + dist.get_rank()})
     torch.manual_seed(_seeds["local"])
     random.seed(_seeds["local"])
 
 
 def get_local_seed() -> int:
-    """Return the seed of this rank."""
+    """Return the seed of this rank: the global one plus the rank; 0 before `init_seed`."""
     return _seeds["local"]
 
 
 def get_global_seed() -> int:
-    """Return the seed common to all ranks."""
+    """Return the seed that was passed to `init_seed`; 0 before."""
     return _seeds["global"]
 
 
 def dist_print(s: str = "", once_in_node: bool = False) -> None:
-    """Print on every rank, or on the first of each node; then run a barrier."""
+    """Print ``s`` on every rank, with once_in_node on the first of each node only; then run a barrier on all."""
     if not once_in_node or _local_rank == 0:
         print(s, flush=True)
     dist.barrier()
@@ -81,7 +82,7 @@ def dist_print(s: str = "", once_in_node: bool = False) -> None:
 
 
 def calc_diff(x: Tensor, y: Tensor) -> float:
-    """Return the difference ``1 - 2 sum(xy) / sum(x^2 + y^2)`` of float64 values plus one; 0 if equal."""
+    """Return ``1 - 2 sum(ab) / sum(a^2 + b^2)`` for ``a = x + 1``, ``b = y + 1`` in float64: 0 if x and y are equal."""
     one, other = x.double() + 1, y.double() + 1
     return float(1 - 2 * (one * other).sum() / (one * one + other * other).sum())
 
@@ -92,7 +93,7 @@ def safe_div(a: float, b: float) -> float:
 
 
 def ceil_div(x: int, y: int) -> int:
-    """Return ``x / y``, rounded up."""
+    """Return ``x / y``, rounded up to a whole number."""
     return -(-x // y)
 
 
@@ -102,7 +103,7 @@ def align(x: int, y: int) -> int:
 
 
 def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``(m, n)`` rows as e4m3 codes and float32 scales ``(m, ceil(n / 128))``: value = code * scale."""
+    """Return e4m3 codes ``(m, n)`` of rows x and float32 scales ``(m, ceil(n / 128))``: value = code * scale."""
     need_dims("x", x, 2)
     columns = x.shape[1]
     codes, scales = cast_fp8(torch.nn.functional.pad(x, (0, -columns % FP8_GROUP)))
@@ -110,7 +111,7 @@ def per_token_cast_to_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def per_token_cast_back(x_fp8: Tensor, x_scales: Tensor) -> Tensor:
-    """Return ``(m, n)`` bf16 rows of codes and their scales, float32 or int32 of four exponents each."""
+    """Undo `per_token_cast_to_fp8`; return ``(m, n)`` bf16. x_scales: float32, or int32 of four ue8m0 exponents."""
     need_dims("x_fp8", x_fp8, 2, dtypes=(FP8,))
     rows, columns = x_fp8.shape
     if x_scales.dtype == torch.int32:
@@ -123,7 +124,7 @@ def per_token_cast_back(x_fp8: Tensor, x_scales: Tensor) -> Tensor:
 
 
 def inplace_unique(x: Tensor, num_slots: int) -> None:
-    """Replace each row by its unique values below ``num_slots``, descending, padded with -1."""
+    """Replace each row of x ``(m, n)``, values below num_slots, by its distinct ones from 0 on, descending, then -1."""
     need_dims("x", x, 2)
     there = x.new_zeros((x.shape[0], num_slots + 1), dtype=torch.bool)
     there.scatter_(1, x.masked_fill(x < 0, num_slots).long(), True)
@@ -135,24 +136,24 @@ def inplace_unique(x: Tensor, num_slots: int) -> None:
 
 
 def create_grouped_scores(scores: Tensor, group_idx: Tensor, num_groups: int) -> Tensor:
-    """Return ``(tokens, experts)`` scores, zero for groups of experts that are not in ``group_idx``."""
+    """Return scores ``(T, E)``, zero for tokens' groups of E / num_groups experts not in group_idx ``(T, n)`` int64."""
     chosen = scores.new_zeros((scores.shape[0], num_groups), dtype=torch.bool).scatter_(1, group_idx, True)
     return scores * chosen.repeat_interleave(scores.shape[1] // num_groups, 1)
 
 
 def hash_tensor(t: Tensor) -> int:
-    """Return the sum of a tensor's bytes, four at a time as int32."""
+    """Return the sum of a tensor's memory, read as int32 numbers."""
     return int(t.view(torch.int32).sum())
 
 
 def hash_tensors(*tensors: Any) -> int:
-    """Return the xor of the hashes of all tensors, also in tuples and lists."""
+    """Return the xor of `hash_tensor` of all tensors, also in tuples and lists; other arguments are ignored."""
     hashes = (hash_tensor(each) for each in _flat(tensors) if isinstance(each, Tensor))
     return functools.reduce(operator.xor, hashes, 0)
 
 
 def count_bytes(*tensors: Any) -> int:
-    """Return the bytes of all tensors, also in tuples and lists."""
+    """Return the number of bytes of all tensors, also in tuples and lists; None is ignored."""
     return sum(each.numel() * each.element_size() for each in _flat(tensors) if each is not None)
 
 
@@ -165,7 +166,7 @@ def _flat(tensors: Iterable[Any]) -> Iterator[Any]:
 
 
 def flush_l2_cache(enabled: bool = True) -> None:
-    """Write more zeros than any cache can store."""
+    """Write 256 MB of zeros on the default device, more than its cache holds; do nothing unless ``enabled``."""
     if enabled:
         torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32).zero_()
 
@@ -177,7 +178,10 @@ def bench(
     post_fn: Callable[[], object] | None = None,
     flush_l2: bool = True,
 ) -> tuple[float, float, float]:
-    """Return the mean, least and largest seconds of a call, without the first timed one."""
+    """Return the mean, least and largest seconds of num_tests calls of fn, without the first, after num_warmups calls.
+
+    flush_l2: run `flush_l2_cache` before each timed call. post_fn: called after each, untimed.
+    """
     for _ in range(num_warmups):
         fn()
     times = []
@@ -205,14 +209,13 @@ def bench_kineto(
     num_kernels_per_period: int = 1,
     barrier: Callable[[], object] | None = None,
 ) -> Any:
-    """Return the mean seconds of torch ops whose names contain a word, by torch's profiler; 0 if none ran.
+    """Return the mean seconds on the host of torch ops whose names contain a word, by torch's profiler; 0 if none ran.
 
     Args:
         fn: called once for warm-up, then ``num_tests`` times.
-        kernel_names: a word, or several for a tuple of results.
-        trace_path: file of the trace; None: no trace.
-        barrier_comm_profiling: run ``barrier``, or an all-reduce, before each call.
-        num_kernels_per_period: ops of a name per call; if several, the result of each name is a list of that length.
+        kernel_names: a word, or a tuple of words for a tuple of results. trace_path: Chrome trace to write, or None.
+        barrier_comm_profiling: run ``barrier``, or if it is None an all-reduce, before each call.
+        num_kernels_per_period: ops of a word per call; above 1 the result of each word is a list of that length.
         suppress_kineto_output, flush_l2: have no effect; the profiler prints nothing.
 
     Raises ArgumentError if the number of ops of a name is not a multiple of the period.
