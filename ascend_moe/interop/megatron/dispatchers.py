@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def group_or_place(group: dist.ProcessGroup | str | None, world: int | None, rank: int | None) -> Group:
-    """Return a group as `comm.group_of` does; a name (a LocalCluster's too) needs size and rank."""
+    """Return the process group, as `comm.group_of` does; for a name (a LocalCluster's too) a `Place` of W and rank."""
     if not isinstance(group, str):
         return group_of("group", group)
     if world is None or rank is None:
@@ -41,13 +41,13 @@ def group_or_place(group: dist.ProcessGroup | str | None, world: int | None, ran
 
 @dataclass
 class Assignments:
-    """Experts of this rank's tokens: ``ids`` (T, K) int32, -1 for none, and ``weights`` (T, K) fp32."""
+    """Experts of this rank's tokens: ``ids`` (T, K) int32, -1 for an empty slot, and ``weights`` (T, K) fp32."""
 
     ids: Tensor
     weights: Tensor
 
     def send(self, x: Tensor, dispatcher: Dispatcher, max_tokens: int) -> Dispatched:
-        """Dispatch the tokens (T, H) with their weights."""
+        """Dispatch the tokens x (T, H) with their weights; ``max_tokens``: the largest T of any rank, 0: T is equal."""
         return dispatcher.dispatch(x, self.ids, expert_scales=self.weights.contiguous(), max_tokens=max_tokens)
 
     def bring(self, rows: Tensor, dispatcher: Dispatcher, sent: Dispatched, weighted: bool) -> Tensor:
@@ -56,10 +56,10 @@ class Assignments:
 
 
 def assignments_of(routing_map: Tensor, probs: Tensor, slots: int, without_zeros: bool) -> Assignments:
-    """Return the assignments of a routing map (T, E), at most ``slots`` in a row; nothing is read on the host.
+    """Return the experts and weights of a routing map and probs (T, E), at most ``slots`` per token.
 
-    without_zeros: a slot with probability 0 is not sent. A map padded up to a capacity may have more True than slots;
-    padding has probability 0.
+    Reads nothing on the host. without_zeros: experts with probability 0 are left out: a map padded up to a capacity
+    may have more than ``slots``, and padding has probability 0.
     """
     chosen = routing_map.bool()
     if without_zeros:
@@ -74,7 +74,7 @@ def assignments_of(routing_map: Tensor, probs: Tensor, slots: int, without_zeros
 
 
 def sharded(assignments: Assignments, local: int, etp: int) -> Assignments:
-    """Return the assignments to the etp shards of every expert; ``local``: L."""
+    """Return the assignments with each expert replaced by its ``etp`` shards; ``local``: L."""
     if etp == 1:
         return assignments
     ids, shard = assignments.ids.unsqueeze(-1), torch.arange(etp, dtype=torch.int32, device=assignments.ids.device)
@@ -88,7 +88,7 @@ def sharded(assignments: Assignments, local: int, etp: int) -> Assignments:
 
 @dataclass
 class PaddedAssignments(Assignments):
-    """Assignments of rows, one slot each, and ``sources`` (N,) int64: the token of each row; ``tokens``: T."""
+    """Assignments of N rows with one slot each. ``sources`` (N,) int64: the token of each row; ``tokens``: T."""
 
     sources: Tensor
     tokens: int
@@ -127,8 +127,8 @@ class Splits(NamedTuple):
 
     Attributes:
         input_splits: ``(ep,)``, rows to each EP rank.
-        output_splits: ``(ep,)``, rows from each EP rank with this rank's ETP rank.
-        output_splits_tp: ``(etp,)``, rows from each ETP rank.
+        output_splits: ``(ep,)``, rows received from each EP rank, from its rank with this rank's ETP rank only.
+        output_splits_tp: ``(etp,)``, rows received from each ETP rank, over all EP ranks.
         tokens_per_expert: ``(L,)``, rows of each local expert.
         num_global_tokens_per_local_expert: ``(etp * ep, L)``, rows for each local expert from each rank, that
             of ETP rank t and EP rank e at ``t * ep + e``.
@@ -148,14 +148,12 @@ class Handle:
     """State of one call, which the caller passes from phase to phase; any number may be open at once.
 
     Attributes:
-        shape: of the hidden states.
-        probs_dtype: of the probabilities.
-        assignments: expert of each pair.
+        shape: of the hidden states. probs_dtype: of the probabilities.
+        assignments: experts and weights of this rank's tokens.
         sent: ``(E,)`` int64, rows to each expert.
-        arrived: after token_dispatch, its result.
-        splits: after token_dispatch, `Splits`.
-        shared: the forward of the shared experts, or None.
-        active: the mask of the hidden states, with a last dimension of size 1, or None.
+        arrived: after token_dispatch, its result. splits: after token_dispatch, `Splits`.
+        shared: the call of the shared expert, or None without one.
+        active: dispatch_preprocess's mask with a last dimension of size 1, or None.
     """
 
     shape: torch.Size
@@ -168,7 +166,7 @@ class Handle:
     active: Tensor | None = field(default=None, repr=False)
 
     def came(self, phase: str) -> Dispatched:
-        """Return the result of token_dispatch. Raise ArgumentError, which names ``phase``, without one."""
+        """Return token_dispatch's result. Raise ArgumentError, which names ``phase``, if it has not been called."""
         need(self.arrived is not None, "handle", "has no rows yet: call token_dispatch before {}", phase)
         assert self.arrived is not None
         return self.arrived
@@ -184,22 +182,22 @@ class TokenDispatcher:
     pass communicates too. The three kinds return the same bits.
 
     Args:
-        kind: "mc2": the V2 ops, rows in memory of fixed size, nothing read on the host. "alltoall", "allgather":
-            torch.distributed's.
+        kind: "mc2": the V2 ops, rows in memory of fixed size, nothing read on the host. "alltoall", "allgather": this
+            collective of torch.distributed.
         group: the ETP x EP ranks, rank ``ep_rank * etp_size + etp_rank`` (Megatron-LM's tp_ep group); None: the
             default group. Or a name, of `ascend_moe.comm_name` or a LocalCluster.
         num_experts: E, a multiple of the EP size; rank ep_rank has L = E / ep experts.
         router_topk: k, the most experts of a token.
         etp_size: ranks that share an expert. The ops then see E * etp experts and k * etp slots.
-        world_size, rank: with a name.
+        world_size, rank: those of the group; needed with a name, else ignored.
         max_tokens: the largest T of any rank; 0: T is equal on all ranks.
-        capacity_factor, pad_to_capacity: of the router. With pad_to_capacity every expert has C rows from
-            every rank: shapes depend on T, k, E and the factor only. All ranks then have the same T. C is at most T.
-            Padding is rows of tokens in the map with probability 0, which has a gradient as in Megatron-LM; where
-            the map has fewer than C tokens, rows of zeros, which are not sent.
+        capacity_factor, pad_to_capacity: those of the router. With pad_to_capacity every expert has C rows from every
+            rank, C = ceil(T * k / E * capacity_factor), at most T: shapes depend on T, k, E and the factor only. All
+            ranks then have the same T. Padding is rows of tokens in the map with probability 0, which has a gradient
+            as in Megatron-LM; where the map has fewer than C tokens, rows of zeros, which are not sent.
         probs_on: "experts": the rows' probabilities are for `GroupedMLP`, and combine only adds.
             "combine": combine weights the rows, and dispatch_postprocess returns ones.
-        comm_alg: of the V2 ops.
+        comm_alg: as for the V2 ops: the kernels' algorithm; for kind "mc2".
 
     Raises ArgumentError if an argument breaks one of these rules. Source: Megatron-LM ``MoEAlltoAllTokenDispatcher``,
     ``MoEAllGatherTokenDispatcher``, ``MoEFlexTokenDispatcher``.
@@ -226,7 +224,7 @@ class TokenDispatcher:
         divides = etp_size >= 1 and world % etp_size == 0
         need(divides, "etp_size", "is {}; it must divide the {} ranks of the group", etp_size, world)
         need_one_of("probs_on", probs_on, ("experts", "combine"))
-        rule = "is True; pass a capacity_factor"
+        rule = "is True without a capacity: pass a capacity_factor"
         need(capacity_factor is not None or not pad_to_capacity, "pad_to_capacity", rule)
         rule = "is {} with pad_to_capacity, which needs the same T on all ranks: leave it out"
         need(not (pad_to_capacity and max_tokens), "max_tokens", rule, max_tokens)
@@ -251,26 +249,24 @@ class TokenDispatcher:
         return copied
 
     def set_shared_experts(self, shared_experts: SharedExpertMLP) -> None:
-        """Run the shared expert of ``shared_experts`` between the phases; combine_postprocess adds its output."""
+        """Run ``shared_experts`` on this rank's tokens between the phases; combine_postprocess adds its output."""
         self.shared_experts = shared_experts
 
     def dispatch_preprocess(
         self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Handle]:
-        """Prepare the rows of this rank, without communication.
+        """Prepare this rank's rows for token_dispatch, and start the shared expert; no communication between EP ranks.
 
         Args:
             hidden_states: ``(S, B, H)`` or ``(T, H)`` bf16, fp16 or fp32.
-            routing_map: ``(T, E)`` bool; T = S * B.
-            probs: ``(T, E)`` float, of the router.
-            mask: bool, hidden_states' shape without H, True for active tokens; the others return zeros, from the
-                shared expert too, and their values are not read.
+            routing_map: ``(T, E)`` bool, the router's; T = S * B.
+            probs: ``(T, E)`` float, the router's.
+            mask: bool, hidden_states' shape without H, True for active tokens; results of the others are zeros, the
+                shared expert's too, and their values are not read. None: all are active.
 
-        Returns:
-            tokens ``(T, H)``, probabilities by slot ``(T, K)`` float32, the handle. With pad_to_capacity rows by expert
-            ``(E * etp * C, H)`` and their probabilities, one slot each.
-
-        Raises ArgumentError if an argument breaks one of these rules.
+        Returns tokens ``(T, H)``; the weights of their slots ``(T, k * etp)`` float32; the handle. With pad_to_capacity
+        rows by expert ``(E * etp * C, H)``, and their weights, one slot each. Raises ArgumentError if an argument
+        breaks one of these rules.
         """
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
         need_dims("hidden_states", tokens, 2)
@@ -299,9 +295,10 @@ class TokenDispatcher:
         return rows, assignments.weights, handle
 
     def token_dispatch(self, tokens: Tensor, probs: Tensor, handle: Handle) -> tuple[Tensor, Tensor]:
-        """Send what dispatch_preprocess returned: tokens, probs, handle.
+        """Send what dispatch_preprocess returned (``tokens``, ``probs``, ``handle``) to the experts' ranks. Collective.
 
-        Returns rows ``(A, H)`` by (local expert, source rank, slot) and their probabilities ``(A,)`` float32.
+        Returns rows ``(A, H)`` by local expert, then source rank, and their probabilities ``(A,)`` float32; A is at
+        least the number of received rows.
         """
         handle.assignments.weights = probs
         arrived = handle.arrived = handle.assignments.send(tokens, self._dispatcher, self.max_tokens)
@@ -311,11 +308,11 @@ class TokenDispatcher:
         return arrived.expand_x, arrived.expand_scales
 
     def dispatch_postprocess(self, rows: Tensor, probs: Tensor, handle: Handle) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the rows and probs of token_dispatch for the experts, in whose order they are.
+        """Return the experts' inputs from token_dispatch's ``rows`` and ``probs``, which are in expert order already.
 
         Returns rows ``(A, H)``, of which the first ``tokens_per_expert.sum()`` are defined; tokens_per_expert ``(L,)``
-        int64; probabilities ``(A,)`` float32, float64 where the router's are. With pad_to_capacity A is L * W * C.
-        ``handle`` is the call's, here and below.
+        int64; probabilities ``(A,)`` float32, float64 if the router's are (with pad_to_capacity A is L * W * C).
+        ``handle``: dispatch_preprocess's, here and below. Raises ArgumentError before token_dispatch.
         """
         handle.came("dispatch_postprocess")
         assert handle.splits is not None
@@ -327,15 +324,15 @@ class TokenDispatcher:
     def combine_preprocess(self, hidden_states: Tensor, handle: Handle) -> Tensor:
         """Return ``hidden_states`` ``(A, H)``, the experts' results in the order of the rows, unchanged.
 
-        Raises ArgumentError for the ``handle`` of a call without rows.
+        Raises ArgumentError if token_dispatch has not been called with ``handle``.
         """
         handle.came("combine_preprocess")
         return hidden_states
 
     def token_combine(self, hidden_states: Tensor, handle: Handle) -> Tensor:
-        """Combine the rows: return ``(T, H)``, summed in float32 in slot order (experts ascend), rounded once.
+        """Send the rows back and sum them: return ``(T, H)``, in float32, experts ascending, rounded once. Collective.
 
-        ``hidden_states`` ``(n, H)`` are the experts' results in the order of the rows, ``handle`` is the call's.
+        ``hidden_states`` ``(n, H)``: the experts' results in the order of the rows. ``handle``: the call's.
         """
         arrived = handle.came("token_combine")
         out = handle.assignments.bring(hidden_states, self._dispatcher, arrived, self.probs_on == "combine")

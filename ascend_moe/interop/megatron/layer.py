@@ -18,21 +18,19 @@ from ascend_moe.interop.megatron.shared_experts import SharedExpertMLP
 class GroupedMLP(RankExperts, FittedModule):
     """``(silu(x @ gate) * (x @ up) * prob) @ down`` for every row, with the weights of the row's local expert.
 
-    The group list stays on its device: rows after the last expert's are not read. With ETP a rank's result is a
-    partial sum, which combine completes. Weight gradients are sums over the tokens of all ranks of the expert:
-    reduce them over the replicas of the experts (edp) only.
+    tokens_per_expert stays on its device; rows after those that it counts are not read. With ETP a rank's result is a
+    partial sum, which combine completes. Weight gradients are sums over the tokens of all EP ranks: reduce them over
+    the replicas of the experts (edp) only.
 
     Parameters, without values until they are loaded (F' = F / etp):
         weight1 ``(H, L * 2F')``, whose memory is ``(L, H, 2F')``: gate columns, then up columns of the shard.
         weight2 ``(L * F', H)``, whose memory is ``(L, F', H)``.
 
     Args:
-        num_local_experts: L.
-        hidden_size: H.
-        ffn_hidden_size: F, a multiple of etp_size.
-        etp_size, etp_rank: the shard.
+        num_local_experts: L. hidden_size: H. ffn_hidden_size: F, a multiple of etp_size.
+        etp_size, etp_rank: number of shards of an expert, and this rank's shard.
         activation: one of `ascend_moe.experts.activations`. Without a gate weight1 is ``(H, L * F')``.
-        dtype, device: of the weights.
+        dtype, device: those of the weights.
 
     Raises ArgumentError if an argument breaks one of these rules. Source: Megatron-LM ``GroupedMLP``.
     """
@@ -75,7 +73,7 @@ class GroupedMLP(RankExperts, FittedModule):
 
     @torch.no_grad()
     def load_experts(self, w1: Tensor, w2: Tensor) -> GroupedMLP:
-        """Take this rank's shard of whole experts. Returns self.
+        """Copy this rank's shard of whole experts into the weights. Returns self.
 
         Args:
             w1: ``(L, H, 2F)``, gate columns first; without a gate ``(L, H, F)``. w2: ``(L, F, H)``.
@@ -99,7 +97,7 @@ class GroupedMLP(RankExperts, FittedModule):
         Args:
             permuted_local_hidden_states: ``(A, H)`` rows by local expert, in the weights' dtype.
             tokens_per_expert: ``(L,)`` int64 counts, together at most A.
-            permuted_probs: ``(A,)``, factor of the activation; None: 1.
+            permuted_probs: ``(A,)``, factors of the activation's rows; None: 1.
 
         Returns ``(A, H)``. Raises ArgumentError if a weight is on meta, or tensors do not fit.
         """
@@ -114,9 +112,9 @@ class MoELayer(nn.Module):
     """MoE layer of one rank, for its attention output ``(S / cp / tp, B, H)``.
 
     Args:
-        router, dispatcher, experts: of the same E, k and shard.
-        shared_experts: None: the layer has none. It runs between the dispatcher's phases.
-        tensor_model_parallel_size: tp of attention.
+        router, dispatcher, experts: built with the same E, k, L and etp_size.
+        shared_experts: a shared expert, which runs between the dispatcher's phases; None: the layer has none.
+        tensor_model_parallel_size: tp, attention's tensor-parallel ranks.
         sequence_parallel: every tp rank has its own share of the sequence. Required in training with tp above 1:
             otherwise the ranks send the same tokens, and their gradients count tp times.
 
@@ -137,7 +135,7 @@ class MoELayer(nn.Module):
         super().__init__()
         given = dispatcher.num_experts, dispatcher.router_topk, dispatcher.local_experts, dispatcher.etp_size
         fits = (router.config.num_moe_experts, router.topk, experts.num_local_experts, experts.etp_size) == given
-        rule = "has E, k, L and etp_size {}; build router and experts with the same"
+        rule = "has E, k, L and etp_size {}, unlike router or experts; build router and experts with the same"
         need(fits, "dispatcher", rule, given)
         first, local = dispatcher.ep_rank * dispatcher.local_experts, dispatcher.local_experts
         experts.held = held_text(list(range(first, first + local)), dispatcher.num_experts)
@@ -159,7 +157,7 @@ class MoELayer(nn.Module):
         Raises ArgumentError if a tensor does not fit or for training over tp ranks without sequence_parallel, or an
         error of the dispatcher.
         """
-        rule = "is False in training with tp {}; every tp rank must have its own tokens: set it"
+        rule = "is False in training with tp {}; every tp rank must have its own tokens: set it to True"
         need(not self.training or self.tp == 1 or self.sequence_parallel, "sequence_parallel", rule, self.tp)
         need_values(self, hidden_states)  # of the experts too, before anything is sent
         probs, routing_map = self.router(hidden_states, mask)

@@ -42,13 +42,14 @@ class RouterConfig:
 
     Attributes:
         num_moe_experts, hidden_size, moe_router_topk: E, H, K.
-        moe_router_load_balancing_type, moe_aux_loss_coeff, moe_z_loss_coeff, calculate_per_token_loss: of the losses.
+        moe_router_load_balancing_type, moe_aux_loss_coeff, moe_z_loss_coeff, calculate_per_token_loss: for the losses.
         moe_router_score_function, moe_router_pre_softmax, moe_router_num_groups, moe_router_group_topk,
-            moe_router_topk_scaling_factor, moe_enable_routing_replay: of the choice.
+            moe_router_topk_scaling_factor, moe_enable_routing_replay: for the choice of experts.
         moe_router_enable_expert_bias, moe_router_bias_update_rate: a bias that balances the load, and its step size.
-        moe_input_jitter_eps: eps of random factors 1 - eps..1 + eps of the rows; None: no jitter.
-        moe_expert_capacity_factor, moe_token_drop_policy, moe_pad_expert_input_to_capacity: of the capacity.
-        moe_router_dtype, params_dtype, add_bias_linear: of logits, of weights, and whether there is a bias.
+        moe_input_jitter_eps: inputs are multiplied by random factors in 1 - eps..1 + eps; None: no jitter.
+        moe_expert_capacity_factor, moe_token_drop_policy, moe_pad_expert_input_to_capacity: for an expert's capacity.
+        moe_router_dtype, params_dtype, add_bias_linear: dtype of logits ("fp32", "fp64", None: the input's), dtype of
+            weights, and whether the logits have a bias.
     """
 
     num_moe_experts: int
@@ -78,28 +79,28 @@ class RouterConfig:
 class TopKRouter(FittedModule):
     """Router of tokens ``(S, B, H)``, which attaches its losses to the probabilities' gradients.
 
-    Losses count in training with gradients only: "aux_loss" over the tokens of tp x cp, "seq_aux_loss" for each
-    sequence, "global_aux_loss" with the rows of each expert averaged over the steps since
-    `reset_global_aux_loss_tracker` and summed over tp x dp x cp, z loss on the logits. Several at once: lists of
-    moe_router_load_balancing_type and moe_aux_loss_coeff. The aux losses balance a micro-batch, whose tokens are on
-    tp x cp, while tokens are dispatched over tp x ep: EP ranks are other replicas of attention.
+    Losses are computed in training with gradients only: "aux_loss" over the tokens of the tp x cp ranks, "seq_aux_loss"
+    for each sequence, "global_aux_loss" with the rows of each expert averaged over the steps since
+    `reset_global_aux_loss_tracker` and summed over tp x dp x cp, z loss on the logits. For several at once pass lists
+    as moe_router_load_balancing_type and moe_aux_loss_coeff. The first two balance a micro-batch, whose tokens are on
+    the tp x cp ranks, while tokens are dispatched over tp x ep: EP ranks are other replicas of attention.
 
     Parameters: weight ``(E, H)`` and, with add_bias_linear, bias ``(E,)`` in params_dtype; without values until they
     are loaded. Buffers: expert_bias and local_tokens_per_expert ``(E,)`` fp32 with moe_router_enable_expert_bias.
 
     Args:
         config: `RouterConfig`, or Megatron-LM's TransformerConfig.
-        pg_collection: has the process groups ``tp_cp`` and ``tp_dp_cp``; None, or one that is None: one rank.
-            `update_expert_bias` without ``tp_dp_cp`` sums over the default group, if there is one.
-        device: of the parameters.
+        pg_collection: an object with the process groups ``tp_cp`` and ``tp_dp_cp``; None, or a group that is None: this
+            rank only. `update_expert_bias` without ``tp_dp_cp`` sums over the default group, if there is one.
+        device: that of the parameters.
 
     Attributes:
         router_replay: with moe_enable_routing_replay a `RouterReplay`, else None.
-        losses: the values of the last forward by name, divided by their coefficients, as "load_balancing_loss",
-            "seq_load_balancing_loss", "global_load_balancing_loss" and "z_loss"; this rank's part.
+        losses: this rank's part of the last forward's losses, divided by their coefficients, by name:
+            "load_balancing_loss", "seq_load_balancing_loss", "global_load_balancing_loss" and "z_loss".
 
-    Raises ArgumentError if a rule is broken, or moe_router_load_balancing_type is "quantile_balancing". Source:
-    Megatron-LM ``TopKRouter``.
+    Raises ArgumentError if moe_router_load_balancing_type is unknown or "quantile_balancing", or another option does
+    not fit "sinkhorn". Source: Megatron-LM ``TopKRouter``.
     """
 
     _shared = ("tp_cp_group", "tp_dp_cp_group")
@@ -145,24 +146,25 @@ class TopKRouter(FittedModule):
         return self
 
     def get_aux_loss_coeff(self, aux_loss_type: str) -> float:
-        """Return the coefficient of ``aux_loss_type`` "aux_loss", "seq_aux_loss" or "global_aux_loss"; 0: not used."""
+        """Return the coefficient of ``aux_loss_type``: "aux_loss", "seq_aux_loss", "global_aux_loss"; 0: not used."""
         kinds, coeffs = self.config.moe_router_load_balancing_type, self.config.moe_aux_loss_coeff
         if isinstance(kinds, str):
             return float(coeffs) if kinds == aux_loss_type else 0.0
         return float(coeffs[kinds.index(aux_loss_type)]) if aux_loss_type in kinds else 0.0
 
     def reset_global_aux_loss_tracker(self) -> None:
-        """Start a new global batch."""
+        """Forget the rows and steps counted for "global_aux_loss": call it before a new global batch."""
         for buffer in (self.global_tokens_per_expert, self.ga_steps):
             if buffer is not None:
                 buffer.zero_()
 
     def update_expert_bias(self) -> None:
-        """Update the bias at the end of a step by the counted rows, summed over tp x dp x cp, and reset the counts.
+        """Update expert_bias by the rows counted since the last call, summed over tp x dp x cp, and reset the counts.
 
-        Raises ArgumentError without a bias.
+        Call it at the end of a step. Raises ArgumentError unless moe_router_enable_expert_bias is True.
         """
-        need(self.expert_bias is not None, "moe_router_enable_expert_bias", "is False: no bias to update")
+        rule = "is False, so there is no bias to update: set it to True"
+        need(self.expert_bias is not None, "moe_router_enable_expert_bias", rule)
         assert self.expert_bias is not None and self.local_tokens_per_expert is not None
         rate = self.config.moe_router_bias_update_rate
         new = get_updated_expert_bias(self.local_tokens_per_expert, self.expert_bias, rate, self.tp_dp_cp_group)
@@ -170,7 +172,7 @@ class TopKRouter(FittedModule):
         self.local_tokens_per_expert.zero_()
 
     def apply_input_jitter(self, input: Tensor) -> Tensor:
-        """Return input ``(..., H)``, each value times a random number in 1 - eps .. 1 + eps, in input's dtype."""
+        """Return input ``(..., H)`` times random numbers in 1 - eps .. 1 + eps; moe_input_jitter_eps None: input."""
         eps = self.config.moe_input_jitter_eps
         if eps is None:
             return input
@@ -190,12 +192,12 @@ class TopKRouter(FittedModule):
 
     @with_typed_errors
     def forward(self, input: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return probabilities ``(T, E)`` and map ``(T, E)`` bool, T = S * B.
+        """Return the chosen experts' probabilities ``(T, E)``, 0 elsewhere, and their map ``(T, E)`` bool; T = S * B.
 
         Args:
             input: ``(S, B, H)``, or ``(T, H)`` as one sequence.
-            mask: bool, input's shape without H, True for active tokens. The others are not in the map: they do not
-                count in capacity, losses and the bias's counts. Their values are not read.
+            mask: bool, input's shape without H, True for active tokens. The others are not in the map, do not count in
+                capacity, losses and bias, and their values are not read. None: all are active.
 
         Raises ArgumentError if input or mask has another shape, or mask is not bool.
         """
@@ -209,7 +211,7 @@ class TopKRouter(FittedModule):
         return self.routing(self.gating(self.apply_input_jitter(input)), mask)
 
     def routing(self, logits: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return `forward`'s result from logits ``(S, B, E)``; mask ``(S, B)`` as there."""
+        """Return what `forward` returns, from logits ``(S, B, E)``; mask ``(S, B)`` bool as there."""
         config = self.config
         sequence, batch = logits.shape[:2]
         logits = logits.reshape(-1, config.num_moe_experts)

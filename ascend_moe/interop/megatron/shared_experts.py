@@ -67,7 +67,7 @@ def _step_of_own_call(name: str) -> Callable[..., None]:
     """Return the method of a `SharedExpertMLP` that runs a step of its own call."""
 
     def step(self: SharedExpertMLP, overlapped_comm_output: Tensor | None = None) -> None:
-        """Run this step; overlapped_comm_output is ignored."""
+        """Run this step of the module's own call; overlapped_comm_output is ignored."""
         getattr(self._steps(), name)()
 
     step.__name__ = name
@@ -80,22 +80,21 @@ _STEPS = ("pre_forward_comm", "linear_fc1_forward_and_act", "linear_fc2_forward"
 class SharedExpertMLP(FittedModule):
     """Dense MLP for every token: ``silu(x @ gate) * (x @ up) @ down``, times sigmoid(x . g) if gated.
 
-    ``forward`` runs it whole. To overlap with the token dispatcher, run its five steps, in this order:
+    ``forward`` runs all of it. To overlap it with the token dispatcher, run its five steps in this order:
     pre_forward_comm, linear_fc1_forward_and_act, linear_fc2_forward, post_forward_comm, get_output; another order
-    raises. `begin` returns an independent call; the module's own steps are one such call. Steps run on the
-    caller's stream.
+    raises AscendMoeError. `begin` returns an independent call with these steps; the module's own methods are one such
+    call. Steps run on the caller's stream.
 
     Parameters (Megatron-LM's names): linear_fc1.weight ``(2S / tp, H)``, gate rows first; linear_fc2.weight
     ``(H, S / tp)``; gate_weight ``(1, H)``.
 
     Args:
-        hidden_size: H.
-        intermediate_size: S, a multiple of the tp size.
+        hidden_size: H. intermediate_size: S, a multiple of the tp size.
         gate: multiply the output by sigmoid(x . gate_weight).
         tp_group: tensor-parallel group of attention; None: no tensor parallelism.
-        sequence_parallel: x is this rank's share of the sequence: rows are gathered before and scattered after.
-            False: every rank of tp_group has the same x.
-        dtype, device: of the weights.
+        sequence_parallel: the input is this rank's share of the sequence: it is gathered before, the sum scattered
+            after. False: every rank of tp_group has the same input.
+        dtype, device: those of the weights.
 
     Raises ArgumentError if an argument breaks one of these rules. Source: Megatron-LM ``SharedExpertMLP``.
     """
@@ -136,7 +135,7 @@ class SharedExpertMLP(FittedModule):
         return call.get_output()
 
     def begin(self) -> SharedExpertCall:
-        """Start a call in five steps."""
+        """Return a new call, independent of others, whose five steps the caller runs."""
         return SharedExpertCall(self)
 
     def _steps(self) -> SharedExpertCall:
@@ -154,7 +153,7 @@ class SharedExpertMLP(FittedModule):
     linear_fc1_forward_and_act, linear_fc2_forward, post_forward_comm = map(_step_of_own_call, _STEPS[1:-1])
 
     def get_output(self) -> Tensor:
-        """Run the last step: returns the output, of input's shape, and ends the call."""
+        """Run the last step of the module's own call: return the output, of input's shape, and end the call."""
         output = self._steps().get_output()
         self._call = None
         return output
@@ -180,11 +179,9 @@ class SharedExpertCall:
         return self._value if self._value is not None else torch.empty(0, dtype=torch.float32, device="cpu")
 
     def pre_forward_comm(self, input: Tensor) -> None:
-        """Gather the rows ``input`` ``(..., H)`` of the tensor-parallel ranks and compute the gate.
+        """Compute the gate of ``input`` ``(..., H)``; with sequence_parallel gather the tensor-parallel ranks' rows.
 
-        Raises:
-            ArgumentError: a weight is on meta.
-            AscendMoeError: another step is next.
+        Raises ArgumentError if a weight is on meta; like every step AscendMoeError if another step is next.
         """
         self._step("pre_forward_comm")
         module = self._module
@@ -194,20 +191,20 @@ class SharedExpertCall:
         self._value = _parallel(input, module, (_same, _all_reduced), (_gathered, reduce_scatter))
 
     def linear_fc1_forward_and_act(self) -> None:
-        """Compute the first product and SwiGLU."""
+        """Compute the product with linear_fc1 and SwiGLU."""
         self._value = npu_swiglu(_product(self._step("linear_fc1_forward_and_act"), self._module.linear_fc1))
 
     def linear_fc2_forward(self) -> None:
-        """Compute the second product."""
+        """Compute the product with linear_fc2, this rank's part of the output."""
         self._value = _product(self._step("linear_fc2_forward"), self._module.linear_fc2)
 
     def post_forward_comm(self) -> None:
-        """Sum the parts of the tensor-parallel ranks."""
+        """Sum the tensor-parallel ranks' parts; with sequence_parallel each rank keeps its share of the rows."""
         value = self._step("post_forward_comm")
         self._value = _parallel(value, self._module, (_all_reduced, _same), (reduce_scatter, _gathered))
 
     def get_output(self) -> Tensor:
-        """Return the result."""
+        """Return the output, of the input's shape, times the gate if there is one, and end the call."""
         value = self._step("get_output")
         self._value = None
         return value if self._gate is None else value * self._gate

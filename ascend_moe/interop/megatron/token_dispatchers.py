@@ -21,7 +21,7 @@ from ascend_moe.ops.collectives import size_of
 
 @typed_methods
 class MoETokenDispatcher:
-    """Base of Megatron-LM's three dispatchers, whose state is on the object.
+    """Base of Megatron-LM's three dispatchers: the six phases of `TokenDispatcher`, with the handle on the object.
 
     One call is open at a time: a caller with two micro-batches saves and restores ``handle``, or uses
     `TokenDispatcher`, whose phases take the handle.
@@ -32,11 +32,11 @@ class MoETokenDispatcher:
         config: Megatron-LM's TransformerConfig, or an object with ``num_moe_experts`` and ``moe_router_topk``;
             ``moe_expert_capacity_factor`` and ``moe_pad_expert_input_to_capacity`` may be absent.
             ``moe_router_padding_for_quantization`` and ``moe_router_padding_for_fp8`` are refused.
-        pg_collection: has the process groups ``tp_ep`` (rank ``ep_rank * etp + etp_rank``) and ``expt_tp``, or with
-            ``_group`` after these names, as in earlier releases; ``expt_tp`` None: an expert is on one rank.
-            If pg_collection is None, the default group is used.
+        pg_collection: an object with the process groups ``tp_ep`` (rank ``ep_rank * etp + etp_rank``) and ``expt_tp``
+            (None: an expert is on one rank), or tp_ep_group and expt_tp_group, as in earlier releases. None: the
+            default group, an expert on one rank.
         max_tokens: the largest number of tokens T of any rank; 0: T is equal on all ranks.
-        world_size, rank: those of ``tp_ep``; required if it is a group's name.
+        world_size, rank: those of ``tp_ep``; needed if it is a group's name.
 
     Attributes:
         handle: `Handle` of the open call, or None.
@@ -85,11 +85,11 @@ class MoETokenDispatcher:
 
     @property
     def shared_experts(self) -> SharedExpertMLP | None:
-        """The shared expert that runs between the phases, or None."""
+        """Shared expert that runs between the phases, or None."""
         return self.phases.shared_experts
 
     def set_shared_experts(self, shared_experts: SharedExpertMLP) -> None:
-        """Run the shared expert of ``shared_experts`` between the phases; combine_postprocess adds its output."""
+        """Run ``shared_experts`` on this rank's tokens between the phases; combine_postprocess adds its output."""
         self.phases.set_shared_experts(shared_experts)
 
     def _call(self) -> Handle:
@@ -98,7 +98,7 @@ class MoETokenDispatcher:
         return self.handle
 
     def dispatch_preprocess(self, hidden_states: Tensor, routing_map: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Start a call; return tokens ``(T, H)`` and probabilities by slot, for token_dispatch.
+        """Start a call; return tokens ``(T, H)`` and the weights of their slots ``(T, k * etp)``, for token_dispatch.
 
         hidden_states, routing_map and probs are as of `TokenDispatcher.dispatch_preprocess`.
         """
@@ -108,16 +108,16 @@ class MoETokenDispatcher:
     def token_dispatch(
         self, hidden_states: Tensor, probs: Tensor, async_finish: bool = True, allocate_on_comm_stream: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Send hidden_states and probs from dispatch_preprocess; return rows ``(A, H)`` and probabilities ``(A,)``.
+        """Send dispatch_preprocess's hidden_states, probs; return received rows ``(A, H)``, probabilities ``(A,)``.
 
         async_finish and allocate_on_comm_stream are ignored.
         """
         return self.phases.token_dispatch(hidden_states, probs, self._call())
 
     def dispatch_postprocess(self, hidden_states: Tensor, probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the received rows by expert, tokens_per_expert ``(L,)`` int64 and probabilities.
+        """Return the received rows by local expert, tokens_per_expert ``(L,)`` int64, and the rows' probabilities.
 
-        hidden_states and probs are from token_dispatch. The number of rows is read on the host.
+        hidden_states and probs: token_dispatch's results, cut to the received rows, whose number is read on the host.
         """
         rows, counts, probs = self.phases.dispatch_postprocess(hidden_states, probs, self._call())
         came = int(counts.sum())
@@ -130,32 +130,32 @@ class MoETokenDispatcher:
     def token_combine(
         self, hidden_states: Tensor, async_finish: bool = True, allocate_on_comm_stream: bool = True
     ) -> Tensor:
-        """Combine ``hidden_states``, the experts' results, to ``(T, H)``.
+        """Send ``hidden_states`` ``(n, H)``, the experts' results, back; return each token's sum ``(T, H)``.
 
         async_finish and allocate_on_comm_stream are ignored.
         """
         return self.phases.token_combine(hidden_states, self._call())
 
     def combine_postprocess(self, hidden_states: Tensor) -> Tensor:
-        """End the call; return ``hidden_states`` ``(T, H)`` in their first shape, plus the shared expert's output."""
+        """End the call; return ``hidden_states`` ``(T, H)`` in the input's shape, plus the shared expert's output."""
         handle, self.handle = self._call(), None
         return self.phases.combine_postprocess(hidden_states, handle)
 
 
 class MoEAlltoAllTokenDispatcher(MoETokenDispatcher):
-    """Dispatch by all-to-alls. Source: Megatron-LM ``MoEAlltoAllTokenDispatcher``."""
+    """`MoETokenDispatcher` by all-to-all. Source: Megatron-LM ``MoEAlltoAllTokenDispatcher``."""
 
     kind = "alltoall"
 
 
 class MoEAllGatherTokenDispatcher(MoETokenDispatcher):
-    """Dispatch by all-gather. Source: Megatron-LM ``MoEAllGatherTokenDispatcher``."""
+    """`MoETokenDispatcher` by all-gather. Source: Megatron-LM ``MoEAllGatherTokenDispatcher``."""
 
     kind = "allgather"
 
 
 class MoEFlexTokenDispatcher(MoETokenDispatcher):
-    """Dispatch by the V2 ops. Source: Megatron-LM ``MoEFlexTokenDispatcher``."""
+    """`MoETokenDispatcher` by the V2 ops. Source: Megatron-LM ``MoEFlexTokenDispatcher``."""
 
     kind = "mc2"
 
@@ -180,11 +180,11 @@ class MC2Manager:
     Args:
         group: the ETP x EP process group, or its name. num_local_experts: L. router_topk: k * etp.
         num_experts: E * etp.
-        config: Megatron-LM's; with ``moe_expert_capacity_factor`` slots of probability 0 are not sent.
-            ``moe_router_padding_for_quantization`` is refused.
+        config: Megatron-LM's TransformerConfig, or None; with ``moe_expert_capacity_factor`` slots of probability 0 are
+            not sent. ``moe_router_padding_for_quantization`` is refused.
         world_size, rank, max_tokens, comm_alg: as for `TokenDispatcher`.
-        static: return all A possible rows, of which ``tokens_per_expert`` are valid; nothing is read on the host.
-            False: only the valid rows, for Megatron-LM's own experts; their number is read on the host.
+        static: dispatch returns all A rows of its memory, of which the first ``tokens_per_expert.sum()`` are valid;
+            nothing is read on the host. False: only these, for Megatron-LM's experts; reads their number on the host.
 
     Attributes:
         token_probs: ``(T, K)`` float32, after setup_metadata. dispatched_probs: ``(A,)`` float32, after dispatch. Both
@@ -221,7 +221,7 @@ class MC2Manager:
         self._dispatcher = MC2Dispatcher.from_group(ranks, num_experts, comm_alg=comm_alg)
 
     def setup_metadata(self, routing_map: Tensor, probs: Tensor) -> None:
-        """Start a call. routing_map: ``(T, W, L)`` or ``(T, W * L)`` bool. probs: float, of the same shape."""
+        """Start a call with the router's routing_map, ``(T, W, L)`` or ``(T, W * L)`` bool, and probs, float, alike."""
         tokens = routing_map.shape[0]
         routing_map, probs = (each.reshape(tokens, self.num_experts) for each in (routing_map, probs))
         assignments = assignments_of(routing_map, probs, self.router_topk, self.without_zeros)
@@ -233,7 +233,7 @@ class MC2Manager:
         return self.handle
 
     def _arrived(self) -> Dispatched:
-        return self._call().came("this")
+        return self._call().came("this, in MC2Manager dispatch")
 
     token_indices = property(lambda self: self._call().assignments.ids)
     token_probs = _settable(lambda self: self._call().assignments, "weights")
@@ -242,7 +242,10 @@ class MC2Manager:
     def dispatch(
         self, hidden_states: Tensor, async_finish: bool = False, allocate_on_comm_stream: bool = False
     ) -> Tensor:
-        """Send ``hidden_states`` ``(T, H)``; return rows ``(A, H)``. async_finish, allocate_on_comm_stream: ignored."""
+        """Send ``hidden_states`` ``(T, H)`` to the experts' ranks; return rows ``(A, H)`` by local expert.
+
+        async_finish, allocate_on_comm_stream: ignored. Raises ArgumentError before setup_metadata.
+        """
         handle = self._call()
         arrived = handle.arrived = handle.assignments.send(hidden_states, self._dispatcher, self.max_tokens)
         if not self.static:
@@ -251,12 +254,12 @@ class MC2Manager:
         return arrived.expand_x
 
     def get_permuted_hidden_states_by_experts(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``hidden_states`` ``(A, H)``, which are in expert order, and their probabilities ``(A,)``."""
+        """Return ``hidden_states`` ``(A, H)``, dispatch's rows, as they are, and their probabilities ``(A,)``."""
         probs = self._arrived().expand_scales
         return hidden_states, probs.double() if self._call().probs_dtype == torch.float64 else probs
 
     def get_number_of_tokens_per_expert(self) -> Tensor:
-        """Return ``(L,)`` int64."""
+        """Return the number of received rows of each local expert, ``(L,)`` int64. Call it after dispatch."""
         return self._arrived().expert_token_nums
 
     def get_restored_hidden_states_by_experts(self, hidden_states: Tensor) -> Tensor:
@@ -267,9 +270,9 @@ class MC2Manager:
     def combine(
         self, hidden_states: Tensor, async_finish: bool = False, allocate_on_comm_stream: bool = False
     ) -> Tensor:
-        """Combine the rows ``hidden_states`` ``(A, H)`` to ``(T, H)`` and end the call.
+        """Send ``hidden_states`` ``(A, H)``, the experts' results, back; return the sums ``(T, H)``; end the call.
 
-        They are added as they are, multiplied by their probabilities. async_finish, allocate_on_comm_stream: ignored.
+        The sum has no weights: the experts have multiplied the rows. async_finish, allocate_on_comm_stream: ignored.
         """
         handle, arrived = self._call(), self._arrived()
         self.handle = None
