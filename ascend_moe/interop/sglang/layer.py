@@ -30,7 +30,7 @@ from ascend_moe.placement import ExpertPlacement
 
 
 class EPMoE(ExpertWeights):
-    """MoE layer whose ranks have all tokens and each its own experts.
+    """MoE layer for ranks that all have the same tokens, each with the whole weights of its own E / W experts.
 
     Parameters of a rank: w13_weight ``(L, 2F, H)`` (gate rows first), w2_weight ``(L, H, F)``; with fp8 also
     w13_weight_scale ``(L, 2)`` and w2_weight_scale ``(L,)``, and with static activations w13_input_scale and
@@ -39,17 +39,16 @@ class EPMoE(ExpertWeights):
     Args:
         num_experts: E, a multiple of the ranks. top_k: K. hidden_size: H. intermediate_size: F.
         params_dtype: bf16, fp16 or fp32; None: torch's default.
-        renormalize, use_grouped_topk, num_expert_group, topk_group, correction_bias: of `select_experts`.
-        quant_config: None, or as `Fp8Config.of` takes it. Call ``process_weights_after_loading`` then, or that of
-            ``quant_method``, as SGLang's loader does.
-        tp_size: W; None: the size of group.
-        prefix: has no effect.
+        renormalize, use_grouped_topk, num_expert_group, topk_group, correction_bias: as for `select_experts`.
+        quant_config: None: unquantized. fp8: what `Fp8Config.of` accepts; after loading call this layer's or
+            ``quant_method``'s ``process_weights_after_loading``, as SGLang's loader does.
+        tp_size: W; None: the size of group. tp_rank: this rank; None: that of group. prefix: has no effect.
         activation: "silu", "gelu", or another gated one of `ascend_moe.experts.activations`.
-        reduce: "none": forward returns this rank's part of the sum. "all_reduce": the sum, in float32, rounded
-            once. "mc2": the sum, where each rank dispatches its share of the tokens, combines, and gathers the shares.
+        reduce: what forward returns. "none": this rank's part of the sum. "all_reduce": the sum over the ranks, in
+            float32, rounded once. "mc2": the same sum, by dispatch and combine: each rank sends its share of the
+            tokens, and gathers the results of all.
         group: the W ranks; None: the default group if there is one, else this rank alone.
-        group_ep: with "mc2": name of the windows; None: ``ascend_moe.comm_name(group)``.
-        tp_rank: this rank; None: that of group.
+        group_ep: with "mc2", the group's name for dispatch and combine; None: ``ascend_moe.comm_name(group)``.
 
     Raises ArgumentError if an argument breaks one of these rules. Source: SGLang ``EPMoE``.
     """
@@ -81,7 +80,8 @@ class EPMoE(ExpertWeights):
     ) -> None:
         super().__init__()
         self.activation = Activation.of(activation)
-        need(self.activation.gated, "activation", "is {!r}, which has no gate, unlike w13_weight", activation)
+        rule = "is {!r}, which has no gate, unlike w13_weight: pass a gated activation"
+        need(self.activation.gated, "activation", rule, activation)
         need_one_of("reduce", reduce, ("none", "all_reduce", "mc2"))
         alone = group is None and not (dist.is_available() and dist.is_initialized())
         self.group = None if alone else group_of("group", group)
@@ -91,7 +91,8 @@ class EPMoE(ExpertWeights):
         self.tp_size = size if tp_size is None else tp_size
         self.tp_rank = rank if tp_rank is None else tp_rank
         fits = reduce == "none" or (self.tp_size, self.tp_rank) == (size, rank)
-        need(fits, "tp_size", "is {} and tp_rank {}; group has {} and {}", self.tp_size, self.tp_rank, size, rank)
+        rule = "is {} and tp_rank {}; group has {} and {}: leave both out"
+        need(fits, "tp_size", rule, self.tp_size, self.tp_rank, size, rank)
         self.placement = ExpertPlacement.contiguous(num_experts, self.tp_size)
         self.start_expert_id, self.end_expert_id = self.placement.range_of(self.tp_rank)
         self.num_experts, self.num_experts_per_partition = num_experts, self.placement.local_experts
@@ -115,10 +116,11 @@ class EPMoE(ExpertWeights):
     @with_typed_errors
     @torch.no_grad()
     def forward(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
-        """Return the layer's output ``(T, H)`` in params_dtype, or this rank's part of it (reduce "none").
+        """Return the layer's output ``(T, H)`` in params_dtype, or with reduce "none" this rank's part of it.
 
-        hidden_states ``(T, H)`` in params_dtype and router_logits ``(T, E)`` are the same on all ranks; T may be 0.
-        Raises ArgumentError for invalid arguments, or fp8 weights that are not processed; with "mc2" the ops' errors.
+        hidden_states ``(T, H)`` in params_dtype and router_logits ``(T, E)`` are the same on all ranks; T may be 0. Has
+        no gradient. Raises ArgumentError for invalid arguments, or before process_weights_after_loading with fp8; with
+        reduce "mc2" also the errors of dispatch and combine.
         """
         need_dims("hidden_states", hidden_states, 2, dtypes=(self.params_dtype,))
         need_shape("hidden_states", hidden_states, (hidden_states.shape[0], self.hidden_size))

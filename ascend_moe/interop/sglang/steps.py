@@ -30,12 +30,12 @@ def select_experts(
     custom_routing_function: Callable[..., tuple[Tensor, Tensor]] | None = None,
     correction_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Choose experts by softmax scores, or with a correction bias by sigmoid scores.
+    """Choose K experts for every token by softmax scores, or with a correction bias by sigmoid scores.
 
     Args:
         hidden_states, router_logits, top_k, use_grouped_topk, renormalize, topk_group, num_expert_group,
             custom_routing_function: as of `ascend_moe.interop.fused_moe.select_experts`.
-        correction_bias: its e_score_correction_bias, ``(E,)``.
+        correction_bias: ``(E,)``, added to the scores for the choice only; None: softmax scores.
 
     Returns weights ``(T, K)`` float32, ids ``(T, K)`` int32, the best first. Raises ArgumentError if an argument breaks
     one of these rules. Source: SGLang ``select_experts``.
@@ -56,16 +56,14 @@ def select_experts(
 
 @with_typed_errors
 def run_moe_ep_preproess(topk_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the stable order of the (token, k) pairs by expert; nothing is read on the host.
+    """Sort the (token, k) pairs by expert, stably, without reading on the host.
 
     Args:
-        topk_ids: ``(T, K)`` int32 or int64. Rows of negative ids come first.
-        num_experts: E.
+        topk_ids: ``(T, K)`` int32 or int64; pairs with negative ids come first. num_experts: E.
 
-    Returns:
-        the ids in ascending order, ``(T*K,)``; src2dst ``(T*K,)`` int32, the row of pair ``t*K + k``;
-        seg_indptr ``(E + 1,)`` int64: the rows of expert e are ``seg_indptr[e]`` to ``seg_indptr[e + 1] - 1``.
-        ``seg_indptr[0]`` is the number of negative ids (SGLang has 0 there, so that expert 0 gets their rows).
+    Returns the ids in ascending order, ``(T*K,)``; src2dst ``(T*K,)`` int32: the sorted position (row) of pair
+    ``t*K + k``; seg_indptr ``(E + 1,)`` int64: the rows of expert e are ``seg_indptr[e]`` to ``seg_indptr[e + 1] - 1``.
+    ``seg_indptr[0]`` is the number of negative ids (SGLang has 0 there, so that expert 0 gets their rows).
 
     Raises ArgumentError if an argument breaks one of these rules. Source: SGLang ``run_moe_ep_preproess``.
     """
@@ -75,10 +73,9 @@ def run_moe_ep_preproess(topk_ids: Tensor, num_experts: int) -> tuple[Tensor, Te
 
 @with_typed_errors
 def dynamic_scale(x: Tensor, local_experts: int) -> Tensor:
-    """Return ``max |x| / 448``, once for each local expert; 1 if x is all zeros.
+    """Return the fp8 scale of x, ``max |x| / 448`` or 1 for zeros, once for each local expert: ``(L,)`` float32.
 
-    x is float, of any shape. Returns ``(L,)`` float32 of local_experts values. Source: SGLang EPMoE, which uses the
-    largest value, not the largest magnitude.
+    x is float, of any shape; local_experts: L. Source: SGLang EPMoE, which takes the largest x, not ``|x|``.
     """
     top = x.detach().abs().amax().float() if x.numel() else torch.zeros((), dtype=torch.float32, device=x.device)
     return torch.where(top == 0, 1.0, top / FP8_MAX).expand(local_experts).contiguous()
@@ -96,12 +93,12 @@ def pre_reorder(
     topk: int,
     hidden_size: int,
 ) -> None:
-    """Copy each token's row to the rows of its local experts, divided by their scale; other rows are not changed.
+    """Copy each token's row to its local experts' rows, divided by the expert's scale; other rows are not changed.
 
     Args:
         input: ``(T, H)`` float. gateup_input: ``(T*K, H)`` float or float8_e4m3fn, to write to.
-        src2dst: ``(T*K,)`` int32, of `run_moe_ep_preproess`. topk_ids: ``(T, K)`` int32 or int64.
-        a1_scales: ``(L,)`` float32; None: 1. Multiplied by 1 / scale in float32.
+        src2dst: ``(T*K,)`` int32, from `run_moe_ep_preproess`. topk_ids: ``(T, K)`` int32 or int64.
+        a1_scales: ``(L,)`` float32; None: 1. Rows are multiplied by 1 / scale in float32.
         start_expert_id, end_expert_id: experts of this rank, both inclusive.
         topk: K. hidden_size: H.
 
@@ -130,13 +127,12 @@ def silu_and_mul(
     end_expert_id: int,
     activation: str | Activation = "silu",
 ) -> None:
-    """Write ``silu(gate) * up`` of this rank's rows, divided by their scale; other rows are not changed.
+    """Write ``silu(gate) * up`` of the local experts' rows, divided by the expert's scale; other rows are not changed.
 
     Args:
         gateup_output: ``(M, 2F)`` float, gate then up. down_input: ``(M, F)`` float or float8_e4m3fn, to write to.
-        hidden_size: 2F.
-        reorder_topk_ids: ``(M,)`` int32 or int64, the expert of each row.
-        scales, start_expert_id, end_expert_id: as of `pre_reorder`, whose scales are a1_scales.
+        hidden_size: 2F. reorder_topk_ids: ``(M,)`` int32 or int64, the expert of each row.
+        scales, start_expert_id, end_expert_id: as a1_scales, start_expert_id, end_expert_id of `pre_reorder`.
         activation: "silu", or another gated one of `ascend_moe.experts.activations`.
 
     Raises ArgumentError if an argument breaks one of these rules. Source: SGLang ``silu_and_mul_triton_kernel``,
@@ -165,7 +161,7 @@ def post_reorder(
 ) -> None:
     """Write each token's weighted sum of the rows of its local experts; zeros for a token without any.
 
-    float32 inside, k ascending, multiply then add, one rounding (SGLang adds in output's type).
+    Computes in float32, k ascending, product rounded before the addition, one rounding (SGLang adds in output's dtype).
 
     Args:
         down_output: ``(T*K, H)`` float; other ranks' experts' rows are not read. output: ``(T, H)`` float, to write to.
@@ -186,7 +182,7 @@ def post_reorder(
 
 
 def local_rows(ids: Tensor, start: int, end: int) -> Tensor:
-    """Return the positions of this rank's ids; read on the host."""
+    """Return the positions of the ids in start..end (inclusive); their number is read on the host."""
     return ((ids >= start) & (ids <= end)).nonzero().squeeze(1)
 
 
@@ -219,25 +215,25 @@ class GroupedGemmRunner(nn.Module):
         Args:
             a: ``(M, K)`` bf16, fp16 or fp32; with use_fp8_w8a8 float8_e4m3fn. b: ``(E, N, K)`` of a's type.
             c: ``(M, N)`` float, to write to; without use_fp8_w8a8 of a's type.
-            batch_size: S, segments. weight_column_major: must be True.
+            batch_size: S, number of segments. weight_column_major: must be True.
             seg_indptr: ``(S + 1,)`` int64: segment s has the rows ``seg_indptr[s]`` to ``seg_indptr[s + 1] - 1``
                 of a. Read on the host.
-            weight_indices: ``(S,)`` int, the weight of each segment; None: segment s has weight s.
-            use_fp8_w8a8: multiply by ``scale_a[i] * scale_b[i]``, ``(E,)`` float32; without it scale_a and scale_b are
-                None. block_shape: must be None: weights have one scale each.
+            weight_indices: ``(S,)`` int32 or int64, the index i in b for each segment; None: i = s.
+            use_fp8_w8a8: multiply by ``scale_a[i] * scale_b[i]``, ``(E,)`` float32; False: both must be None.
+                block_shape: must be None: weights have one scale each.
 
         Returns c. Raises ArgumentError if an argument breaks one of these rules.
         """
-        need(weight_column_major, "weight_column_major", "is False; weights are (E, N, K)")
+        need(weight_column_major, "weight_column_major", "is False; weights are (E, N, K): pass True")
         need(block_shape is None, "block_shape", "is {}; weights have one scale per expert: pass None", block_shape)
-        need(seg_indptr is not None, "seg_indptr", "is missing")
+        need(seg_indptr is not None, "seg_indptr", "is missing: pass the {} bounds of the segments", batch_size + 1)
         assert seg_indptr is not None
         need_shape("seg_indptr", seg_indptr, (batch_size + 1,), dtypes=INDEX_DTYPES)
         if weight_indices is not None:
             need_shape("weight_indices", weight_indices, (batch_size,), dtypes=INDEX_DTYPES)
         need_shape("c", c, (a.shape[0], b.shape[1]))
         first, last = int(seg_indptr[0]), int(seg_indptr[-1])
-        rule = "covers rows {} to {} of {}"
+        rule = "begins at row {} and ends at row {}; it must ascend within 0..{}, the rows of a"
         need(0 <= first <= last <= a.shape[0], "seg_indptr", rule, first, last, a.shape[0])
         scales = _gemm_scales(use_fp8_w8a8, scale_a, scale_b, b.shape[0])
         indices = torch.arange(batch_size, device=b.device) if weight_indices is None else weight_indices.long()
@@ -259,7 +255,8 @@ def _matmul(rows: Tensor, weights: list[Tensor], counts: Tensor) -> Tensor:
 def _gemm_scales(fp8: bool, scale_a: Tensor | None, scale_b: Tensor | None, experts: int) -> Tensor | None:
     """Return the product of both scales of each expert."""
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
-        need((scale is not None) == fp8, name, "is {}; it belongs to fp8", "given" if scale is not None else "missing")
+        rule = "is {} with use_fp8_w8a8={}: pass both scales with True, none with False"
+        need((scale is not None) == fp8, name, rule, "given" if scale is not None else "missing", fp8)
         if scale is not None:
             need_shape(name, scale, (experts,))
     return scale_a * scale_b if scale_a is not None and scale_b is not None else None

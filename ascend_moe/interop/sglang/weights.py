@@ -37,10 +37,10 @@ class Fp8Config:
 
     @classmethod
     def of(cls, given: Any) -> Fp8Config:
-        """Return the configuration of SGLang's object, or of a checkpoint's quantization_config.
+        """Return the configuration described by ``given``: SGLang's object, or a checkpoint's quantization_config.
 
-        ``given`` has activation_scheme, and maybe is_checkpoint_fp8_serialized. Raises ArgumentError unless its
-        quant_method is "fp8", its fmt "e4m3" and its weight_block_size None, or absent.
+        It has activation_scheme, and may have is_checkpoint_fp8_serialized. Raises ArgumentError if activation_scheme
+        is unknown, or a quant_method is not "fp8", a fmt not "e4m3", or weight_block_size is set.
         """
 
         def read(name: str) -> Any:
@@ -52,13 +52,14 @@ class Fp8Config:
         need(scheme in ("dynamic", "static"), "quant_config", rule, scheme)
         need(method in (None, "fp8"), "quant_config", "has quant_method {!r}; need 'fp8'", method)
         blocks, fmt = read("weight_block_size"), read("fmt")
-        need(blocks is None, "quant_config", "has weight_block_size {}; a weight must have one scale", blocks)
+        rule = "has weight_block_size {}; a weight must have one scale: use a checkpoint without blocks"
+        need(blocks is None, "quant_config", rule, blocks)
         need(fmt in (None, "e4m3"), "quant_config", "has fmt {!r}; need 'e4m3'", fmt)
         return cls(None if serialized is None else bool(serialized), scheme)
 
 
 class UnquantizedEPMoEMethod:
-    """Factory of an EPMoE's parameters in params_dtype. Source: SGLang ``UnquantizedEPMoEMethod``."""
+    """Factory of an EPMoE's unquantized parameters, in params_dtype. Source: SGLang ``UnquantizedEPMoEMethod``."""
 
     quant_config: Fp8Config | None = None
 
@@ -71,14 +72,14 @@ class UnquantizedEPMoEMethod:
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register ``w13_weight`` ``(L, 2F, H)`` and ``w2_weight`` ``(L, H, F)``, without values.
+        """Register ``w13_weight`` ``(L, 2F, H)`` and ``w2_weight`` ``(L, H, F)`` in ``layer``, without values.
 
-        With a quant_config they are fp8 where the checkpoint's are, and have scales in float32, NaN until they are
-        loaded: ``w13_weight_scale`` ``(L, 2)``, ``w2_weight_scale`` ``(L,)``, and with static activations
-        ``w13_input_scale`` and ``w2_input_scale`` ``(L,)``.
+        With a quant_config they are fp8 if is_checkpoint_fp8_serialized is True, and float32 scales are registered too,
+        NaN until they are loaded: ``w13_weight_scale`` ``(L, 2)``, ``w2_weight_scale`` ``(L,)``, and with static
+        activations ``w13_input_scale`` and ``w2_input_scale`` ``(L,)``.
 
         Args:
-            layer: receives the parameters. params_dtype: type of the weights.
+            layer: receives the parameters. params_dtype: dtype of unquantized weights.
             num_experts_per_partition, hidden_size, intermediate_size: L, H and F.
             extra_weight_attrs: attributes of each parameter, such as ``weight_loader``.
         """
@@ -96,14 +97,14 @@ class UnquantizedEPMoEMethod:
             put(layer, name, torch.full(shape, torch.nan, dtype=torch.float32), **extra_weight_attrs)
 
     def process_weights_after_loading(self, layer: ExpertWeights) -> None:
-        """Call the layer's method of this name."""
+        """Call ``layer.process_weights_after_loading()``."""
         layer.process_weights_after_loading()
 
 
 class Fp8EPMoEMethod(UnquantizedEPMoEMethod):
-    """Factory of fp8 (e4m3) weights with one scale each. Source: SGLang ``Fp8EPMoEMethod``.
+    """Factory of an EPMoE's fp8 (e4m3) parameters, with one scale each. Source: SGLang ``Fp8EPMoEMethod``.
 
-    ``quant_config`` is as for `Fp8Config.of`, which refuses a scale per block.
+    ``quant_config`` is what `Fp8Config.of` accepts; it refuses a scale per block.
     """
 
     @with_typed_errors
@@ -113,7 +114,7 @@ class Fp8EPMoEMethod(UnquantizedEPMoEMethod):
 
 
 def put(layer: nn.Module, name: str, value: Tensor, **attributes: Any) -> None:
-    """Register a parameter with these attributes; fp8 ones are `Codes`."""
+    """Register ``value`` as parameter ``name`` of ``layer`` with these attributes; fp8 parameters are `Codes`."""
     made = Codes(value) if value.dtype == FP8 else nn.Parameter(value, requires_grad=False)
     for attribute, given in attributes.items():
         setattr(made, attribute, given)
@@ -123,13 +124,11 @@ def put(layer: nn.Module, name: str, value: Tensor, **attributes: Any) -> None:
 def make_expert_params_mapping(
     ckpt_gate_proj_name: str, ckpt_down_proj_name: str, ckpt_up_proj_name: str, num_experts: int
 ) -> list[tuple[str, str, int, str]]:
-    """Return (start of the parameter's name, part of the checkpoint's name, expert, shard), three for every expert.
+    """Return (start of the parameter's name, part of the checkpoint's name, expert, shard "w1", "w2" or "w3").
 
     Args:
         ckpt_gate_proj_name, ckpt_down_proj_name, ckpt_up_proj_name: the checkpoint's names of the three projections.
-        num_experts: E.
-
-    Source: SGLang ``EPMoE.make_expert_params_mapping``.
+        num_experts: E; the list has three entries for each. Source: SGLang ``EPMoE.make_expert_params_mapping``.
     """
     names = zip(_SHARDS, (ckpt_gate_proj_name, ckpt_down_proj_name, ckpt_up_proj_name), strict=True)
     shards = [("experts.w2_" if shard == "w2" else "experts.w13_", name, shard) for shard, name in names]
@@ -141,7 +140,7 @@ def make_expert_params_mapping(
 
 
 class ExpertWeights(RankExperts, FittedModule, WholeLayer):
-    """Parameters of an EPMoE: loads, copies, casts and quantizes them."""
+    """Base of EPMoE with its parameters, which it loads, copies, casts and quantizes."""
 
     _shared = ("group",)
     _expert_parameters = (*_WEIGHTS, "w13_weight_scale", "w2_weight_scale", "w13_input_scale", "w2_input_scale")
@@ -165,7 +164,7 @@ class ExpertWeights(RankExperts, FittedModule, WholeLayer):
 
     @property
     def held(self) -> str:
-        """This rank's experts, as text."""
+        """This rank's experts, as text for error messages."""
         return held_text(list(range(self.start_expert_id, self.end_expert_id + 1)), self.num_experts)
 
     def _make_parameters(self, config: Fp8Config | None) -> None:
@@ -226,17 +225,16 @@ class ExpertWeights(RankExperts, FittedModule, WholeLayer):
     def weight_loader(
         self, param: nn.Parameter, loaded_weight: Tensor, weight_name: str, shard_id: str, expert_id: int
     ) -> None:
-        """Load one expert's weight or scale; those of other ranks' experts are skipped.
+        """Copy one expert's weight or scale into ``param``; those of other ranks' experts are skipped.
 
         Args:
             param: one of this layer's parameters.
             loaded_weight: w1, w3 ``(F, H)``, w2 ``(H, F)``; a scale has one value.
-            weight_name: its name in the checkpoint; with "input_scale" or "weight_scale" in it, a scale.
-            shard_id: "w1" (gate), "w2" (down) or "w3" (up).
-            expert_id: 0..E-1.
+            weight_name: its name in the checkpoint; a scale's contains "input_scale" or "weight_scale".
+            shard_id: "w1" (gate), "w2" (down) or "w3" (up). expert_id: 0..E-1.
 
         Raises ArgumentError if the shard has another name, shape or dtype do not fit, w1 and w3 of an expert have input
-        scales that differ by more than 1e-5, or fp8 weights are processed already. Source: SGLang
+        scales that differ by more than 1e-5, or after process_weights_after_loading with fp8. Source: SGLang
         ``EPMoE.weight_loader``.
         """
         need_one_of("shard_id", shard_id, _SHARDS)
@@ -270,9 +268,9 @@ class ExpertWeights(RankExperts, FittedModule, WholeLayer):
 
     @torch.no_grad()
     def process_weights_after_loading(self) -> None:
-        """With fp8, requantize w13's gate and up by one scale, or quantize the loaded weights; else do nothing.
+        """Finish fp8 weights: requantize gate and up of w13 by a common scale, or quantize weights loaded as floats.
 
-        Raises ArgumentError if a scale has not been loaded.
+        Does nothing without fp8, or when called again. Raises ArgumentError if a scale has not been loaded.
         """
         if self._ready:
             return
@@ -304,4 +302,5 @@ class ExpertWeights(RankExperts, FittedModule, WholeLayer):
 
     def _need_loaded(self, *names: str) -> None:
         for name in names:
-            need(not bool(getattr(self, name).isnan().any()), name, "has not been loaded for every expert of this rank")
+            rule = "has not been loaded for every expert of this rank: load it first"
+            need(not bool(getattr(self, name).isnan().any()), name, rule)
