@@ -33,14 +33,14 @@ _ANY_NUMBER = 1 << 20  # tokens per rank, for dispatchers that allocate nothing 
 
 @dataclass(frozen=True, eq=False)
 class All2AllHandle:
-    """A configuration's dispatcher, and ``max_tokens``, the most tokens of a rank in a call; None: any number."""
+    """Dispatcher of a configuration, and ``max_tokens``, the most tokens of a rank in a call; None: any number."""
 
     dispatcher: Dispatcher
     max_tokens: int | None
     _maps: Any = field(default_factory=WeakIdKeyDictionary, repr=False)  # expert maps that were checked
 
     def most_tokens(self, x: Tensor) -> int:
-        """Return a bound of every rank's tokens, the same on all ranks; this rank's are x ``(T, H)``."""
+        """Return an upper bound of every rank's T, the same on all ranks; x ``(T, H)``: this rank's tokens."""
         if self.max_tokens is not None:
             return self.max_tokens
         if isinstance(self.dispatcher, AllGatherDispatcher):  # gathers batches padded to the longest
@@ -59,7 +59,7 @@ class All2AllHandle:
         need(most is None or a1.shape[0] <= most, "a1", rule + "or cut the batch", a1.shape[0], most, MAX_BATCH)
 
     def check_map(self, expert_map: Tensor | None) -> None:
-        """Raise ArgumentError unless expert_map ``(E,)`` is None or dispatch's placement."""
+        """Raise ArgumentError unless expert_map ``(E,)`` is None or has dispatch's experts of this rank, in order."""
         if expert_map is None or expert_map in self._maps:
             return
         rank, local, experts = self.dispatcher.rank, self.dispatcher.local_experts, self.dispatcher.num_experts
@@ -73,9 +73,9 @@ class All2AllHandle:
 
 
 class FaultTolerance:
-    """Hooks for fault tolerance of one rank. Source: vLLM ``All2AllManagerBase``.
+    """vLLM's hooks for fault tolerance, of one rank. Source: vLLM ``All2AllManagerBase``.
 
-    ``group_name`` is as for dispatch and combine; ``world``: ranks of the group.
+    ``group_name``: the group's name for dispatch and combine; ``world``: its number of ranks.
     """
 
     support_fault_tolerance = True
@@ -84,14 +84,14 @@ class FaultTolerance:
         self._group, self._ranks = group_name, world
 
     def query_active_mask(self) -> Tensor:
-        """Return ``(world,)`` int32 on the CPU, without waiting: 1 for a rank whose process has ended, else 0."""
+        """Return ``(world,)`` int32 on the CPU, without waiting: 1 for each rank whose process has ended, else 0."""
         mask = torch.zeros(self._ranks, dtype=torch.int32, device="cpu")
         with contextlib.suppress(ArgumentError):  # its windows are not open
             mask[membership.ended(self._group)] = 1
         return mask
 
     def query_fault(self) -> Tensor:
-        """Return whether a rank has ended, as a bool tensor of shape ()."""
+        """Return whether the process of any rank has ended, as a bool tensor of shape ()."""
         return self.query_active_mask().any()
 
     @with_typed_errors
@@ -99,8 +99,8 @@ class FaultTolerance:
         """Close this rank's communicator, so that the next op opens new windows; call it on all ranks.
 
         On NPUs windows belong to HCCL: a failed group stays failed until its process group is created again. Raises
-        ArgumentError if ranks have ended, so that vLLM's "retry" cannot help; `ascend_moe.agree` and `shrink` make a
-        group of the others, which needs its own manager.
+        ArgumentError if a rank has ended, as vLLM's "retry" cannot help then: make a group of the others by
+        `ascend_moe.agree` and `ascend_moe.shrink`, with its own manager.
         """
         ended = self.query_active_mask().nonzero().flatten().tolist()
         rule = "needs live ranks, but ranks {} have ended: make a group of the others by ascend_moe.agree and shrink"
@@ -113,11 +113,11 @@ DISPATCHERS = {"mc2": "mc2", "alltoall": "alltoall", "allgather": "allgather", "
 
 
 class All2AllManager(FaultTolerance):
-    """Handles of one group, one per configuration, which layers share; also vLLM's hooks for fault tolerance.
+    """Cache of a group's handles, one per configuration, which layers share; and vLLM's hooks for fault tolerance.
 
     Args:
         group_name: ``ascend_moe.comm_name(process_group)``, a c10d group name, a LocalCluster's, or the group itself.
-        rank, world: this rank, and ranks of the group.
+        rank, world: this rank, and the number of ranks of the group.
         ops: namespace with the V2 operators; None: ascend_moe.
     """
 
@@ -128,11 +128,11 @@ class All2AllManager(FaultTolerance):
 
     @with_typed_errors
     def get_handle(self, kwargs: dict[str, Any]) -> All2AllHandle:
-        """Return the handle of a configuration; equal ones share it.
+        """Return the handle (dispatcher) of a configuration; calls with equal configurations return the same one.
 
         Args:
-            kwargs: num_experts; kind, "mc2" by default, or "batched", "alltoall", "allgather"; max_num_tokens, 512 by
-                default, up to 4096, of the first two kinds.
+            kwargs: the configuration by name: num_experts (E, needed); kind: "mc2" (default), "batched", "alltoall" or
+                "allgather"; max_num_tokens: most tokens of a rank, 512 by default, up to 4096, for the first two kinds.
 
         Raises ArgumentError if an argument breaks one of these rules. Source: vLLM ``All2AllManagerBase.get_handle``.
         """
@@ -153,19 +153,19 @@ class All2AllManager(FaultTolerance):
         return self._handles[key]
 
     def destroy(self) -> None:
-        """Drop all handles. The group stays open: ``ascend_moe.close`` closes it."""
+        """Drop all cached handles. The group stays open: ``ascend_moe.close`` closes it."""
         self._handles.clear()
 
 
 @with_typed_errors
 def rank_mapping(world: int, alive: Sequence[int]) -> dict[int, int]:
-    """Return old rank -> new rank, -1 for ranks outside the smaller group, for ``EplbState.rearrange``.
+    """Return the map from old to new ranks, -1 for ranks outside the smaller group, for ``EplbState.rearrange``.
 
-    vLLM's rearrange moves weights in its EP group, whose collectives wait for a lost rank: it is for live ranks that
-    leave. After a loss `placement.shrunk` returns the tables, and no weight moves.
+    vLLM's rearrange moves weights in its EP group, whose collectives wait for a lost rank: use it for live ranks that
+    leave. After a loss use the tables of `placement.shrunk`: no weight moves.
 
     Args:
-        world: ranks of the group. alive: those of the smaller one, from `ascend_moe.agree`.
+        world: number of ranks of the old group. alive: old ranks of the smaller group, in their new order.
 
     Raises ArgumentError if world is not in 1..MAX_WORLD, or alive contains a rank twice or one outside the group.
     Source: vLLM ``distributed/elastic_ep/elastic_execute.py``.

@@ -19,7 +19,7 @@ from ascend_moe.errors import with_signature_of
 
 
 class FusedMoEActivationFormat(Enum):
-    """Layout of rows between the two parts: Standard ``(M, H)``, or BatchedExperts ``(L, places per expert, H)``."""
+    """Layout of rows: Standard ``(M, H)``, or BatchedExperts ``(L, most, H)``, with ``most`` places for each expert."""
 
     Standard = "standard"
     BatchedExperts = "batched_experts"
@@ -27,20 +27,20 @@ class FusedMoEActivationFormat(Enum):
 
 @dataclass
 class ExpertTokensMetadata:
-    """Rows of each local expert: expert_num_tokens ``(L,)`` int32, and expert_num_tokens_cpu: on the host, or None."""
+    """Rows per local expert: expert_num_tokens ``(L,)`` int32; expert_num_tokens_cpu: a copy on the host, or None."""
 
     expert_num_tokens: Tensor
     expert_num_tokens_cpu: Tensor | None
 
     @staticmethod
     def make_from_list(expert_num_tokens_list: list[int], device: torch.device | str) -> ExpertTokensMetadata:
-        """Return both tensors of the counts expert_num_tokens_list; the first on ``device``."""
+        """Return the metadata of counts ``expert_num_tokens_list``: one tensor on ``device``, one on the CPU."""
         counts = torch.tensor(expert_num_tokens_list, dtype=torch.int32, device="cpu")
         return ExpertTokensMetadata(counts.to(device, non_blocking=True), counts)
 
 
 class TopKWeightAndReduce(ABC):
-    """Reduction of experts' rows to tokens' rows."""
+    """Base of classes that weight experts' rows and sum them to one row per token."""
 
     @abstractmethod
     def apply(
@@ -54,10 +54,10 @@ class TopKWeightAndReduce(ABC):
         """Weight and sum ``fused_expert_output`` into ``output`` or a new tensor; return it.
 
         Args:
-            output: ``(T, H)``, or None.
-            fused_expert_output: ``(T, K, H)`` or ``(T * K, H)``; of batched experts ``(L, places, H)``.
+            output: ``(T, H)``; None: a new tensor.
+            fused_expert_output: ``(T, K, H)`` or ``(T * K, H)``; of batched experts ``(L, most, H)``.
             topk_weights, topk_ids: ``(T, K)``.
-            apply_router_weight_on_input: the rows are already weighted.
+            apply_router_weight_on_input: the rows are already weighted: only add them.
         """
 
 
@@ -67,7 +67,7 @@ ReceiverType = Callable[[], PrepareResultType]
 
 
 class FusedMoEPrepareAndFinalize(ABC):
-    """Dispatch of rows to experts, and combine of their results."""
+    """Base of vLLM's first part of a modular kernel: dispatch of rows to experts, and combine of their results."""
 
     @abstractmethod
     def prepare(
@@ -81,7 +81,7 @@ class FusedMoEPrepareAndFinalize(ABC):
         quant_config: Any,
         defer_input_quant: bool = False,
     ) -> PrepareResultType:
-        """Send the rows of this rank's tokens, and receive those for its experts.
+        """Send this rank's tokens to their experts, and return the rows received for this rank's experts.
 
         The arguments are those of `ascend_moe.interop.vllm.prepare_finalize.PrepareAndFinalize.prepare_async`.
         """
@@ -96,7 +96,7 @@ class FusedMoEPrepareAndFinalize(ABC):
         apply_router_weight_on_input: bool,
         weight_and_reduce_impl: Any,
     ) -> None:
-        """Send the experts' rows back, and write the sums of this rank's tokens into ``output`` ``(T, H)``.
+        """Send the experts' rows back, and write the weighted sums of this rank's tokens into ``output`` ``(T, H)``.
 
         The arguments are those of `ascend_moe.interop.vllm.prepare_finalize.PrepareAndFinalize.finalize_async`.
         """
@@ -104,31 +104,31 @@ class FusedMoEPrepareAndFinalize(ABC):
     @property
     @abstractmethod
     def activation_format(self) -> Any:
-        """FusedMoEActivationFormat of prepare's rows."""
+        """FusedMoEActivationFormat of the rows that prepare returns."""
 
     @abstractmethod
     def topk_indices_dtype(self) -> torch.dtype | None:
-        """Return the dtype of topk_ids for prepare; None: any."""
+        """Return the dtype that prepare needs for topk_ids; None: any."""
 
     @abstractmethod
     def max_num_tokens_per_rank(self) -> int | None:
-        """Return the most tokens of a call of prepare; None: any number."""
+        """Return the most tokens that a rank may pass to prepare; None: any number."""
 
     @abstractmethod
     def num_dispatchers(self) -> int:
-        """Return the number of ranks that send rows."""
+        """Return the number of ranks that dispatch rows to each other."""
 
     def supports_async(self) -> bool:
-        """Return whether prepare_async and finalize_async exist."""
+        """Return whether prepare_async and finalize_async exist, which send without waiting."""
         return False
 
     def has_prepare_no_receive(self) -> bool:
-        """Return whether prepare_no_receive exists, by which earlier releases send without waiting."""
+        """Return whether prepare_no_receive exists, earlier releases' prepare_async."""
         return False
 
     @with_signature_of(prepare)
     def prepare_no_receive(self) -> ReceiverType:
-        """Send the rows as `prepare` does; return a receiver, which waits for its experts' rows.
+        """Send the rows as `prepare` does; return a receiver, which waits for and returns prepare's results.
 
         Raises NotImplementedError if has_prepare_no_receive is False.
         """
@@ -136,7 +136,7 @@ class FusedMoEPrepareAndFinalize(ABC):
 
 
 class FusedMoEPrepareAndFinalizeModular(FusedMoEPrepareAndFinalize):
-    """`FusedMoEPrepareAndFinalize` by later releases' name."""
+    """`FusedMoEPrepareAndFinalize` by the name of vLLM's later releases."""
 
     @abstractmethod
     def output_is_reduced(self) -> bool:
@@ -144,12 +144,12 @@ class FusedMoEPrepareAndFinalizeModular(FusedMoEPrepareAndFinalize):
 
 
 class FusedMoEPermuteExpertsUnpermute(ABC):
-    """Experts of this rank."""
+    """Base of vLLM's second part of a modular kernel: the experts of this rank."""
 
     @property
     @abstractmethod
     def activation_formats(self) -> tuple[Any, Any]:
-        """FusedMoEActivationFormat of apply's rows and of its output."""
+        """FusedMoEActivationFormat of the rows that apply takes, and of its output."""
 
     @abstractmethod
     def supports_chunking(self) -> bool:
@@ -161,11 +161,11 @@ class FusedMoEPermuteExpertsUnpermute(ABC):
 
     @abstractmethod
     def workspace_shapes(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return the shapes of both workspaces and of the output; args and kwargs are the sizes, by the release."""
+        """Return the shapes of both workspaces and the output; args and kwargs: sizes, in the form of the release."""
 
     @abstractmethod
     def finalize_weight_and_reduce_impl(self) -> Any:
-        """Return the TopKWeightAndReduce that turns apply's output into rows of tokens."""
+        """Return the TopKWeightAndReduce object that weights and sums apply's output for each token."""
 
     @abstractmethod
     def apply(
@@ -186,19 +186,19 @@ class FusedMoEPermuteExpertsUnpermute(ABC):
         expert_tokens_meta: Any,
         apply_router_weight_on_input: bool,
     ) -> None:
-        """Run the experts over prepare's rows, ``(M, H)`` or ``(L, places, H)``, into ``output``.
+        """Run the experts on prepare's rows, ``(M, H)`` or ``(L, most, H)``, and write the results into ``output``.
 
         The arguments are those of `ascend_moe.interop.vllm.experts.Experts.apply`.
         """
 
 
 class FusedMoEExpertsModular(FusedMoEPermuteExpertsUnpermute):
-    """`FusedMoEPermuteExpertsUnpermute` by later releases' name."""
+    """`FusedMoEPermuteExpertsUnpermute` by the name of vLLM's later releases."""
 
     @staticmethod
     @abstractmethod
     def activation_format() -> Any:
-        """Return FusedMoEActivationFormat of apply's rows."""
+        """Return the FusedMoEActivationFormat of the rows that apply takes."""
 
     def workspace_dtype(self, act_dtype: torch.dtype) -> torch.dtype:
         """Return act_dtype: workspaces and the output have the dtype of the activations."""

@@ -38,13 +38,14 @@ ACTIVATIONS = {
 
 @dataclass
 class FusedMoEQuantConfig:
-    """Attributes of vLLM's class of this name that are read; the defaults mean no quantization.
+    """Quantization of a layer, for programs without vLLM, whose class has this name; the defaults mean none.
 
     Attributes:
-        quant_dtype: dtype of rows: None, or int8.
-        per_act_token_quant: every row has its own scale.
-        w1_scale, w2_scale: ``(L, 2F)`` and ``(L, H)`` float32, a dimension of 1 may follow.
-        per_out_ch_quant: every output channel of the weights has its own scale.
+        quant_dtype: dtype in which rows are sent: int8, or None: the activations'.
+        per_act_token_quant: every row has its own scale; must be True with int8.
+        w1_scale, w2_scale: with int8 the weights' scales per output channel, ``(L, 2F)`` and ``(L, H)`` float32, also
+            with a dimension of 1 before or after the last; else None.
+        per_out_ch_quant: not read.
         block_shape, a1_scale, a2_scale, w1_bias, w2_bias, w1_zp, w2_zp: must stay None.
     """
 
@@ -63,7 +64,7 @@ class FusedMoEQuantConfig:
 
     @classmethod
     def make(cls, quant_dtype: torch.dtype | str | None = None, *args: Any, **kwargs: Any) -> FusedMoEQuantConfig:
-        """Return an object of quant_dtype and, as args and kwargs, the other attributes."""
+        """Return an object with quant_dtype and, as args in their order or kwargs by name, the other attributes."""
         return cls(quant_dtype, *args, **kwargs)
 
     @property
@@ -84,18 +85,18 @@ def int8_w8a8_moe_quant_config(
 ) -> FusedMoEQuantConfig:
     """Return the configuration of int8 weights with a scale per output channel and int8 rows with a scale each.
 
-    w1_scale, w2_scale, a1_scale, a2_scale, w1_bias, w2_bias are as of `FusedMoEQuantConfig`. per_act_token_quant is
-    False by default in vLLM's; experts refuse False.
+    w1_scale, w2_scale, a1_scale, a2_scale, w1_bias, w2_bias are as of `FusedMoEQuantConfig`: the last four None.
+    per_act_token_quant is False by default in vLLM; `make_experts` refuses False.
     """
     scales = (w1_scale, w2_scale, a1_scale, a2_scale)
     return FusedMoEQuantConfig(torch.int8, per_act_token_quant, True, None, *scales, w1_bias, w2_bias)
 
 
 def is_w8a8(quant_config: Any) -> bool:
-    """Return whether rows are sent as int8 with a scale each; False: unquantized.
+    """Return True if rows are sent as int8 with a scale each, False if unquantized.
 
-    quant_config is vLLM's FusedMoEQuantConfig of any release, an object with its attributes, or None. Raises
-    ArgumentError if it has another quantization.
+    quant_config is vLLM's FusedMoEQuantConfig of any release, an object with its attributes, or None: unquantized.
+    Raises ArgumentError for another quantization.
     """
     dtype = getattr(quant_config, "quant_dtype", None)
     if dtype is None:
@@ -109,12 +110,13 @@ def is_w8a8(quant_config: Any) -> bool:
 
 
 def check_experts(quant_config: Any) -> Any:
-    """Return the quant_config, or the default for None; raise if the experts do not support it."""
+    """Return quant_config, or the default for None. Raises ArgumentError if the experts do not support it."""
     config = FusedMoEQuantConfig() if quant_config is None else quant_config
     for name in ("w1_bias", "w2_bias", "w1_zp", "w2_zp"):
         rule = "has {}, but experts have no biases and zero points: leave it out"
         need(getattr(config, name, None) is None, "quant_config", rule, name)
-    need(getattr(config, "block_shape", None) is None, "quant_config", "has block_shape; need scales per channel")
+    rule = "has block_shape; need scales per channel: pass block_shape None"
+    need(getattr(config, "block_shape", None) is None, "quant_config", rule)
     scales = [getattr(config, name, None) for name in ("w1_scale", "w2_scale")]
     if is_w8a8(config):
         need(all(each is not None for each in scales), "quant_config", "needs w1_scale and w2_scale with int8 rows")
@@ -125,9 +127,9 @@ def check_experts(quant_config: Any) -> Any:
 
 
 def activation_of(name: str, quant_config: Any, moe_config: Any) -> Activation:
-    """Return the activation of vLLM's name, with its parameters from the configs.
+    """Return the activation with vLLM's ``name``, with its parameters (limit, alpha, beta) from the two configs.
 
-    Raises ArgumentError if there is no such activation, or a parameter that it does not have, with an effective value.
+    Raises ArgumentError if the name is unknown, or a config sets a parameter that the activation does not have.
     """
     need_one_of("activation", name, ACTIVATIONS)
     activation = Activation(ACTIVATIONS[name], interleaved=name == "swigluoai")
@@ -146,7 +148,7 @@ _OPERATORS = ("npu_grouped_matmul", "npu_swiglu", "npu_dequant_swiglu_quant")
 
 
 class Experts:
-    """Methods of both formats, for the bases of vLLM 0.11 and of the newest releases."""
+    """Experts of a rank in both formats of rows: `make_experts` joins it with a base class of vLLM 0.11 or newer."""
 
     def __init__(self, mk: Any, war: Any, ops: Any, quant_config: Any, num_local_experts: int, moe_config: Any) -> None:
         self.mk, self.war = mk, war
@@ -178,11 +180,11 @@ class Experts:
         return False
 
     def supports_expert_map(self) -> bool:
-        """Return True: it maps rows that dispatch has not made local."""
+        """Return True: `apply` takes expert_map for rows with global ids, from another prepare."""
         return True
 
     def finalize_weight_and_reduce_impl(self) -> Any:
-        """Return Delegate: combine weights and sums."""
+        """Return a TopKWeightAndReduceDelegate: the experts' rows are weighted and summed by combine."""
         return self.war.TopKWeightAndReduceDelegate()
 
     # The bases read these from the config's class; here any object with some of them works.
@@ -224,11 +226,10 @@ class Experts:
         Args:
             0.11: a, aq, M, N, K, topk, global_num_experts, local_num_experts, expert_tokens_meta.
             newest: M, N, K, topk, global_num_experts, local_num_experts, expert_tokens_meta, activation.
-            M: rows (batched: places of an expert). N: 2F. K: H.
+            M: number of rows (batched: of places per expert). N: 2F. K: H.
 
-        Returns:
-            ``(M*topk, max(N, K))``, ``(M*topk, N // 2)``, ``(M*topk, K)``; batched ``(L, M, ...)`` each. For 0.11
-            a's dtype follows. The modular kernel may put the output into workspace13; `apply` uses no workspace.
+        Returns ``(M*topk, max(N, K))``, ``(M*topk, N // 2)``, ``(M*topk, K)``; batched ``(L, M, ...)`` each; for 0.11
+        also a's dtype. The modular kernel may put the output into workspace13; `apply` uses no workspace.
         """
         first = kwargs.pop("a", args[0] if args else None)
         if not isinstance(first, Tensor):
@@ -245,7 +246,7 @@ class Experts:
         return (*rows, max(N, K)), (*rows, N // 2), (*rows, K)
 
     def workspace_dtype(self, act_dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype of workspaces and output: the tokens'."""
+        """Return act_dtype: workspaces and output have the tokens' dtype."""
         return act_dtype
 
     # ---- the experts
@@ -256,20 +257,21 @@ class Experts:
         self, output: Tensor, hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_ids: Tensor, activation: Any,
         expert_map: Tensor | None, a1q_scale: Tensor | None, a2_scale: Tensor | None, expert_tokens_meta: Any,
     ) -> None:  # fmt: skip
-        """Run the experts on every row: product with w1, activation, product with w2, without weights and sums.
+        """Run the experts on every row: product with w1, activation, product with w2; rows are not weighted or summed.
 
         Args:
-            output: ``(M*K, H)`` or, batched, ``(L, M, H)``; in the tokens' dtype; may lie in workspace13. Unused rows
-                and places are not changed, on an NPU undefined.
-            hidden_states: prepare's rows; int8 in W8A8.
-            w1: ``(L, 2F, H)``, gate rows first. w2: ``(L, H, F)``. In the rows' type.
-            topk_ids: ids of the rows. Not read for this package's prepare, whose rows are in expert order; other
-                standard rows are sorted by them, which reads counts on the host; -1 and other ranks' experts: zeros.
+            output: ``(M*K, H)`` or, batched, ``(L, M, H)``, in the tokens' dtype, to write to; may lie in workspace13.
+                Unused rows and places are not changed, on an NPU undefined.
+            hidden_states: prepare's rows, ``(M, H)`` or ``(L, M, H)``; int8 if quant_config has quant_dtype int8.
+            w1: ``(L, 2F, H)``, gate rows first. w2: ``(L, H, F)``. In the rows' dtype.
+            topk_ids: ``(M, K)``, ids of the rows. Not read for this package's prepare, whose rows are in expert order;
+                others are sorted by them, which reads counts on the host; -1 and other ranks' experts: zeros.
             activation: a name, or vLLM's MoEActivation, of ``quantization.ACTIVATIONS``; its limit, alpha and beta are
                 quant_config's or moe_config's.
             expert_map: ``(E,)``, local numbers of global ids, -1 for experts of other ranks; for sorted rows only.
-            a1q_scale: scales of int8 rows, one each.
-            expert_tokens_meta: rows of each local expert; without it, or from another prepare, rows are sorted.
+            a1q_scale: one scale for each int8 row; None for other rows.
+            expert_tokens_meta: number of rows of each local expert; needed for batched rows. None, or that of another
+                prepare: standard rows are sorted.
             topk_weights, global_num_experts, workspace13, workspace2, apply_router_weight_on_input: not used.
             a2_scale: None.
 
@@ -335,7 +337,8 @@ class Experts:
         """Run the experts on batched rows, compacted first."""
         local, most, hidden = x.shape
         need_shape("output", output, (local, most, hidden))
-        need(expert_tokens_meta is not None, "expert_tokens_meta", "is None; batched rows need counts of experts")
+        rule = "is None; batched rows need counts of experts: pass prepare's"
+        need(expert_tokens_meta is not None, "expert_tokens_meta", rule)
         counts = _counts(expert_tokens_meta)[:local]
         free = (torch.arange(most, device=x.device) >= counts[:, None]).reshape(-1)
         # Sorting avoids that the NPU waits for the number of rows; on a CPU only used rows are read.

@@ -19,12 +19,12 @@ from ascend_moe.ops.whole import WholeCall, WholeLayer
 
 
 class FusedMoEModularKernel(WholeLayer):
-    """Experts of a layer over all ranks: prepare, experts, finalize.
+    """MoE layer's routed experts over all ranks: dispatch (prepare), the experts, combine (finalize).
 
     Args:
-        prepare_finalize, fused_experts: of ``make_prepare_finalize`` and ``make_experts``, or others with the
-            same methods; their formats must be equal.
-        shared_experts: a module for all tokens; it runs while combine is in flight.
+        prepare_finalize, fused_experts: from `make_prepare_finalize` and `make_experts`, or others with the same
+            methods; their activation formats must be equal.
+        shared_experts: a module for all tokens, which runs while combine is in flight; None: none.
 
     Raises ArgumentError if the formats differ. Source: vLLM 0.11 ``FusedMoEModularKernel``.
     """
@@ -62,10 +62,10 @@ class FusedMoEModularKernel(WholeLayer):
         Args:
             hidden_states: ``(T, H)``. w1: ``(L, 2F, H)``. w2: ``(L, H, F)``. topk_weights, topk_ids: ``(T, K)``.
             inplace: write the result into hidden_states; not with shared_experts, which read them later.
-            activation: "silu". global_num_experts: E; -1: prepare_finalize's.
-            expert_map: ``(E,)``. apply_router_weight_on_input: the weights multiply x; K is 1.
+            activation: "silu", or another that fused_experts supports. global_num_experts: E; -1: prepare_finalize's.
+            expert_map: ``(E,)`` or None. apply_router_weight_on_input: weight the tokens, not the results; K must be 1.
 
-        Returns ``(T, H)``; with shared_experts a pair, their output first.
+        Returns ``(T, H)``; with shared_experts the pair (shared_experts' output, ``(T, H)``).
         """
         given: tuple[Any, ...] = (w1, w2, topk_weights, topk_ids, name_of(activation), global_num_experts)
         given = (*given, expert_map, apply_router_weight_on_input)
@@ -149,7 +149,7 @@ def _prepare_class(base: type, batched: bool) -> type:
 
 
 def base_of(mk: Any, *names: str) -> Any:
-    """Return the first of the classes that the module contains."""
+    """Return the first of the classes ``names`` that the module ``mk`` contains; raise ArgumentError without one."""
     for name in names:
         if hasattr(mk, name):
             return getattr(mk, name)
@@ -169,19 +169,19 @@ def make_prepare_finalize(
     max_num_tokens: int = DEFAULT_MAX_TOKENS,
     manager: All2AllManager | None = None,
 ) -> Any:
-    """Return the PrepareAndFinalize of a group, of a subclass of ``mk``'s base.
+    """Return a PrepareAndFinalize (dispatch and combine) over a group, of a subclass of ``mk``'s base class.
 
     Args:
         mk: vLLM's module fused_moe.modular_kernel, 0.11 or newer; None: ``ascend_moe.interop.vllm.bases``.
         ops: namespace with npu_moe_distribute_dispatch_v2 and _combine_v2: ascend_moe, ascend_moe.npu, a patched
             torch_npu; None: ascend_moe. prepare and finalize are async if its operators are ascend_moe's.
-        group_name, rank, world: as of `All2AllManager`; W ranks.
+        group_name, rank, world: as for `All2AllManager`, with W = world ranks.
         num_experts: E of all ranks, a multiple of W; rank r has experts r*L to r*L + L-1, L = E/W.
-        kind: "mc2": windows, standard rows. "batched": windows, rows by expert, ``(L, max_num_tokens * W, H)``, where
-            the largest count is read on the host. "alltoall", "allgather": standard rows by collectives, which read
-            all counts on the host.
-        max_num_tokens: most tokens of a rank, the same on all ranks, up to 4096; for windows.
-        manager: its handle is used, so that layers share one; None: a new one.
+        kind: "mc2": the V2 ops, standard rows. "batched": the V2 ops, rows by expert, ``(L, max_num_tokens * W, H)``;
+            the largest count is read on the host. "alltoall", "allgather": standard rows by torch.distributed's
+            collectives, which read all counts on the host.
+        max_num_tokens: most tokens of a rank, the same on all ranks, up to 4096; for the V2 ops only.
+        manager: an `All2AllManager` whose cached dispatcher is used, so that layers share it; None: a new one.
 
     Raises ArgumentError if an argument breaks one of these rules. Source: vLLM ``FusedMoEPrepareAndFinalize``,
     ``FusedMoEPrepareAndFinalizeModular``.
@@ -214,19 +214,19 @@ def make_experts(
     *,
     moe_config: Any = None,
 ) -> Any:
-    """Return the experts of a rank, of a subclass of ``mk``'s base.
+    """Return the experts of a rank, an object of a subclass of ``mk``'s base class.
 
     Args:
         mk: vLLM's module fused_moe.modular_kernel, 0.11 or newer; None: ``ascend_moe.interop.vllm.bases``.
         war: vLLM's module fused_moe.topk_weight_and_reduce; None: ``ascend_moe.interop.vllm.weight_and_reduce``.
         ops: namespace with npu_grouped_matmul, npu_swiglu and npu_dequant_swiglu_quant; without them, or None, this
             package's, which are torch_npu's for NPU tensors.
-        quant_config: vLLM's FusedMoEQuantConfig, ours, or None. quant_dtype int8 with per_act_token_quant is W8A8,
-            with w1_scale ``(L, 2F)`` and w2_scale ``(L, H)`` float32, a dimension of 1 may follow; None: unquantized.
+        quant_config: vLLM's FusedMoEQuantConfig, or this package's `FusedMoEQuantConfig`, which describes the supported
+            values (int8 rows and weights, or unquantized); None: unquantized.
         num_local_experts: L.
-        kind: "standard" or "batched", that of the PrepareAndFinalize.
-        moe_config: of the newest releases, an attribute of the experts. It and quant_config contain the parameters
-            (limit, alpha, beta) of the activation.
+        kind: "standard" or "batched", the format of the PrepareAndFinalize's rows.
+        moe_config: vLLM's, in the newest releases: like quant_config it may contain parameters of the activation
+            (limit, alpha, beta). None: none.
 
     Raises ArgumentError if an argument breaks one of these rules. Source: vLLM ``FusedMoEPermuteExpertsUnpermute``,
     ``FusedMoEExpertsModular``.
@@ -245,10 +245,10 @@ class MoEKernelConfig:
     """Configuration of `select`.
 
     Attributes:
-        group_name, rank, world, num_experts, max_num_tokens, manager: as of `make_prepare_finalize`.
-        kind: of the PrepareAndFinalize; "auto": "mc2" up to 512 tokens per rank, else "alltoall", without a limit.
-        experts_kind: "auto": the one that fits. shared_experts: of the kernel.
-        quant_config, ops, mk, war: as of the two factories.
+        group_name, rank, world, num_experts, max_num_tokens, manager: as for `make_prepare_finalize`.
+        kind: as there; or "auto": "mc2" if max_num_tokens is up to 512, else "alltoall", which has no limit.
+        experts_kind: as kind of `make_experts`; "auto": the one that fits. shared_experts: the kernel's.
+        quant_config, ops, mk, war: as for `make_experts`, mk and ops as for `make_prepare_finalize` too.
     """
 
     group_name: str
@@ -293,7 +293,7 @@ def maybe_make_prepare_finalize(config: Any) -> Any:
 
 
 def select_gemm_impl(config: Any, prepare_finalize: Any) -> Any:
-    """Return the experts of ``config`` for the result ``prepare_finalize`` of `maybe_make_prepare_finalize`."""
+    """Return the experts of ``config`` that fit ``prepare_finalize``, from `maybe_make_prepare_finalize`."""
     config = _config(config)
     kind, local = config.experts_kind, config.num_experts // config.world
     if kind == "auto":
@@ -303,7 +303,7 @@ def select_gemm_impl(config: Any, prepare_finalize: Any) -> Any:
 
 @with_typed_errors
 def select(config: Any) -> Any:
-    """Return the kernel of a configuration, of ``config.mk``'s class if that is given.
+    """Return the modular kernel of a configuration: this package's `FusedMoEModularKernel`, or with mk vLLM's class.
 
     ``config``: a `MoEKernelConfig`, or a mapping or an object with its names. Raises ArgumentError if the kinds do not
     fit, or a factory refuses an argument. Source: vLLM's ``init_prepare_finalize``, which calls
@@ -316,7 +316,7 @@ def select(config: Any) -> Any:
         return FusedMoEModularKernel(prepare_finalize, chosen, config.shared_experts)
     if hasattr(config.mk, "FusedMoEModularKernel"):
         return config.mk.FusedMoEModularKernel(prepare_finalize, chosen, config.shared_experts)
-    rule = "belong to the newest kernel's apply: leave them out here"
+    rule = "belong to the newest kernel's apply: leave them out here, pass them there"
     need(config.shared_experts is None, "shared_experts", rule)
     return config.mk.FusedMoEKernel(prepare_finalize, chosen)
 

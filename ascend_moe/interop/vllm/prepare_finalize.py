@@ -39,18 +39,19 @@ class BatchedRows:
 
     @classmethod
     def of(cls, counts: Tensor, rows: int, most: int, rank: int) -> BatchedRows:
-        """Assign a place to each of A rows, of which the local experts have ``counts`` (L,), at most ``most`` each.
+        """Assign a place to each of A = ``rows`` rows; ``counts`` (L,): rows per local expert; ``most``: their places.
 
         Raises RoutingOverflow, which names ``rank``, if an expert has more rows than places.
         """
         longest = int(counts.max())
         if longest > most:
             text = f"{longest} rows arrived for one expert, but batched rows have places for {most} = max_num_tokens * "
-            raise RoutingOverflow(text + "ranks: choose an expert once per token", rank=rank, rows=longest)
+            fix = f"ranks (rank {rank}): make the expert ids of a token differ"
+            raise RoutingOverflow(text + fix, rank=rank, rows=longest)
         return cls(len(counts), most, padded_places(counts.cumsum(0), rows, most))
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return ``(A, n)`` values as ``(L, most, n)``; zeros in free places."""
+        """Return ``(A, n)`` values of dispatch's rows as ``(L, most, n)``, with zeros in free places."""
         spread, places = values.new_zeros(self.local * self.most + 1, values.shape[1]), self.places
         if not on_npu(values):
             places = places[places < self.local * self.most]
@@ -59,7 +60,7 @@ class BatchedRows:
         return spread[:-1].view(self.local, self.most, values.shape[1])
 
     def compacted(self, values: Tensor) -> Tensor:
-        """Undo ``spread``: ``(A, n)``, undefined after the last row."""
+        """Undo `spread`: return ``(A, n)`` values in dispatch's order, undefined after the last received row."""
         rows = values.reshape(self.local * self.most, values.shape[-1])
         if on_npu(values):
             return rows[self.places.clamp(max=len(rows) - 1)]
@@ -91,7 +92,10 @@ def _at_once(send: Callable[P, Callable[[], R]]) -> Callable[P, R]:
 
 
 class PrepareAndFinalize:
-    """Methods of both formats. A call's state is found by the ids that prepare returned: any number may be open."""
+    """Dispatch and combine of vLLM's modular kernel, in both formats of rows.
+
+    Any number of calls may be open: the ids that prepare returned identify the call to finalize.
+    """
 
     def __init__(self, mk: Any, handle: All2AllHandle, batched: bool) -> None:
         self.mk, self.handle, self.batched = mk, handle, batched
@@ -116,7 +120,7 @@ class PrepareAndFinalize:
         return self.dispatcher.world_size
 
     def output_is_reduced(self) -> bool:
-        """Return True: combine has summed all experts of a token; no all-reduce may follow."""
+        """Return True: finalize writes the sums over all experts of a token; no all-reduce may follow."""
         return True
 
     def supports_async(self) -> bool:
@@ -133,24 +137,24 @@ class PrepareAndFinalize:
         self, a1: Tensor, topk_weights: Tensor, topk_ids: Tensor, num_experts: int, expert_map: Tensor | None,
         apply_router_weight_on_input: bool, quant_config: Any, defer_input_quant: bool,
     ) -> Callable[[], Any]:  # fmt: skip
-        """Send this rank's rows to their experts; return a receiver, which waits for its experts' rows. Collective.
+        """Send this rank's tokens to their experts; return a receiver of the rows for this rank's experts. Collective.
 
-        If supports_async is False, the receiver does all. The tensors must not change until it is called.
+        If supports_async is False, the receiver also sends. The tensors must not change until it is called.
         `prepare` calls the receiver at once.
 
         Args:
             a1: ``(T, H)`` bf16, fp16 or fp32; T may differ between ranks, up to max_num_tokens_per_rank.
             topk_weights: ``(T, K)`` float. topk_ids: ``(T, K)`` int32 or int64, experts 0..E-1, -1: not routed.
             num_experts: E, or this rank's L, which vLLM passes if its caller omits global_num_experts.
-            expert_map: ``(E,)``, checked once: this rank must own experts rank*L to rank*L + L-1.
-            apply_router_weight_on_input: K is 1; weight x instead, in float32, rounded to its dtype.
-            quant_config: int8 per token: rows are sent as int8. defer_input_quant: rows are sent unquantized.
+            expert_map: ``(E,)`` or None, checked once: this rank must own experts rank*L to rank*L + L-1.
+            apply_router_weight_on_input: weight a1, rounded to its dtype, instead of the experts' rows; K must be 1.
+            quant_config: with quant_dtype int8 rows are sent as int8, unless defer_input_quant is True.
 
         Returns:
             The receiver, which returns, standard: rows ``(A, H)`` by local expert; their scales ``(A, 1)`` float32 or
             None; expert_num_tokens ``(L,)`` int32; ids ``(A, 1)`` int32 of the rows, local without expert_map and
             global with one, -1 after the last row; weights ``(A, 1)`` of 1. Batched: rows ``(L, max_tokens * W, H)``,
-            scales with a last dimension of 1, expert_num_tokens, and the caller's ids and weights. Pass these
+            scales with a last dimension of 1, expert_num_tokens, and the caller's ids and weights. Pass the returned
             ids and weights to finalize: they identify the call.
 
         Raises ArgumentError on this rank only, before anything is sent; InvalidExpertId on every rank, for an id out of
@@ -217,7 +221,7 @@ class PrepareAndFinalize:
         self, output: Tensor, fused_expert_output: Tensor, topk_weights: Tensor, topk_ids: Tensor,
         weight_and_reduce_impl: Any,
     ) -> Callable[[], None]:  # fmt: skip
-        """Send the experts' rows back; the receiver writes the weighted sums of this rank's tokens. Collective.
+        """Send the experts' rows back; return a receiver that writes this rank's weighted sums to output. Collective.
 
         `finalize` calls the receiver at once.
 

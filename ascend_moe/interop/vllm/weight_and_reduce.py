@@ -27,22 +27,23 @@ class _Equal(TopKWeightAndReduce):
 
 
 class TopKWeightAndReduceDelegate(_Equal):
-    """Choice left to finalize: the experts neither weight nor sum."""
+    """Marker of experts that neither weight nor sum their rows, and leave that to finalize."""
 
     @with_signature_of(TopKWeightAndReduce.apply)
     def apply(self) -> Tensor:
-        """Raise ArgumentError: finalize must choose another class."""
+        """Raise ArgumentError: finalize must apply one of the other classes."""
         text = "weight_and_reduce_impl is TopKWeightAndReduceDelegate, which leaves the choice to finalize; "
-        raise ArgumentError(text + "apply another of the classes", argument="weight_and_reduce_impl")
+        fix = "apply TopKWeightAndReduceContiguous, or for batched rows TopKWeightAndReduceNaiveBatched"
+        raise ArgumentError(text + fix, argument="weight_and_reduce_impl")
 
 
 class TopKWeightAndReduceNoOP(_Equal):
-    """Copy of the experts' output, which is weighted and summed."""
+    """Plain copy of experts' output that is already weighted and summed."""
 
     @with_signature_of(TopKWeightAndReduce.apply)
     @with_typed_errors
     def apply(self, output: Tensor | None, fused_expert_output: Tensor) -> Tensor:
-        """Return fused_expert_output itself, ``(T, H)``, if output is None, else output with its values.
+        """Copy fused_expert_output ``(T, H)`` into output and return output; None: return fused_expert_output itself.
 
         Raises ArgumentError if output has another shape.
         """
@@ -66,9 +67,9 @@ class _Summing(_Equal):
         """Return the weighted sum of each token's rows, ``(T, H)``; zeros for a token without any.
 
         Args:
-            output: ``(T, H)`` or None. topk_weights: ``(T, K)`` float. topk_ids: ``(T, K)``.
-            fused_expert_output: in the class's layout; not changed.
-            apply_router_weight_on_input: add the rows without weights.
+            output: ``(T, H)`` to write to and return; None: a new tensor. topk_weights: ``(T, K)`` float.
+            topk_ids: ``(T, K)``. fused_expert_output: rows in the layout of the class; not changed.
+            apply_router_weight_on_input: the rows are weighted already: add them without weights.
         """
         places = self._places(fused_expert_output, topk_ids)
         rows = fused_expert_output.reshape(-1, fused_expert_output.shape[-1])
@@ -80,7 +81,7 @@ class _Summing(_Equal):
 
 
 class TopKWeightAndReduceContiguous(_Summing):
-    """Reduction of rows by (token, k) pair, ``(T, K, H)`` or ``(T*K, H)``."""
+    """Weighted sum of rows in the order of (token, k), ``(T, K, H)`` or ``(T*K, H)``."""
 
     def _places(self, rows: Tensor, topk_ids: Tensor) -> Tensor:
         tokens, topk = topk_ids.shape
@@ -90,9 +91,9 @@ class TopKWeightAndReduceContiguous(_Summing):
 
 
 class TopKWeightAndReduceNaiveBatched(_Summing):
-    """Reduction of rows by local expert, ``(L, most, H)``, in the order of one rank's tokens.
+    """Weighted sum of batched rows ``(L, most, H)``: an expert's rows in the order of the tokens that chose it.
 
-    The sums are this rank's part, of experts ``rank * L`` to ``rank * L + L - 1``; the ids of a token must differ.
+    Only experts ``rank * L`` to ``rank * L + L - 1`` add to the sums; the ids of a token must differ.
     """
 
     def __init__(self, rank: int) -> None:
@@ -111,7 +112,7 @@ class TopKWeightAndReduceNaiveBatched(_Summing):
 
 
 def is_delegate(weight_and_reduce_impl: Any) -> bool:
-    """Return whether it is a TopKWeightAndReduceDelegate, this package's or vLLM's, or None."""
+    """Return whether the argument is None or a TopKWeightAndReduceDelegate, this package's or vLLM's."""
     return weight_and_reduce_impl is None or any(
         each.__name__ == "TopKWeightAndReduceDelegate" for each in type(weight_and_reduce_impl).__mro__
     )
