@@ -62,12 +62,12 @@ def moe_gating_top_k(
     eps: float,
     bias_opt: Tensor | None = None,
 ) -> Quantized:
-    """Run `ascend_moe.npu.npu_moe_gating_top_k`.
+    """Choose k experts for every token: `ascend_moe.npu.npu_moe_gating_top_k` with vllm-ascend's arguments.
 
     Args:
         x, k, k_group, group_count, group_select_mode, norm_type, out_flag, routed_scaling_factor, eps: as there.
-        renorm: 1: divide softmax weights by their sum; those of other types always are.
-        bias_opt: ``(E,)``, its bias, of any float dtype.
+        renorm: 1: divide softmax weights by their sum, 0: do not; weights of other norm_types are always divided.
+        bias_opt: ``(E,)`` of any float dtype, the bias there; None: no bias.
     """
     plain = bias_opt is None or bias_opt.dtype == x.dtype
     if on_npu(x) and plain and not (renorm and norm_type == SOFTMAX):  # torch_npu's documents renorm 0 only
@@ -94,12 +94,13 @@ def moe_gating_top_k_hash(
     norm_type: int = 0,
     out_flag: bool = False,
 ) -> Quantized:
-    """Run `moe_gating_top_k`; with input_ids and tid2eid the experts are ``tid2eid[input_ids]``.
+    """Choose k experts for every token as `moe_gating_top_k` does, or look them up: ``tid2eid[input_ids]``.
 
     Args:
         x, k, bias, k_group, group_count, routed_scaling_factor, eps, group_select_mode, norm_type, out_flag: as of
             `ascend_moe.npu.npu_moe_gating_top_k`.
-        input_ids: ``(T,)``. tid2eid: ``(V, k)``, the experts of each id. renorm: must be 0.
+        input_ids, tid2eid: token ids ``(T,)``, and the experts of each id ``(V, k)``; both, or None: choose by scores.
+        renorm: must be 0.
 
     Raises ArgumentError if renorm is not 0, or another argument is invalid.
     """
@@ -111,7 +112,7 @@ def moe_gating_top_k_hash(
 
 def _need_absent(name: str, value: Any) -> None:
     absent = value is None or (isinstance(value, (list, tuple)) and len(value) == 0)
-    need(absent, name, "is given; only None, as vllm-ascend passes it, is supported")
+    need(absent, name, "is given; only None, as vllm-ascend passes it, is supported: leave it out")
 
 
 _HALVES = 1  # swiglu_mode with limit, alpha and bias: torch_npu's 2; its 1, interleaved columns, is not among these
@@ -121,10 +122,10 @@ _NO_LIMIT = torch.finfo(torch.float32).max
 def dequant_swiglu_quant(
     *, swiglu_mode: int, clamp_limit: float, glu_alpha: float, glu_bias: float, **call: Any
 ) -> tuple[Tensor, Tensor]:
-    """Run `ascend_moe.npu.npu_dequant_swiglu_quant` as ``npu_dequant_swiglu_quant``.
+    """Run vllm-ascend's ``npu_dequant_swiglu_quant`` by `ascend_moe.npu.npu_dequant_swiglu_quant`.
 
-    swiglu_mode 0 is SwiGLU. 1: ``g * sigmoid(glu_alpha * g) * (u + glu_bias)`` of g (left) and u (right); with
-    clamp_limit above 0, g is limited to at most it, u to plus or minus it.
+    swiglu_mode 0 is SwiGLU, without the other numbers. 1: ``g * sigmoid(glu_alpha * g) * (u + glu_bias)`` of g (left
+    half) and u (right half); a clamp_limit above 0 first clamps g at most there, u at plus and minus it.
     """
     need(swiglu_mode in (0, _HALVES), "swiglu_mode", "is {}; it must be 0 or {}", swiglu_mode, _HALVES)
     need(clamp_limit >= 0, "clamp_limit", "is {}; it must be at least 0 (0: no limit)", clamp_limit)
@@ -143,10 +144,10 @@ def swiglu_quant_of_one(
     swiglu_limit: float = 0.0,
     **rows: Tensor,
 ) -> Quantized:
-    """Run ``grouped_matmul_swiglu_quant`` or ``…_weight_nz``: weight ``(E, K, N)``, group_list running sums.
+    """Run vllm-ascend's ``grouped_matmul_swiglu_quant`` or ``…_weight_nz``: weight ``(E, K, N)``, group_list sums.
 
-    As `ascend_moe.npu.npu_grouped_matmul_swiglu_quant`, also int4 weights with their bias. swiglu_limit above 0: gate
-    (the left) is limited to at most it, up to plus or minus it, before silu. offset is refused.
+    As `ascend_moe.npu.npu_grouped_matmul_swiglu_quant`, also for int4 weights, which need bias. swiglu_limit above 0:
+    clamp gate (left) at most there, up (right) at plus and minus it, before silu. offset must be None.
     """
     _need_int8_or_words(weight)
     _need_absent("offset", offset)
@@ -162,7 +163,7 @@ def _need_int8_or_words(weight: Tensor) -> None:
 
 
 def swiglu_quant_of_lists(*, bias: Tensor | Sequence[Tensor] | None, offset: Tensor | None, **call: Any) -> Quantized:
-    """Run ``grouped_matmul_swiglu_quant_weight_nz_tensor_list``: one weight ``(K, N)`` per expert."""
+    """Run vllm-ascend's ``grouped_matmul_swiglu_quant_weight_nz_tensor_list``: a list of one ``(K, N)`` per expert."""
     _need_absent("offset", offset)
     return _with_offset(assist=[bias] if isinstance(bias, Tensor) else bias, **call)
 
@@ -186,14 +187,16 @@ def swiglu_quant_v2(
     tuning_config: Sequence[int],
     **call: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Run ``grouped_matmul_swiglu_quant_v2``: one weight, or one per expert; group_list sums (0) or counts (1).
+    """Run vllm-ascend's ``grouped_matmul_swiglu_quant_v2``: weight is a list of one tensor, or of one per expert.
 
     Weights are int8, or int4 in int32 with weight_assist_matrix. transpose_weight: int8 weights are ``(…, N, K)``.
-    dequant_dtype, quant_dtype: 0, or the numbers of float32 and int8. None means 0. tuning_config: a hint for the NPU.
+    group_list_type: 0 running sums, 1 counts. dequant_mode, quant_mode: 0 or None. dequant_dtype, quant_dtype: 0 or
+    None, or the numbers of float32 and int8. bias: None. tuning_config: ignored.
     """
     for matrix in weight:
         _need_int8_or_words(matrix)
-        need(not transpose_weight or matrix.dtype == torch.int8, "transpose_weight", "is True; int4 are packed along N")
+        rule = "is True, but int4 weights are packed along N: pass False"
+        need(not transpose_weight or matrix.dtype == torch.int8, "transpose_weight", rule)
     _need_absent("bias", bias)
     need_rows_in_int8(dequant_mode, quant_mode, dequant_dtype or None, quant_dtype or None)
     need(group_list_type in (0, 1), "group_list_type", "is {}; it must be 0 (sums) or 1 (counts)", group_list_type)
@@ -214,7 +217,10 @@ def ffn_of_any_release(
     swiglu_limit: float = 0.0,
     **call: Any,
 ) -> tuple[Tensor, Tensor] | Tensor:
-    """Run `layer_ops.dispatch_ffn_combine`; 0.18 has no biases, mask and limit, 0.13 no expert_token_nums either."""
+    """Run `layer_ops.dispatch_ffn_combine` by any release's arguments: return out, and expert_token_nums if passed.
+
+    Release 0.18 has no biases, mask and limit, 0.13 no expert_token_nums either.
+    """
     counts = expert_token_nums
     if counts is None:
         counts = expert_idx.new_empty(whole_shape(weight1, "weight1")[0], dtype=torch.int32)
@@ -226,10 +232,10 @@ def ffn_of_any_release(
 
 
 def moe_grouped_matmul(*, x: Tensor, weight: Tensor, **groups: Any) -> list[Tensor]:
-    """Run `ascend_moe.npu.npu_grouped_matmul` of one x ``(M, K)`` and one weight ``(E, K, N)``, bf16 or fp16.
+    """Return ``[(M, N)]``: `ascend_moe.npu.npu_grouped_matmul` of x ``(M, K)`` and weight ``(E, K, N)``, bf16 or fp16.
 
-    group_list is ``(n, 2)``: pairs of an expert and its rows. vllm-ascend documents only split_item 2,
-    group_type 0, group_list_type 2; split_item 3 means the same in torch_npu. Others are refused.
+    group_list ``(n, 2)``: pairs of an expert and its number of rows. split_item must be 2 or 3, which mean the same
+    here, group_type 0 and group_list_type 2, as vllm-ascend documents.
     """
     need_dims("x", x, 2, dtypes=(torch.bfloat16, torch.float16))
     need_dims("weight", weight, 3, dtypes=(x.dtype,))
@@ -290,11 +296,11 @@ _libraries: dict[str, Any] = {}  # a definition lives as long as its library
 def register(release: str | None = None) -> tuple[str, ...]:
     """Define in ``torch.ops._C_ascend`` the operators of `OPS` that are not there yet, for CPU, NPU and Meta tensors.
 
-    Operators of a built vllm-ascend are not replaced: import its ``vllm_ascend_C`` first. A second call changes
-    nothing, and with another release adds the operators that only that one has. Returns the names that it defines.
+    Operators of a built vllm-ascend are not replaced: import its ``vllm_ascend_C`` first. A second call defines
+    nothing, or with another release the operators that only that one has. Returns the names that this call defined.
 
-    ``release`` is one of vllm-ascend, such as "0.23.0"; None: the installed one, or else the newest known. One between
-    two known ones has the schemas of the older; one older than all those of the oldest, with a warning. Raises
+    release: a release of vllm-ascend, such as "0.23.0"; None: the installed one, or else the newest known. Its schemas
+    are those of the newest known release that is not newer, or of the oldest, with a warning, if there is none. Raises
     ArgumentError if it is not a release number.
     """
     chosen = schemas.choose(release)
@@ -335,13 +341,13 @@ def use_fault_tolerance(communicator: Any, mc2_group: Any) -> FaultTolerance:
     """Set an ``NPUCommunicator``'s ``all2all_manager`` to one that detects lost ranks.
 
     vLLM's runners query this manager after each step: ``support_fault_tolerance``, ``query_fault()`` and
-    ``query_active_mask()``. Call it in every worker after MC2's group exists.
+    ``query_active_mask()``. Call this function in every worker, after the MC2 group was created.
 
     Args:
         communicator: of the EP group: ``get_ep_group().device_communicator``.
-        mc2_group: the group of dispatch and combine: ``get_mc2_group()``, or a process group.
+        mc2_group: the group of dispatch and combine: ``get_mc2_group()``, or its process group.
 
-    Returns the manager. Raises ArgumentError if mc2_group is not a group. Source: vllm-ascend
+    Returns the manager, a `FaultTolerance`. Raises ArgumentError if mc2_group is not a group. Source: vllm-ascend
     ``distributed/device_communicators/npu_communicator.py``.
     """
     group = getattr(mc2_group, "device_group", mc2_group)

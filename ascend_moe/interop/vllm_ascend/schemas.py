@@ -120,7 +120,7 @@ RELEASES = sorted({release for changes in SCHEMAS.values() for release in change
 
 
 def installed() -> str | None:
-    """Return the installed release of vllm-ascend, without importing it."""
+    """Return the installed release of vllm-ascend, without importing it; None if it is not installed."""
     try:
         return metadata.version("vllm-ascend")
     except metadata.PackageNotFoundError:
@@ -128,9 +128,9 @@ def installed() -> str | None:
 
 
 def choose(release: str | None = None) -> str:
-    """Return the known release with the schemas of ``release``; None: the installed one, or else the newest.
+    """Return the newest known release that is not newer than ``release``, or with a warning the oldest.
 
-    A checkout without a release number has the newest.
+    None: the installed release, or else the newest. A checkout without a release number counts as the newest.
     """
     wanted = release or installed() or RELEASES[-1]
     if _number(wanted) < _FIRST:
@@ -143,7 +143,7 @@ def choose(release: str | None = None) -> str:
 
 
 def of_release(release: str) -> dict[str, str]:
-    """Return the schemas of a known release, by operator, then the overloads."""
+    """Return the schemas of a known release by operator name, then of the overloads by operator.overload."""
     made: dict[str, str] = {}
     for name, changes in SCHEMAS.items():
         schema = [text for since, text in changes.items() if _number(since) <= _number(release)]
