@@ -1,7 +1,4 @@
-"""CANN's newest Python front end, ``cann_ops_transformer.ops``: MegaMoe's pair of `ascend_moe.layer_ops`.
-
-``install()`` makes ``import cann_ops_transformer.ops`` find them where CANN's package is not installed.
-"""
+"""CANN's newest Python front end, ``cann_ops_transformer.ops``: mega_moe and its buffer of `ascend_moe.layer_ops`."""
 
 from __future__ import annotations
 
@@ -18,9 +15,9 @@ _NAME = "cann_ops_transformer"
 
 
 def install() -> ModuleType:
-    """Make ``import cann_ops_transformer.ops`` find this module's names; idempotent.
+    """Make ``cann_ops_transformer.ops`` importable, with the two functions of MegaMoe and SymmBuffer; idempotent.
 
-    Returns the module ``cann_ops_transformer``. Raises AscendMoeError if CANN's package is installed; use that.
+    Returns the module ``cann_ops_transformer``. Raises AscendMoeError if CANN's own package is installed; use that.
     """
     installed = sys.modules.get(_NAME)
     if installed is not None and _is_ours(installed):
@@ -40,7 +37,7 @@ def install() -> ModuleType:
 
 
 def uninstall() -> None:
-    """Undo ``install``; do nothing without it."""
+    """Remove the modules that `install` has added; do nothing if there are none."""
     installed = sys.modules.get(_NAME)
     if installed is not None and _is_ours(installed):
         del sys.modules[_NAME], sys.modules[f"{_NAME}.ops"]

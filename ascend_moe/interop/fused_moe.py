@@ -55,24 +55,25 @@ def select_experts(
     ids: Tensor | None = None,
     capture_fn: Callable[[Tensor], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Choose experts, or take the given ids, and report them before any placement.
+    """Choose K experts for every token, and compute their weights from the router's scores.
 
     Args:
-        hidden_states: ``(T, H)``; for custom_routing_function only.
+        hidden_states: ``(T, H)``; read by custom_routing_function only.
         router_logits: ``(T, E)`` bf16, fp16 or fp32. top_k: K.
-        use_grouped_topk: a token chooses from its best topk_group of num_expert_group groups; both are needed. A
-            group's score is that of its best expert, with a correction bias the sum of its two best.
+        use_grouped_topk: a token chooses from its best topk_group of num_expert_group groups; both are needed, and
+            ignored otherwise. A group's score is its best expert's, with a correction bias the sum of its two best.
         renormalize: divide the K weights by their sum.
-        custom_routing_function: called with hidden_states, router_logits, top_k, renormalize instead; takes no ids.
+        custom_routing_function: called as ``f(hidden_states=, gating_output=router_logits, topk=, renormalize=)``,
+            returns weights and ids; the other options apart from indices_type and capture_fn are ignored.
         scoring_func: "softmax", "sigmoid" or "sqrtsoftplus". routed_scaling_factor: multiplies the weights.
-        e_score_correction_bias: ``(E,)``, added to the scores for the choice only.
-        indices_type: dtype of the ids; None: int32.
-        ids: ``(T, K)``, experts to take instead of the best; -1: none (`ascend_moe.routers.replay`).
-        capture_fn: a `RouteCapture` or a function, called with the ids.
+        e_score_correction_bias: ``(E,)``, added to the scores for the choice only; None: no bias.
+        indices_type: dtype of the returned ids; None: int32.
+        ids: ``(T, K)``, experts to use instead of the best (routing replay); -1: no expert, weight 0. None: choose.
+        capture_fn: a `RouteCapture` or a function, called with the chosen ids; None: not called.
 
-    Returns weights ``(T, K)`` float32, ids ``(T, K)``, the best first or in the order of the given ids. Raises
-    ArgumentError if an argument breaks one of these rules. Source: vLLM ``FusedMoE.select_experts``, vllm-ascend
-    ``select_experts``.
+    Returns weights ``(T, K)`` float32 and ids ``(T, K)``, the best first, or in the order of ``ids``. Raises
+    ArgumentError if an argument breaks one of these rules, or ids are passed with custom_routing_function. Source: vLLM
+    ``FusedMoE.select_experts``, vllm-ascend ``select_experts``.
     """
     if custom_routing_function is not None:
         need(ids is None, "ids", "are passed with custom_routing_function, which takes none; pass one of them")
@@ -114,23 +115,25 @@ def fused_experts(
     ignore_invalid_experts: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Run the experts of all tokens over aligned blocks: product with w1, silu and mul, product with w2, sum.
+    """Run this rank's experts (MLPs) on the tokens routed to them; return each token's weighted sum of their results.
 
-    A row is rounded to its type after w2; weight and sum over k are float32, k ascending, and rounded once, as
-    combine does it. Reads the number of blocks on the host.
+    Rows are grouped into blocks of one expert (`moe_align_block_size`). A row is rounded to its dtype after w2; its
+    product with the weight and the sum over k, ascending, are float32, rounded once, as combine does. Reads the number
+    of blocks on the host.
 
     Args:
         hidden_states: ``(T, H)`` bf16, fp16 or fp32.
-        w1: ``(L, 2F, H)`` of hidden_states' type, gate rows first; L: experts of this rank. w2: ``(L, H, F)``.
+        w1: ``(L, 2F, H)`` of hidden_states' dtype, gate rows first; L: experts of this rank. w2: ``(L, H, F)``.
         topk_weights: ``(T, K)`` float. topk_ids: ``(T, K)`` int32 or int64, experts 0..E-1; other ids (-1) add nothing.
-        inplace: the result is written into hidden_states.
+        inplace: write the result into hidden_states; out_dtype must then be None or the same.
         activation: "silu", or another gated one of `ascend_moe.experts.activations`.
-        apply_router_weight_on_input: the weight multiplies x instead, rounded to its type; K must be 1.
-        global_num_experts: E; -1: L.
-        expert_map: ``(E,)`` int32 or int64, the row of w1 of each expert, -1 for experts of other ranks, which add
-            nothing: the result is this rank's part of the sum. None: L experts, all here.
+        apply_router_weight_on_input: multiply a token by its weight before w1, rounded to its dtype, instead of the
+            expert's result; K must be 1.
+        global_num_experts: E; -1: L. Without expert_map it must be L.
+        expert_map: ``(E,)`` int32 or int64: the index in w1 of each expert, -1 for experts of other ranks, which add
+            nothing, so that the result is this rank's part of the sum. None: all experts are on this rank.
         block_size: rows of a block. out_dtype: None: that of hidden_states. float32 for partial sums.
-        ignore_invalid_experts: experts of other ranks get no blocks; same result, less to sort.
+        ignore_invalid_experts: make no blocks for experts that expert_map has as -1; same result, less to sort.
 
     Returns ``(T, H)``. Raises ArgumentError if an argument breaks one of these rules. Source: vLLM ``fused_experts``.
     """
@@ -139,10 +142,11 @@ def fused_experts(
     need(act.gated, "activation", "is {!r}, which has no gate; w1 has gate and up: pass a gated activation", activation)
     tokens, topk = topk_ids.shape
     on_input = apply_router_weight_on_input
-    need(topk == 1 or not on_input, "apply_router_weight_on_input", "needs K = 1; topk_ids has K = {}", topk)
+    rule = "needs K = 1; topk_ids has K = {}: pass False"
+    need(topk == 1 or not on_input, "apply_router_weight_on_input", rule, topk)
     dtype = out_dtype or hidden_states.dtype
-    rule = "needs out_dtype of hidden_states' dtype; it is {}"
-    need(not inplace or dtype == hidden_states.dtype, "inplace", rule, dtype)
+    rule = "needs out_dtype None or {}; it is {}: pass inplace=False"
+    need(not inplace or dtype == hidden_states.dtype, "inplace", rule, hidden_states.dtype, dtype)
     pairs, block_experts, total = moe_align_block_size(
         topk_ids, block_size, experts, expert_map, ignore_invalid_experts=ignore_invalid_experts
     )
@@ -188,11 +192,11 @@ def _check(
 
 @with_typed_errors
 def moe_sum(input: Tensor, output: Tensor | None = None) -> Tensor:
-    """Return the sum over dimension 1: float32 inside, in ascending order, one rounding.
+    """Return the sum of ``input`` over dimension 1, computed in float32 in ascending order and rounded once.
 
     Args:
         input: ``(T, K, H)`` bf16, fp16 or fp32.
-        output: ``(T, H)`` of any of these types, to write to and return; None: a new tensor of input's type.
+        output: ``(T, H)`` of any of these dtypes, to write to and return; None: a new tensor of input's dtype.
 
     Raises ArgumentError if an argument breaks one of these rules. Source: vLLM ``moe_sum``.
     """
@@ -211,7 +215,7 @@ def moe_sum(input: Tensor, output: Tensor | None = None) -> Tensor:
 
 @with_typed_errors
 def naive_multicast(x: Tensor, cu_tokens_across_dp: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return all ranks' tokens, in rank order, by one all-gather of the largest batch's size.
+    """Return the tokens of all data-parallel ranks in rank order, by an all-gather of batches padded to the largest.
 
     Args:
         x: ``(T, ...)``, this rank's; dtype and other sizes are equal on all ranks.
@@ -225,7 +229,7 @@ def naive_multicast(x: Tensor, cu_tokens_across_dp: Tensor, group: dist.ProcessG
     need(x.dim() >= 1, "x", "is a scalar; it must be (T, ...)")
     counts = _counts(cu_tokens_across_dp, ranks)
     rank, most = ranks.rank(), max(counts)
-    rule = "has {} tokens, but cu_tokens_across_dp {} for rank {}"
+    rule = "has {} tokens, but cu_tokens_across_dp {} for rank {}: pass running sums of every rank's tokens"
     need(x.shape[0] == counts[rank], "x", rule, x.shape[0], counts[rank], rank)
     padded = x.new_zeros(most, *x.shape[1:])
     padded[: x.shape[0]] = x
@@ -234,18 +238,18 @@ def naive_multicast(x: Tensor, cu_tokens_across_dp: Tensor, group: dist.ProcessG
 
 @with_typed_errors
 def all_reduce_dp(partial: Tensor, cu_tokens_across_dp: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return this rank's tokens of the sum over all data-parallel ranks; summed in float32, rounded once.
+    """Sum ``partial`` over the data-parallel ranks, in float32, rounded once; return the rows of this rank's tokens.
 
     Args:
-        partial: ``(tokens of all ranks, H)`` bf16, fp16 or fp32.
-        cu_tokens_across_dp, group: as `naive_multicast`.
+        partial: ``(tokens of all ranks, H)`` bf16, fp16 or fp32, in the order of `naive_multicast`; not changed.
+        cu_tokens_across_dp, group: as of `naive_multicast`.
 
-    Returns ``(T, H)`` of partial's type. Raises ArgumentError if an argument breaks one of these rules. Source: vLLM's
+    Returns ``(T, H)`` of partial's dtype. Raises ArgumentError if an argument breaks one of these rules. Source: vLLM's
     FusedMoE forward with data parallelism.
     """
     ranks = group_of("group", group)
     counts = _counts(cu_tokens_across_dp, ranks)
-    rule = "is {}; it must have the {} tokens of cu_tokens_across_dp"
+    rule = "is {}; it must have the {} tokens of cu_tokens_across_dp: pass (tokens, H)"
     need(partial.dim() == 2 and partial.shape[0] == sum(counts), "partial", rule, partial.shape, sum(counts))
     first = sum(counts[: ranks.rank()])
     return all_reduce_tp(partial, ranks)[first : first + counts[ranks.rank()]]
@@ -253,10 +257,11 @@ def all_reduce_dp(partial: Tensor, cu_tokens_across_dp: Tensor, group: dist.Proc
 
 @with_typed_errors
 def all_reduce_tp(partial: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return the sum of all ranks' parts, in float32, rounded once; partial is not changed.
+    """Return the sum of ``partial`` over the ranks of ``group``, in float32, rounded once; partial is not changed.
 
-    partial has any shape; raises ArgumentError unless it is bf16, fp16 or fp32. group is that of the tensor-parallel
-    (or expert-parallel) ranks; None: the default group. Source: vLLM's ``tensor_model_parallel_all_reduce``.
+    partial has any shape, the same on all ranks; raises ArgumentError unless it is bf16, fp16 or fp32. group: the
+    tensor-parallel (or expert-parallel) ranks; None: the default group. Source: vLLM's
+    ``tensor_model_parallel_all_reduce``.
     """
     need_dtype("partial", partial, *ROW_DTYPES)
     total = partial.float() if partial.dtype != torch.float32 else partial.clone()

@@ -16,9 +16,10 @@ from ascend_moe.native import log
 
 
 def load() -> None:
-    """Replace torch_npu's operators if ASCEND_MOE_PATCH is 1; idempotent.
+    """Replace torch_npu's dispatch, combine and barrier by this package's if ASCEND_MOE_PATCH is 1; idempotent.
 
-    Raises LibraryError, ArgumentError as `ascend_moe.interop.vllm_plugin.load`. SGLang logs them and continues.
+    Warns if DEEP_USE_MODE is not "ops", as deep_ep then calls other operators. Raises ArgumentError if ASCEND_MOE_PATCH
+    is neither 0 nor 1, LibraryError on NPUs where CANN does not find `build.sh`'s operator package; SGLang logs both.
     """
     if settings.PATCH.get() != "1":
         return

@@ -23,11 +23,10 @@ _COMPILED = "vllm_ascend.vllm_ascend_C"
 
 
 def load() -> None:
-    """Replace torch_npu's operators if ASCEND_MOE_PATCH is 1; idempotent.
+    """Replace torch_npu's and define vllm-ascend's missing operators if ASCEND_MOE_PATCH is 1; idempotent.
 
-    Raises:
-        LibraryError: the processes run on NPUs, and CANN does not find `build.sh`'s operator package.
-        ArgumentError: ASCEND_MOE_PATCH is neither 0 nor 1.
+    Runs `replace_operators` and `ascend_moe.interop.vllm_ascend.register`. Raises LibraryError on NPUs where CANN does
+    not find `build.sh`'s operator package, ArgumentError if ASCEND_MOE_PATCH is neither 0 nor 1.
     """
     if settings.PATCH.get() != "1":
         return
@@ -43,9 +42,10 @@ def load() -> None:
 
 
 def replace_operators() -> list[str]:
-    """Replace torch_npu's dispatch, combine and barrier; return the replaced names, none without torch_npu.
+    """Replace torch_npu's dispatch, combine and barrier by this package's; return the names that this call replaced.
 
-    Raises LibraryError on NPUs, where CANN does not find `build.sh`'s operator package.
+    The list is empty without torch_npu, or if an earlier call has replaced them. Raises LibraryError if torch_npu
+    cannot be imported, or on NPUs where CANN does not find `build.sh`'s operator package.
     """
     if importlib.util.find_spec("torch_npu") is None:
         return []
