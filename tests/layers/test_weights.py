@@ -245,7 +245,7 @@ def test_fp8_weights_keep_their_scales(serialised: bool) -> None:
             made.load_state_dict(given, strict=False)
     with pytest.raises(ArgumentError, match=r"codes are torch.float8_e4m3fn, and torch.bfloat16 is copied into them"):
         made.w13_weight.data[0].copy_(torch.zeros(32, 32, dtype=BF16))
-    with pytest.raises(ArgumentError, match=r"param have been processed with their scales"):
+    with pytest.raises(ArgumentError, match=r"param is of weights that have been processed with their scales"):
         made.w13_weight.weight_loader(made.w13_weight, torch.zeros(16, 32, dtype=BF16), "w", "w1", 0)
     assert same(values(made), before) and torch.equal(made(x, logits), expected)
     twin = copy.deepcopy(made)

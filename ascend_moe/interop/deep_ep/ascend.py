@@ -78,7 +78,7 @@ class Runtime:
     ) -> None:
         for name, harmless, what in _FEATURES:
             given = os.environ.get(name, "").strip() or harmless
-            need(given == harmless, name, "is {}; {} not supported: unset it", given, what)
+            need(given == harmless, name, "is {}; {} not supported: unset the variable", given, what)
         self.place = BufferPlace(group_name, group_size, rank)
         self._sent_ids = SentIdStore()
 

@@ -128,7 +128,7 @@ class WaitStats:
             return
         need_shape(argument, stats, (place.world,), (place.world, place.world))
         need_dtype(argument, stats, torch.int64, torch.int32)
-        need(stats.device == x.device, argument, "is on {}, x on {}; move it there", stats.device, x.device)
+        need(stats.device == x.device, argument, "is on {}, x on {}; move it to x's device", stats.device, x.device)
         self._row = stats if stats.dim() == 1 else stats[place.rank]
 
     def given(self, ranks: list[int] | None = None) -> dict[str, Tensor]:

@@ -247,7 +247,7 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         if topk_weights is not None:
             need_dims("topk_weights", topk_weights, 2, dtypes=(torch.float32,))
             rows, columns = topk_weights.shape
-            need(rows >= sent.rows, "topk_weights", "has {} rows; dispatch returned {}", rows, sent.rows)
+            need(rows >= sent.rows, "topk_weights", "has {} rows; dispatch returned {}: pass all", rows, sent.rows)
             padded = torch.nn.functional.pad(topk_weights, (0, -columns % 8))
             weights = sent.sum(padded)[:, :columns].contiguous()
         return total.to(x.dtype), weights, base.finished(async_finish, x)

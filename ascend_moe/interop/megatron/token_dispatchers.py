@@ -77,7 +77,7 @@ class MoETokenDispatcher:
         need(num_local_experts == local, "num_local_experts", rule, num_local_experts, config.num_moe_experts,
              self.phases.ep_size, local)  # fmt: skip
         own, given = list(range(first, first + local)), list(local_expert_indices)
-        need(given == own, "local_expert_indices", "is {}; EP rank {} owns {}", given, self.phases.ep_rank, own)
+        need(given == own, "local_expert_indices", "is {}; EP rank {} needs {}", given, self.phases.ep_rank, own)
         self.config, self.num_local_experts, self.local_expert_indices = config, num_local_experts, own
         self.num_experts, self.router_topk = config.num_moe_experts, config.moe_router_topk
         self.ep_size, self.tp_size, self.tp_rank = self.phases.ep_size, self.phases.etp_size, self.phases.etp_rank

@@ -238,7 +238,7 @@ class ExpertWeights(RankExperts, FittedModule, WholeLayer):
         ``EPMoE.weight_loader``.
         """
         need_one_of("shard_id", shard_id, _SHARDS)
-        rule = "have been processed with their scales: load other weights into a new layer"
+        rule = "is of weights that have been processed with their scales: load other weights into a new layer"
         need(not (self.use_fp8_w8a8 and self._ready), "param", rule)
         floats = (*FLOATS, FP8) if self.use_fp8_w8a8 else FLOATS
         need_dtype(weight_name, loaded_weight, *((FP8,) if param.dtype == FP8 else floats))

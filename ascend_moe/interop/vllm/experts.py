@@ -103,7 +103,7 @@ def is_w8a8(quant_config: Any) -> bool:
         return False
     need(dtype == torch.int8, "quant_config", "has quant_dtype {}; need None, or int8 with a scale per token", dtype)
     by_token = getattr(quant_config, "per_act_token_quant", False) or getattr(quant_config, "is_per_act_token", False)
-    need(bool(by_token), "quant_config", "has int8 rows without per_act_token_quant; need a scale per token")
+    need(bool(by_token), "quant_config", "has int8 rows without per_act_token_quant: set it to True")
     given = getattr(quant_config, "a1_scale", None) is not None or getattr(quant_config, "a2_scale", None) is not None
     need(not given, "quant_config", "has a1_scale or a2_scale, but rows have their own scales: leave them out")
     return True

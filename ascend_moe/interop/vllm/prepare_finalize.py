@@ -166,7 +166,7 @@ class PrepareAndFinalize:
         weights = topk_weights.float()
         if apply_router_weight_on_input:
             topk = topk_ids.shape[1]
-            need(topk == 1, "apply_router_weight_on_input", "needs K = 1; topk_ids has K = {}", topk)
+            need(topk == 1, "apply_router_weight_on_input", "needs K = 1; topk_ids has K = {}: pass False", topk)
             a1, weights = (a1.float() * weights).to(a1.dtype), torch.ones_like(weights)
         self._pending.wait()
         named = wide_ids_named(topk_ids, self.dispatcher.rank)

@@ -213,7 +213,7 @@ def test_costs_that_do_not_fit(clusters: Clusters) -> None:
         for wrong, text in (
             (torch.zeros(2, dtype=torch.int64), r"is \(2,\); it must be \(1,\) or \(1, 1\)"),
             (torch.zeros(1), "is torch.float32; it must be int64 or int32"),
-            (torch.zeros(1, dtype=torch.int64, device="meta"), "is on meta, x on cpu; move it there"),
+            (torch.zeros(1, dtype=torch.int64, device="meta"), "is on meta, x on cpu; move it to x's device"),
         ):
             with pytest.raises(ArgumentError, match=f"dispatch_wait_recv_cost_stats {text}"):
                 low(case, rank, buffer, dispatch_wait_recv_cost_stats=wrong)
