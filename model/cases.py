@@ -116,7 +116,7 @@ HEEDING = (Mutant("abort_of_the_next_op_heeded", (COMPLETED,)), Mutant("abort_wi
 
 def hierarchy(name: str, ops: int, macros: tuple[str, ...], mutants: tuple[Mutant, ...], *, full: bool = False) -> Case:
     """A run of hierarchy.pml: two servers of two ranks."""
-    shape = Shape(4, epochs=ops, before=BEFORE_3, lanes=2)
+    shape = Shape(4, epochs=ops, before=BEFORE_3, per_server=2)
     return Case(f"hierarchy w4, {name}", shape, macros, mutants, full, depth=300_000, model="hierarchy.pml")
 
 

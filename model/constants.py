@@ -32,7 +32,7 @@ class Shape:
     broken: str = ""
     per_owner: bool = False  # each (source, owner) has its own rows; else a source serves all owners alike
     slots: int = 0  # row slots of a (source, owner) pair; 0: the larger of L and the cores, at most 2
-    lanes: int = 0  # ranks a server, in hierarchy.pml
+    per_server: int = 0  # ranks a server, in hierarchy.pml
 
     def row_slots(self) -> int:
         return self.slots or min(2, max(self.local_experts, self.cores))
@@ -128,8 +128,8 @@ def render(header: Header, shape: Shape) -> str:
         f"#define W {shape.world}",
         f"#define C {shape.cores}",
         f"#define L {shape.local_experts}",
-        f"#define LANES {shape.lanes}",
-        f"#define REGIONS {header('regions_of', shape.world, shape.lanes)} /* of a half */",
+        f"#define PER_SERVER {shape.per_server}",
+        f"#define REGIONS {header('regions_of', shape.world, shape.per_server)} /* of a half */",
         f"#define R {slots} /* row slots of a (source, owner) pair; local experts {experts} */",
         f"#define B {blocks} /* blocks of a status run */",
         f"#define ROUNDS {header('rounds')}",

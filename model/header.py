@@ -33,7 +33,7 @@ uint64_t ping_pong_offset(uint64_t d, uint32_t p) { return moe::PingPongOffset(d
 uint64_t region_offset(uint64_t d, uint32_t w, uint32_t p, uint32_t s) {
     return moe::RegionOffset(d, w, p, s);
 }
-uint32_t regions_of(uint32_t w, uint32_t lanes) { return moe::RegionsOf(w, lanes); }
+uint32_t regions_of(uint32_t w, uint32_t per_server) { return moe::RegionsOf(w, per_server); }
 uint32_t next_epoch(uint32_t e) { return moe::NextEpoch(e); }
 uint32_t parity(uint32_t e) { return moe::Parity(e); }
 uint32_t header_word(uint32_t e) { return moe::HeaderWord(e); }

@@ -2,7 +2,7 @@
    A "run" in names of this file is a status message. See docs/model.md.
 
    This file has what the relay adds to window.pml: rows and messages that reach their owner by way of the rank of its
-   server with the source's lane, two or three waits in an op, sums that are staged where rows were. Cores of a rank, blocks of a
+   server with the source's local rank, two or three waits in an op, sums that are staged where rows were. Cores of a rank, blocks of a
    message and the wrap are window.pml's. A rank is one process, and Memory lets its stores become visible: in any
    order, at the latest when it drains. What it has posted for the other server leaves at any time, an item's rows
    before its messages, one after the other.
@@ -18,19 +18,19 @@
 #define DISPATCH 0
 #define COMBINE 1
 #define WINDOW 2
-#define SERVER(q) ((q) / LANES)
-#define LANE(q) ((q) % LANES)
+#define SERVER(q) ((q) / PER_SERVER)
+#define LOCAL_RANK(q) ((q) % PER_SERVER)
 #define MINE SERVER(r)
 #define OTHER (1 - MINE)
-/* The other rank of the server; the rank of the other server with the same lane; the last one. */
-#define NEAR (MINE * LANES + 1 - LANE(r))
-#define LANEMATE (OTHER * LANES + LANE(r))
-#define ACROSS (OTHER * LANES + 1 - LANE(r))
+/* The other rank of the server; the rank of the other server with the same local rank; the last one. */
+#define NEAR (MINE * PER_SERVER + 1 - LOCAL_RANK(r))
+#define RAIL_PEER (OTHER * PER_SERVER + LOCAL_RANK(r))
+#define ACROSS (OTHER * PER_SERVER + 1 - LOCAL_RANK(r))
 #define CHECK(text, x) if :: (x) :: else -> printf(text); assert(false) fi
 
 /* A half holds what a single op has stored: a store of another op goes over all that lies there, because places in
    different ops are not the same. Bits say which rows and messages of that op are there. */
-#define RELAYED(server, lane) (W + (server) * LANES + (lane))
+#define RELAYED(server, local) (W + (server) * PER_SERVER + (local))
 #define AT(q, e) ((q) * 2 + PARITY(e))
 #ifdef M_single_half_of_windows_out
 #define OUT(half) (r * 2)
@@ -52,7 +52,7 @@ byte ab[W];           /* bit s: an abort block of source s lies here */
 #define ROWS_NEAR 1   /* stores under way: rows to the neighbour; combine: those of the other server */
 #define ROWS_OUT 2    /* rows to windowsOut */
 #define RUN_NEAR 4    /* the message to the neighbour */
-#define RUN_LANE 8    /* combine: the message for the inter-node rank with the neighbour's local rank */
+#define RUN_RAIL 8    /* combine: the message for the inter-node rank with the neighbour's local rank */
 #define RUNS_OUT 16   /* messages to windowsOut */
 #define FORWARDED 32  /* dispatch: rows of the other server to the neighbour */
 #define RELAY 64      /* dispatch: the message of the other server to the neighbour */
@@ -149,7 +149,7 @@ inline PutStatus(q, e, source) {
 #endif
 inline PutRelayed(q) {
     CHECK("violated: a status block lands in a buffer in use\n", QUIET(q, PARITY(cur[r]), cur[r]));
-    st[RELAYED_AT(q)] = WITH(st[RELAYED_AT(q)], LANEMATE, cur[r])
+    st[RELAYED_AT(q)] = WITH(st[RELAYED_AT(q)], RAIL_PEER, cur[r])
 }
 #define OTHERS (((1 << W) - 1) & ~(1 << r))
 #define KIND (kind[cur[r]] - 1)
@@ -168,20 +168,20 @@ inline LeaveRun(q, half, from, to) {
 }
 #ifdef M_messages_before_rows
 #define ROWS_AT 3
-#define RUN_AT(lane) ((lane) + 1)
+#define RUN_AT(local) ((local) + 1)
 #else
 #define ROWS_AT 1
-#define RUN_AT(lane) ((lane) + 2)
+#define RUN_AT(local) ((local) + 2)
 #endif
 #define ITEM_LEAVES(half) \
     :: atomic { item[r * 2 + half] -> \
         if \
         :: item[r * 2 + half] == ROWS_AT -> \
-            if :: itemRows[r * 2 + half] -> LeaveRow(LANEMATE, half, W + OTHER, W + MINE) :: else fi \
-        :: item[r * 2 + half] == RUN_AT(0) -> LeaveRun(LANEMATE, half, RELAYED(OTHER, 0), RELAYED(MINE, 0)) \
-        :: item[r * 2 + half] == RUN_AT(1) -> LeaveRun(LANEMATE, half, RELAYED(OTHER, 1), RELAYED(MINE, 1)) \
+            if :: itemRows[r * 2 + half] -> LeaveRow(RAIL_PEER, half, W + OTHER, W + MINE) :: else fi \
+        :: item[r * 2 + half] == RUN_AT(0) -> LeaveRun(RAIL_PEER, half, RELAYED(OTHER, 0), RELAYED(MINE, 0)) \
+        :: item[r * 2 + half] == RUN_AT(1) -> LeaveRun(RAIL_PEER, half, RELAYED(OTHER, 1), RELAYED(MINE, 1)) \
         fi; \
-        item[r * 2 + half] = (item[r * 2 + half] + 1) % (LANES + 2) }
+        item[r * 2 + half] = (item[r * 2 + half] + 1) % (PER_SERVER + 2) }
 #ifdef MIXED
 #define WINDOW_ITEM_LEAVES(half, q) \
     :: atomic { ((items[r * 2 + half] >> q) & 1) -> \
@@ -208,7 +208,7 @@ end_memory:
     do
     LANDS(ROWS_NEAR)
         e = cur[r];
-        if :: KIND == COMBINE -> PutRow(NEAR, PARITY(e), e, LANEMATE) :: else fi;
+        if :: KIND == COMBINE -> PutRow(NEAR, PARITY(e), e, RAIL_PEER) :: else fi;
         if :: KIND != COMBINE || AT_ONCE -> PutRow(NEAR, PARITY(e), e, r) :: else fi; e = 0 }
     LANDS(ROWS_HERE) e = cur[r]; PutRow(NEAR, PARITY(e), e, r); e = 0 }
     LANDS(ROWS_OUT)
@@ -218,14 +218,14 @@ end_memory:
         :: else -> Stage(e, 1 << (W + OTHER), 0)
         fi; e = 0 }
     LANDS(RUN_NEAR) e = cur[r]; PutStatus(NEAR, e, r); e = 0 }
-    LANDS(RUN_LANE) e = cur[r]; PutRun(NEAR, PARITY(e), e, LANEMATE); e = 0 }
+    LANDS(RUN_RAIL) e = cur[r]; PutRun(NEAR, PARITY(e), e, RAIL_PEER); e = 0 }
     LANDS(RUNS_OUT)
         e = cur[r];
         if
         :: KIND == WINDOW -> Stage(e, 0, OTHERS)
         :: else -> Stage(e, 0, 1 << RELAYED(OTHER, 0) | 1 << RELAYED(OTHER, 1))
         fi; e = 0 }
-    LANDS(FORWARDED) e = cur[r]; PutRow(NEAR, PARITY(e), e, LANEMATE); e = 0 }
+    LANDS(FORWARDED) e = cur[r]; PutRow(NEAR, PARITY(e), e, RAIL_PEER); e = 0 }
     LANDS(RELAY) PutRelayed(NEAR) }
     ITEM_LEAVES(0)
     ITEM_LEAVES(1)
@@ -247,17 +247,17 @@ end_memory:
 #define BAD(q) bad[PARITY(e) * W + (q)]
 #define ARRIVED_1 (HAS(r) && \
     (a == DISPATCH -> HAS(NEAR) && HAS_RELAYED : \
-    (a == COMBINE -> (!AT_ONCE || HAS(NEAR)) && HAS_RUN(OTHER * LANES) && HAS_RUN(OTHER * LANES + 1) : \
-                     HAS_RUN(NEAR) && HAS_RUN(LANEMATE) && HAS_RUN(ACROSS))))
+    (a == COMBINE -> (!AT_ONCE || HAS(NEAR)) && HAS_RUN(OTHER * PER_SERVER) && HAS_RUN(OTHER * PER_SERVER + 1) : \
+                     HAS_RUN(NEAR) && HAS_RUN(RAIL_PEER) && HAS_RUN(ACROSS))))
 #ifdef M_own_rows_not_awaited
 #define ARRIVED_HERE true
 #else
 #define ARRIVED_HERE HAS(NEAR)
 #endif
 #ifdef M_relayed_message_not_awaited
-#define ARRIVED_2 (a == COMBINE -> HAS_RELAYED : HAS(LANEMATE))
+#define ARRIVED_2 (a == COMBINE -> HAS_RELAYED : HAS(RAIL_PEER))
 #else
-#define ARRIVED_2 (a == COMBINE -> HAS_RELAYED : HAS(LANEMATE) && HAS(ACROSS))
+#define ARRIVED_2 (a == COMBINE -> HAS_RELAYED : HAS(RAIL_PEER) && HAS(ACROSS))
 #endif
 #define ROW_IS_HERE(source, region) \
     CHECK("violated: a row of another op is read\n", BAD(source) || HAS_ROW(region))
@@ -314,7 +314,7 @@ inline TakeTurns() {
 #ifdef M_first_wait_names_its_neighbour
 #define LATE_RECORDS NEAR
 #else
-#define LATE_RECORDS LANEMATE
+#define LATE_RECORDS RAIL_PEER
 #endif
 /* Who has failed if a message does not come. v: 1 + the rank. */
 inline NameFirst() {
@@ -323,12 +323,12 @@ inline NameFirst() {
     :: a == DISPATCH && !HAS_RELAYED -> v = 1 + LATE_RECORDS
     :: a == COMBINE -> v = 1 + NEAR
     :: a == WINDOW && !HAS_RUN(NEAR) -> v = 1 + NEAR
-    :: a == WINDOW && !HAS_RUN(LANEMATE) -> v = 1 + LANEMATE
+    :: a == WINDOW && !HAS_RUN(RAIL_PEER) -> v = 1 + RAIL_PEER
     :: a == WINDOW && !HAS_RUN(ACROSS) -> v = 1 + ACROSS
     fi
 }
 /* The rank that should have relayed it. */
-inline NameSecond() { v = 1 + (a == DISPATCH -> NEAR : LANEMATE) }
+inline NameSecond() { v = 1 + (a == DISPATCH -> NEAR : RAIL_PEER) }
 
 #define DRAINED (way[r] == 0)
 #ifdef FINALIZE
@@ -362,7 +362,7 @@ inline SendRows() {
     if
     :: BAD(r)
     :: else ->
-        if :: a == COMBINE -> PutRow(r, PARITY(e), e, LANEMATE) :: else fi;
+        if :: a == COMBINE -> PutRow(r, PARITY(e), e, RAIL_PEER) :: else fi;
         if :: a == WINDOW || (a == COMBINE && AT_ONCE) -> PutRow(r, PARITY(e), e, r) :: else fi;
         way[r] = (a == COMBINE -> ROWS_NEAR : ROWS_OUT)
     fi
@@ -370,8 +370,8 @@ inline SendRows() {
 inline SendRuns() {
     if
     :: a == DISPATCH -> way[r] = way[r] | RUNS_OUT
-    :: a == COMBINE -> PutStatus(r, e, r); PutRun(r, PARITY(e), e, LANEMATE);
-        way[r] = way[r] | RUN_LANE | (AT_ONCE -> RUN_NEAR : 0)
+    :: a == COMBINE -> PutStatus(r, e, r); PutRun(r, PARITY(e), e, RAIL_PEER);
+        way[r] = way[r] | RUN_RAIL | (AT_ONCE -> RUN_NEAR : 0)
     :: a == WINDOW -> PutStatus(r, e, r); way[r] = way[r] | RUNS_OUT
     fi
 }
@@ -393,17 +393,17 @@ inline SendRunHere() {
 }
 /* Dispatch: the other server's rows to their owners here, also if this rank has learnt of a collective error. */
 inline Forward() {
-    Learn(r); Learn(NEAR); Learn(LANEMATE); Misread();
+    Learn(r); Learn(NEAR); Learn(RAIL_PEER); Misread();
 #ifdef M_error_stops_forwarding
     if
     :: v -> skip
     :: else ->
 #endif
     if
-    :: BAD(LANEMATE)
+    :: BAD(RAIL_PEER)
     :: else ->
-        ROW_IS_HERE(LANEMATE, W + OTHER);
-        PutRow(r, PARITY(e), e, LANEMATE); way[r] = way[r] | FORWARDED
+        ROW_IS_HERE(RAIL_PEER, W + OTHER);
+        PutRow(r, PARITY(e), e, RAIL_PEER); way[r] = way[r] | FORWARDED
     fi
 #ifdef M_error_stops_forwarding
     fi
@@ -416,13 +416,13 @@ inline SumHere() {
     :: else -> ROW_IS_HERE(r, r); ROW_IS_HERE(NEAR, NEAR); PutRow(r, PARITY(e), e, W + MINE)
     fi
 }
-/* Combine: a sum for each token of the lane's other rank, and the messages to relay behind them. */
+/* Combine: a sum for each token of the rail peer, and the messages to relay behind them. */
 inline SumServer() {
     Learn(r); Learn(NEAR); Misread();
     if
     :: v -> noSums[PARITY(e) * W + r] = 1
     :: else ->
-        ROW_IS_HERE(r, LANEMATE); ROW_IS_HERE(NEAR, ACROSS); way[r] = way[r] | ROWS_OUT;
+        ROW_IS_HERE(r, RAIL_PEER); ROW_IS_HERE(NEAR, ACROSS); way[r] = way[r] | ROWS_OUT;
         if :: AT_ONCE -> SumHere() :: else fi
     fi;
     way[r] = way[r] | RUNS_OUT
@@ -445,13 +445,13 @@ inline ReadAll() {
     if
     :: v
     :: !v && a == DISPATCH ->
-        ROW_IS_HERE(r, r); ROW_IS_HERE(NEAR, NEAR); ROW_IS_HERE(LANEMATE, LANEMATE); ROW_IS_HERE(ACROSS, ACROSS)
+        ROW_IS_HERE(r, r); ROW_IS_HERE(NEAR, NEAR); ROW_IS_HERE(RAIL_PEER, RAIL_PEER); ROW_IS_HERE(ACROSS, ACROSS)
     :: !v && a == COMBINE ->
         CHECK("violated: a row of another op is read\n", HAS_ROW(W + MINE) &&
-              (noSums[PARITY(e) * W + LANEMATE] || HAS_ROW(W + OTHER)));
-        if :: noSums[PARITY(e) * W + LANEMATE] -> v = NO_SUMS :: else fi
+              (noSums[PARITY(e) * W + RAIL_PEER] || HAS_ROW(W + OTHER)));
+        if :: noSums[PARITY(e) * W + RAIL_PEER] -> v = NO_SUMS :: else fi
     :: !v && a == WINDOW ->
-        ROW_IS_HERE(r, r); ROW_IS_HERE(NEAR, NEAR); ROW_IS_HERE(LANEMATE, LANEMATE); ROW_IS_HERE(ACROSS, ACROSS)
+        ROW_IS_HERE(r, r); ROW_IS_HERE(NEAR, NEAR); ROW_IS_HERE(RAIL_PEER, RAIL_PEER); ROW_IS_HERE(ACROSS, ACROSS)
     fi
 }
 inline LearnAll() { Learn(0); Learn(1); Learn(2); Learn(3) }

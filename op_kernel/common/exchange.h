@@ -162,9 +162,9 @@ public:
     __aicore__ inline void BarrierAfterSend(const OpStatus& mine) { BarrierAt(1, mine); }
     // Hierarchy, after so many waits and before the next UB layout: the barriers' rounds start again.
     __aicore__ inline void BeginAfterWait(uint32_t waits) { barrierTag_ = WaitTag(waits); }
-    // Hierarchy: goes on with an earlier status of this rank, so that its messages carry no other rank's error. Returns
+    // Hierarchy: replaces the status by an earlier one, so that messages do not carry an error of another rank. Returns
     // the present one.
-    __aicore__ inline OpStatus Recall(const OpStatus& status) {
+    __aicore__ inline OpStatus ReplaceStatus(const OpStatus& status) {
         const OpStatus present = status_;
         status_ = status;
         return present;

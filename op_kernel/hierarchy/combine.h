@@ -228,14 +228,14 @@ private:
             const ServerPass pass = PassAt(i, passes);
             if (i > 0) NextPassInit();
             if (info_->part == kPartWhole) {
-                OpStatus learnt;
+                OpStatus received;
                 if (i > 0) {
                     LoadAllSegments();
-                    learnt = exchange_.Recall(sent);
+                    received = exchange_.ReplaceStatus(sent);
                 }
                 SendRows(pass);
                 sent = exchange_.status();
-                exchange_.Fail(learnt);
+                exchange_.Fail(received);
             }
             exchange_.WaitStatus(*this, 0, Awaited::kReturned, pass);
             if (exchange_.Over()) return false;

@@ -125,8 +125,8 @@ PATCHES = r"""
 +     AddPart(inQueue_, parts_, sum_, {rows_->Sum(i), 1.0f, false, true, AddendKind::kWhole, 0.0f}, part);
 @ hierarchy/combine
 = an_error_travels_on_in_the_next_pass: messages of a later pass carry errors that earlier ones have brought
-- learnt = exchange_.Recall(sent);
-+ learnt = exchange_.status();
+- received = exchange_.ReplaceStatus(sent);
++ received = exchange_.status();
 @ hierarchy/relay
 = servers_by_first_pair: the source adds the sums of servers in the order of its pairs
 - for (; at > 0 && servers_[at - 1] > server; --at) {

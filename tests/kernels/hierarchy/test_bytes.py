@@ -48,8 +48,8 @@ def within_servers(case: Case, share: int) -> list[tuple[int, int]]:
     ]
     found = []
     for rank in range(case.world):
-        server, lane = rank // share, rank % share
-        forwarded = sum(source % share == lane and owner // share == server for source, _, owner in pairs)
+        server, local_rank = rank // share, rank % share
+        forwarded = sum(source % share == local_rank and owner // share == server for source, _, owner in pairs)
         received = sum(owner == rank for _, _, owner in pairs)
         own = len({token for source, token, owner in pairs if source == rank and owner // share == server})
         found.append((forwarded * row, received * back + own * total))

@@ -58,7 +58,7 @@ def raised(call: Any, *args: Any) -> Exception:
     ],
 )
 def test_a_rank_that_does_not_come_is_named_by_all(op: str, absent: int) -> None:
-    """Its server waits for it, its lane waits for its records, and whoever relays tells the others."""
+    """Its server waits for it, its rail peer (same local rank) for its records, and whoever relays tells the others."""
 
     def body(rank: int, group_ep: str) -> tuple[Exception, Exception, float] | None:
         sent = op_runs.dispatch(CASE, rank, group_ep)
@@ -81,7 +81,7 @@ def test_a_rank_that_does_not_come_is_named_by_all(op: str, absent: int) -> None
             first, again, waited = found
             assert isinstance(first, CommTimeout) and first.details["rank"] == absent, (rank, first)
             assert isinstance(again, CommTimeout) and again.details["rank"] == absent, (rank, again)
-            # Its neighbour and its lane miss it in the first level, and are the first to say so.
+            # Its neighbour and its rail peer miss it in the first level, and are the first to say so.
             assert (first.phase, first.level, again.level) == (op, 1, 1) and first.reporter in (absent ^ 1, absent ^ 2)
             assert "in level 1 of hierarchy, where it awaits what it forwards" in str(first)
             assert "in level 1" in Path(first.calls).read_text()
@@ -336,7 +336,7 @@ def test_the_same_counts_of_other_tokens_are_this_ranks_error_alone() -> None:
 @pytest.mark.parametrize("wrong", ["number", "row"])
 def test_records_that_are_not_dispatchs_are_refused(wrong: str) -> None:
     """They lie behind the source_indices: a number of tokens a server, then for each token ids, rows and weights."""
-    odd, lane = 3, 1
+    odd, rail_peer = 3, 1
 
     def body(rank: int, group_ep: str) -> torch.Tensor | Exception:
         sent = list(op_runs.dispatch(CASE, rank, group_ep))
@@ -347,10 +347,10 @@ def test_records_that_are_not_dispatchs_are_refused(wrong: str) -> None:
             assert 0 < sent[2][numbers] <= CASE.batch
             if wrong == "number":
                 sent[2][numbers] = CASE.batch + 1
-            else:  # of a token of its lane's rank, one beyond the rows that its owner has handed over
+            else:  # of a token of its rail peer, one beyond the rows that its owner has handed over
                 record = sent[2][numbers + 2 * 8 :]
                 k, owner = next((k, int(record[8 + k]) // CASE.local) for k in range(CASE.topk) if record[8 + k] >= 4)
-                handed = int((CASE.inputs[lane].expert_ids // CASE.local == owner).sum())
+                handed = int((CASE.inputs[rail_peer].expert_ids // CASE.local == owner).sum())
                 assert -handed <= record[16 + k] < 0
                 record[16 + k] = -handed - 1
         try:
@@ -364,8 +364,8 @@ def test_records_that_are_not_dispatchs_are_refused(wrong: str) -> None:
     for rank in {0, 1, 2}:
         if wrong == "number":  # known before messages leave
             assert isinstance(found[rank], ArgumentError) and found[rank].details == found[odd].details
-        else:  # its lane gets no sums
-            assert isinstance(found[rank], RoutingMismatch if rank == lane else torch.Tensor), found[rank]
+        else:  # its rail peer gets no sums
+            assert isinstance(found[rank], RoutingMismatch if rank == rail_peer else torch.Tensor), found[rank]
 
 
 # ---- a rank that is gone, of which nothing is awaited but what others forward

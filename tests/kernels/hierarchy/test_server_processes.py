@@ -60,18 +60,18 @@ def combine() -> str:
 def halt_before_passing_on(op: str) -> None:
     """This process stands still for good at the first store by which it would pass on what level 1 has brought.
 
-    In dispatch that of a message from its lane's other rank to the other rank of its server; in combine that of a row
-    to that rank, after the sums for others. Their pages may be read only, and the thread that stores there waits.
+    In dispatch that of a message from its rail peer to the other rank of its server; in combine that of a row to that
+    rank, after the sums for others. Their pages may be read only, and the thread that stores there waits.
     """
     place = here()
     end = comm.lookup(place.group_ep, CASE.world, place.rank)
     data, world = end.vote._bases[place.rank ^ 1] + PAGE, CASE.world  # of the other rank
     if op == "dispatch":
-        lane = (place.rank + 2) % world
+        rail_peer = (place.rank + 2) % world
         state = data + end.data_bytes + end.registered_bytes  # on A2 it comes last
         runs = -(-(1024 + 32 * world) // 512) * 512
         stride = 32 * (2 + 2048 // world // 4)
-        pages = [((state + runs + stride * (parity * world + lane)) // PAGE * PAGE, PAGE) for parity in (0, 1)]
+        pages = [((state + runs + stride * (parity * world + rail_peer)) // PAGE * PAGE, PAGE) for parity in (0, 1)]
     else:  # the region of its own rows
         half = end.data_bytes // 2 // 512 * 512
         region = half // (world + world // 2) // 512 * 512
