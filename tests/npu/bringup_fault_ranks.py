@@ -1,10 +1,13 @@
-"""A rank of torchrun: a bring-up with faults of rank 1 in every fourth probe; rank 0 checks that the others pass."""
+"""A rank of torchrun: a bring-up with faults of rank 1 in every fourth probe; rank 0 checks that the others pass.
+
+Arguments: the first probe with a fault, and the number of its kind; the kinds of the next ones follow.
+"""
 
 from __future__ import annotations
 
 import sys
 
-from planted_faults import KINDS, Planted
+from planted_faults import KINDS, WRONG, Planted
 from torch.distributed.rendezvous import rendezvous
 
 from ascend_moe.validate import supervisor
@@ -12,11 +15,13 @@ from ascend_moe.validate.bringup import Ranks, steps
 from ascend_moe.validate.probes import FAULT, PASS
 
 
-def main(first: int) -> None:
+def main(first: int, kind: int) -> None:
     supervisor.STEP_S, supervisor.GRACE_S = 30.0, 2.0
     store, rank, world = next(iter(rendezvous("env://")))
     names = [step.probe.name for step in steps("npu", Ranks("npu", world))]
-    planted = Planted(dict(zip(names[first::4], KINDS, strict=True)), real=True)
+    kinds = [name for name in KINDS if name != WRONG]
+    kinds = kinds[kind:] + kinds[:kind]
+    planted = Planted(dict(zip(names[first::4], kinds, strict=True)), real=True)
     outcome = supervisor.Supervisor(Ranks("npu", world, rank), store, str, str, planted).run()
     if rank != 0:
         return
@@ -29,4 +34,4 @@ def main(first: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))

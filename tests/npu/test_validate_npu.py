@@ -116,7 +116,7 @@ def test_probes_pass_beside_faults_in_every_fourth_one(first: int) -> None:
     script = str(Path(__file__).with_name("bringup_fault_ranks.py"))
     torchrun = ("-c", "from torch.distributed.run import main; main()", "--standalone", "--nproc-per-node=2")
     words = ("--no-verify", "--soc", soc, "--devices", "2", "--", sys.executable, *torchrun, script)
-    done = launch(*words, str(first), ASCEND_MOE_PROVEN="", ASCEND_MOE_TIMEOUT_S="5")
+    done = launch(*words, str(first), str(first), ASCEND_MOE_PROVEN="", ASCEND_MOE_TIMEOUT_S="5")
     assert done.returncode == 0 and "5 faults, probe results: virtual " in done.stdout, done.stdout + done.stderr
     found = probe_results.read(kind.path)
     kind.path.unlink()
