@@ -60,13 +60,19 @@ def test_a_row_of_x_is_read_once(clusters: Clusters, cores: int, quant: str) -> 
 # ---- lists of pairs, made by some cores while others publish rows, or by all cores
 
 
-def list_cores(case: Case) -> int:
+def list_cores(case: Case, ub_bytes: int = 0) -> int:
     """How many cores of a rank make lists."""
     request = Request(
         ranks=case.world, experts=case.experts, topk=case.topk, hidden=64, batch=max(1, case.batch), cores=case.cores
     )
     made = plan.describe("dispatch", request, "direct")
+    made.ub_bytes = ub_bytes
     return plan.tiling_of(calls.Plan("dispatch", made))["list_cores"]
+
+
+def test_lists_that_do_not_fit_in_ub_are_made_by_all_cores() -> None:
+    case = Case(world=2, local=512, topk=8, units=1, batch=1024, contract=1, cores=8)
+    assert [list_cores(case, ub) for ub in (0, 172_000, 168_000)] == [1, 1, 0]
 
 
 @pytest.mark.parametrize(("batch", "lists"), [(8, 2), (1023, 1), (1024, 1), (1025, 0)])
