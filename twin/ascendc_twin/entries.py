@@ -202,8 +202,12 @@ def _mangle(name: str, parameters: tuple[Parameter, ...]) -> str:
 
 
 def line_of(entry: Entry) -> str:
-    """Return `name symbol kind:parameter,... key:name=value,...:refused;...`; a plain function lacks the last field."""
-    listed = ",".join(f"{parameter.kind}:{parameter.name}" for parameter in entry.parameters)
+    """Return `name symbol kind:parameter,... key:name=value,...:refused;...`; a plain function lacks the last field.
+
+    The kind of an integer is followed by its letter: `integer/j`.
+    """
+    kinds = [f"{each.kind}/{each.mangled}" if each.kind == "integer" else each.kind for each in entry.parameters]
+    listed = ",".join(f"{kind}:{parameter.name}" for kind, parameter in zip(kinds, entry.parameters, strict=True))
     line = f"{entry.name} {entry.symbol or '?'} {listed}"
     keys = (
         f"{instance.key}:{','.join(f'{name}={value}' for name, value in instance.arguments)}:{instance.refused}"
@@ -213,10 +217,10 @@ def line_of(entry: Entry) -> str:
 
 
 def entry_of(line: str) -> Entry:
-    """Return the entry of a line of `line_of`, without ``mangled`` and ``template``, which lines do not contain."""
+    """Return the entry of a line of `line_of`, without ``template`` and the ``mangled`` of pointers, which it lacks."""
     name, symbol, listed, *keys = line.split(" ", 3)
     fields = [field.partition(":") for field in listed.split(",") if field]
-    parameters = tuple(Parameter(parameter, kind) for kind, _, parameter in fields)
+    parameters = tuple(Parameter(parameter, *kind.split("/")) for kind, _, parameter in fields)
     instances = [_instance(text) for text in keys[0].split(";")] if keys else []
     return Entry(name, symbol, parameters, instances=tuple(instances))
 

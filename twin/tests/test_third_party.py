@@ -20,7 +20,7 @@ from third_party_runs import HALF, Swap, engines, kernels, modes, tiling
 
 import ascendc_twin
 from ascendc_twin.arguments import Arguments
-from ascendc_twin.entries import Parameter
+from ascendc_twin.entries import Entry, Parameter, entry_of, line_of
 from ascendc_twin.errors import ArgumentError, TwinFault
 
 
@@ -361,8 +361,8 @@ def test_wrong_windows_are_refused() -> None:
 @pytest.mark.parametrize(("mangled", "bits"), [("j", 32), ("i", 32), ("h", 8), ("s", 16), ("l", 64), ("", 64)])
 def test_an_integer_that_a_parameter_does_not_hold_is_refused(mangled: str, bits: int) -> None:
     def word(value: int) -> int:
-        parameters = [Parameter("n", "integer", mangled)]
-        return Arguments("k", parameters, [value], None, None, rank=0, stage=False).words[0]
+        entry = entry_of(line_of(Entry("k", "", (Parameter("n", "integer", mangled),))))
+        return Arguments("k", entry.parameters, [value], None, None, rank=0, stage=False).words[0]
 
     assert [word(7), word(2**bits - 1), word(-1)] == [7, 2**bits - 1, 2**64 - 1]
     for value in (2**bits, 2**bits + 3, -(2 ** (bits - 1)) - 1):
