@@ -26,6 +26,8 @@ REACHED = {
     "send ring": "more rows to send than fit in flight",
     "trailer ring": "more rows with trailers than fit in flight",
     "quantized pieces": "rows that are quantized in pieces",
+    "coded pieces": "rows that return as int8 codes (comm_quant_mode 2), coded in pieces",
+    "coded parts": "rows of int8 codes to sum, for tokens in several parts",
     "window copies": "more chunks to copy out of the window than fit in flight",
     "gather chunks": "more chunks to gather than fit in flight",
     "lists": "list entries in more than one load",

@@ -83,6 +83,7 @@ REACHES = {
     "w4,c1,l8,k32,b33,u1,v2,equal,ids:none,r2,weights,D,hierarchy": "routed-tokens record-batches server-chunks",
     "w2,c1,l1,k1,b10,u400,v2,equal,ids:popular,r1,flags,D": "flag-loads send-ring window-copies",
     "w2,c1,l1,k1,b1,u1,v2,measured,ids:none,equal,D": "times",
+    "w1,c4,l1,k1,b1,u449,v2,equal,ids:distinct,comm_quant_mode:2,DC": "parts coded-pieces coded-parts shorter-part",
     "w1,c2,l1,k1,b2,u1,v1,equal,ids:distinct,dc": "two-launches",
     "w1,c1,l1,k1,b9,u1,v1,equal,ids:none,D": "",
 }
@@ -92,6 +93,7 @@ REACHES = {
 def test_what_a_case_reaches(text: str, worlds: Worlds) -> None:
     program = worlds(explore.parse(text).world).load(explore.parse(text))
     assert {name.replace(" ", "-") for name in reached(program)} == {*REACHES[text].split()}
+    assert reached(program) <= {*explore.REACHED}
 
 
 @pytest.mark.parametrize("text", LARGE_SHARES)
