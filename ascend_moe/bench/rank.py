@@ -183,7 +183,7 @@ def measure_latency(flags: Tensor, rank: int, world: int) -> float:
 class Barrier:
     """Barrier of the ranks before each op, in memory that they share; each rank writes its own cache line.
 
-    Unlike from torch's or MPI's barriers, ranks leave it within a few microseconds of each other.
+    Ranks leave it within a few microseconds of each other, unlike torch's or MPI's barriers.
     """
 
     def __init__(self, place: RankPlace, cores: int) -> None:
@@ -323,8 +323,8 @@ def _is_exact(method: Method, sent: Dispatched, out: Tensor, want: Expected) -> 
 def run_experts(rows: Tensor, scales: Tensor | None, experts: Tensor, out: Tensor) -> None:
     """Multiply each row by a factor of its expert, in place of real experts; not timed and equal for every method.
 
-    Write the output for ``rows`` (>= n, H), int8 with fp32 ``scales``, into ``out[:n]``. ``experts`` (n,): global
-    expert ids; the factor depends on them, so that the sums show a row sent to a wrong expert.
+    Write the output for ``rows`` (>= n, H), int8 if there are fp32 ``scales`` (>= n,), into ``out[:n]``. ``experts``
+    (n,): global expert ids; the factor, 1 + id % 7 / 8, lets the sums show most rows sent to a wrong expert.
     """
     count = experts.numel()
     factors = (1 + (experts % 7).float() / 8)[:, None]

@@ -289,7 +289,7 @@ def _deepseek_v2(config: _Values) -> Json:
     """topk_method determines whether there are groups."""
     if config.bool("norm_topk_prob", False):
         # Implementations disagree: some drop the scaling factor then, some the normalization.
-        raise _unfit("has norm_topk_prob with deepseek_v2, which implementations read differently; pass config=")
+        raise _unfit("has a true norm_topk_prob with deepseek_v2, which implementations read differently; pass config=")
     grouped = config.only("topk_method", "greedy", "group_limited_greedy") == "group_limited_greedy"
     groups = [config.int(name, None if grouped else 1) for name in ("n_group", "topk_group")]
     return {"n_group": groups[0], "topk_group": groups[1]} if grouped else {}

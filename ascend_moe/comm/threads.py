@@ -374,7 +374,7 @@ class LocalCluster:
                 _here.places[part] = place
                 return part, place
             absent = [other for other in alive if alive.index(other) not in part._came] or [rank]
-        seen = f"rank {absent[0]} has not called shrink: {self.describe_rank(absent[0])}"
+        seen = f"rank {absent[0]} has not called shrink in time: {self.describe_rank(absent[0])}"
         lost = PeerLost if self.has_ended(absent[0]) else CommTimeout
         raise lost(f"{self.name}: {seen}; call agree again", rank=absent[0], ranks=absent, phase="shrink")
 
@@ -467,5 +467,5 @@ class LocalCluster:
     def _check_usable(self) -> None:
         if _entered.get(self.name) is not self or self._left_open:
             raise AscendMoeError(
-                f"{self.name} is not open: use it inside `with LocalCluster({self.world_size}) as cluster:`"
+                f"{self.name} is not open, or was interrupted: use it in a new `with LocalCluster({self.world_size})`"
             )

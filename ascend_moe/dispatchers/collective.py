@@ -382,8 +382,8 @@ MAX_EXPERTS = 2048
 class AllToAllDispatcher(CollectiveDispatcher):
     """Dispatcher that sorts rows by expert, sends them with all_to_all_single, and reorders them by local expert.
 
-    Two collectives per dispatch (headers with counts; rows), one per combine. Traffic per rank and direction: its own
-    BS*K rows. The backend must support uneven splits (gloo, HCCL, NCCL, MPI do).
+    Two collectives per dispatch (headers with counts; rows), one per combine. A rank sends at most BS*K rows, receives
+    those for its experts, and combine reverses this. The backend must support uneven splits (gloo, HCCL, NCCL, MPI do).
 
     Args:
         group: as for `CollectiveDispatcher`.

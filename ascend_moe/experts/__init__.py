@@ -210,7 +210,7 @@ def _check_shapes(
     gate_up, down = whole_shape(w_gate_up, "w_gate_up"), whole_shape(w_down, "w_down")
     if expand_x.dim() != 2 or len(gate_up) != 3 or gate_up[1] != expand_x.shape[1]:
         raise ArgumentError(
-            f"expand_x is {tuple(expand_x.shape)} and w_gate_up {gate_up}; they must be (A, H) and (L, H, 2I)",
+            f"expand_x is {tuple(expand_x.shape)}, w_gate_up {gate_up}; need (A, H), (L, H, {'2I' if gated else 'I'})",
             argument="w_gate_up",
         )
     local_experts, hidden, width = gate_up

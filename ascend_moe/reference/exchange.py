@@ -497,9 +497,11 @@ def dense(
             for k, expert in enumerate(given.expert_ids[token].tolist()):
                 if expert == -1 or (mask is not None and not mask[k]):
                     continue
-                if not 0 <= expert < moe_expert_num + special.total or given.expert_scales is None:
+                if not 0 <= expert < moe_expert_num + special.total:
                     last = moe_expert_num + special.total - 1
-                    raise ValueError(f"token {token}, k {k}: id {expert}; need ids of -1..{last}, and expert_scales")
+                    raise ValueError(f"token {token}, k {k}: id is {expert}; it must be in -1..{last}")
+                if given.expert_scales is None:
+                    raise ValueError("expert_scales is None; dense needs (BS, K) weights")
                 if expert < moe_expert_num:
                     y = expert_fn(expert, given.x[token]).float()
                 else:

@@ -360,11 +360,11 @@ PATCHES = r"""
 # All ranks in one launch: groups of cores, which copy the items between servers.
 @ common/core_group
 = group_not_awaited: a core goes on before the others of its group have arrived
-! one card | race between cores, wrong result, hang
+! one card | race between cores, wrong result, hang, misaligned address
 - while (!AllArrived(row)) MOE_POLL_HINT();
 + AllArrived(row);
 = group_lacks_a_core: the last core of a group is not waited for
-! one card | race between cores, wrong result, hang
+! one card | race between cores, wrong result, hang, misaligned address
 - core < cores_; ++core) arrived
 + core + 1 < cores_; ++core) arrived
 = message_beside_rows: the message of an item leaves together with its rows

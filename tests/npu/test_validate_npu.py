@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from npu_runs import launch, run
 
-from ascend_moe.native import probe_results
+from ascend_moe.native import probe_results, timestamps
+from ascend_moe.ops import npu_communicator
 from ascend_moe.validate import times
 from ascend_moe.validate.bringup import OP_PROBES
 from ascend_moe.validate.probes import KERNEL_PROBES, SERVERS
@@ -94,7 +95,8 @@ def test_every_probe_of_the_bringup_passes(soc: str, cores: int, tmp_path: Path)
     assert f"on {cores} cores" in found["context layout"]["detail"]
     ranks = [json.loads(line) for line in report.read_text().splitlines()]
     launches = {rank["rank"]: rank["launches"]["AscendMoeProbe"] for rank in ranks if rank["rank"]}
-    reads = 2 * times.ROUNDS * 2 * 2  # by algorithm, round and op: stamps are two blocks a core
+    blocks = timestamps.words_of_core() // npu_communicator.PROBE_REPORT[1]  # that a core's timestamps fill
+    reads = 2 * times.ROUNDS * 2 * blocks  # by algorithm, round and op
     # Two probes have nothing to show on one server, and the servers' launches nothing. On A2 the first launch of every
     # other probe's group, and of the two groups of the times, comes after one that clears the state areas.
     clears = len(names) - 3 + 2 if soc == A2 else 0

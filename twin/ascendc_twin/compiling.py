@@ -105,7 +105,7 @@ def source_paths(sources: PathLike | Iterable[PathLike]) -> tuple[Path, ...]:
 
 
 def engine_path(library: Path, engine: str) -> Path:
-    """Return the path of ``engine``'s library of the same kernels; ``library`` is the path of any engine's."""
+    """Return the path of the library of ``engine`` (fast, checked, timed), given any engine's for the same kernels."""
     found = next((suffix for suffix in reversed(SUFFIXES.values()) if library.name.endswith(suffix)), "")
     return library.with_name(library.name.removesuffix(found) + SUFFIXES[engine])
 
@@ -382,7 +382,7 @@ def kernel_library(
     known = {instance.key for entry in entries for instance in entry.instances}
     if unknown := sorted(set(tiling_keys or ()) - known):
         raise ArgumentError(
-            f"tiling_keys: no template kernel has {unknown[0]}; there are {', '.join(map(str, sorted(known)))}",
+            f"tiling_keys: no template kernel has {unknown[0]}; known: {', '.join(map(str, sorted(known))) or 'none'}",
             argument="tiling_keys",
         )
     if not entries:

@@ -217,7 +217,7 @@ def line_of(entry: Entry) -> str:
 
 
 def entry_of(line: str) -> Entry:
-    """Return the entry of a line of `line_of`, without ``template`` and the ``mangled`` of pointers, which it lacks."""
+    """Return the entry of a line of `line_of`, without ``template`` and pointers' ``mangled``: lines lack both."""
     name, symbol, listed, *keys = line.split(" ", 3)
     fields = [field.partition(":") for field in listed.split(",") if field]
     parameters = tuple(Parameter(parameter, *kind.split("/")) for kind, _, parameter in fields)

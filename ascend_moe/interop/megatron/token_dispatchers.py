@@ -108,9 +108,9 @@ class MoETokenDispatcher:
     def token_dispatch(
         self, hidden_states: Tensor, probs: Tensor, async_finish: bool = True, allocate_on_comm_stream: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Send dispatch_preprocess's hidden_states, probs; return received rows ``(A, H)``, probabilities ``(A,)``.
+        """Send dispatch_preprocess's hidden_states, probs; return rows ``(A, H)`` and their probabilities ``(A,)``.
 
-        async_finish and allocate_on_comm_stream are ignored.
+        Only the first rows, those received, are defined. async_finish and allocate_on_comm_stream are ignored.
         """
         return self.phases.token_dispatch(hidden_states, probs, self._call())
 

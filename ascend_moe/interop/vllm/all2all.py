@@ -73,7 +73,7 @@ class All2AllHandle:
 
 
 class FaultTolerance:
-    """vLLM's hooks for fault tolerance, of one rank. Source: vLLM ``All2AllManagerBase``.
+    """vLLM's hooks that report ended ranks and close the group, of one rank. Source: vLLM ``All2AllManagerBase``.
 
     ``group_name``: the group's name for dispatch and combine; ``world``: its number of ranks.
     """
@@ -91,7 +91,7 @@ class FaultTolerance:
         return mask
 
     def query_fault(self) -> Tensor:
-        """Return whether the process of any rank has ended, as a bool tensor of shape ()."""
+        """Return whether a rank's process has ended (on NPUs: one of this machine), as a bool tensor of shape ()."""
         return self.query_active_mask().any()
 
     @with_typed_errors

@@ -34,7 +34,7 @@ class Event:
         phase: the step of the op, "" before the first.
         start_ns, end_ns: times on one clock for all ranks.
         bytes: bytes moved between GM and UB, or 0.
-        peer: the rank whose window is the source or destination, -1 for local memory; for an ``arrival`` the sender.
+        peer: the other rank whose window a copy reads or writes, else -1; of an ``arrival``: the sender.
         flow: number shared by the store of a status block and the wait that it releases; 0 for none.
     """
 

@@ -173,7 +173,7 @@ Outcome World::Schedule(CoreState& core, const Instruction& instruction) {
     copy.bytes = static_cast<double>(gm.bytes * gm.count);
     copy.share = ShareOf(gm, *copy.range);
     const bool window = copy.range->window();
-    const int peer = window ? static_cast<int>(copy.owner) : -1;
+    const int peer = window && copy.owner != core.rank->index ? static_cast<int>(copy.owner) : -1;
     const bool status = MayBeFlag(core, *copy.range, store);
     const double handed = core.now;
     if (store || !status || (core.core.watch != nullptr && !core.polled)) EndWait(core);

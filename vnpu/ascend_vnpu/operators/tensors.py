@@ -259,7 +259,7 @@ def _add_rms_norm(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float, y: Tens
 def _add_rms_norm_dynamic_quant(x1: Tensor, x2: Tensor, gamma: Tensor, *rest: Any) -> None:
     smooth, _, beta, epsilon, mask, codes, _, x, scale, _ = rest
     if mask not in (None, [1, 0]) or rest[1] is not None:
-        raise NotImplementedError("the virtual NPU quantizes a norm to one output: pass no second smooth_scale")
+        raise NotImplementedError("the virtual NPU quantizes one output: pass output_mask [1, 0], one smooth scale")
     normed, rstd = torch.empty(x1.shape), torch.empty(x1.shape[: x1.dim() - gamma.dim()])
     _add_rms_norm(x1, x2, gamma, epsilon, normed, rstd, x)
     normed = normed if beta is None else normed + beta.float()
