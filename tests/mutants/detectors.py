@@ -20,7 +20,7 @@ from table import Mutant
 from ascend_moe import explore
 
 SEEDS = (11, 22_000, 33_000, 44_000, 55_000)
-LIMIT = 200  # schedules, on the median over the seeds
+LIMIT = 250  # schedules, on the median over the seeds
 MOST_SCHEDULES = 2000  # schedules after which a seed has not found it
 DTYPE = "bf16"  # of the cases that are searched
 SEARCHES = (table.WINDOW, table.SERVERS, table.FLAGS, table.DIRECT, table.REGISTERED, table.ROLES, table.TWO_LAUNCHES)
