@@ -162,11 +162,10 @@ class Block:
             return [_Experts([(stored[0], expert)], [(stored[1], expert)]) for expert in everyone]
         found = self._style([f"{base}.0"])
         if found is None:
-            raise self.files.missing(
-                f"{base}.0.{_EXPERT_STYLES[0][0]}.weight (nor {_EXPERT_STYLES[1][0]}.weight, nor the fused "
-                f"{base}.gate_up_proj)",
-                f"{self.prefix}.",
-            )
+            own, other = (style[2 - self._wide] for style in _EXPERT_STYLES)
+            fused = f"{self.prefix}.{(_FUSED if self._wide == 2 else _FUSED_UP)[0][0]}"
+            wanted = f"{base}.0.{own}.weight (nor {base}.0.{other}.weight, nor the fused {fused})"
+            raise self.files.missing(wanted, f"{self.prefix}.")
         return self._by_name([f"{base}.{expert}" for expert in range(self.config.num_experts)], found[1], row, inner)
 
     def _fused(self, base: str, row: int, inner: int) -> list[Stored] | None:

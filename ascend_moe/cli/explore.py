@@ -65,7 +65,7 @@ def explore_command(
             options = replace(options, policy=kind, choices=_choices(replay))
             schedules = 1
         if chosen is None and (policy in ("replay", "exhaustive") or replay is not None):
-            raise typer.BadParameter("needs one case: give --case", param_hint="'--policy'")
+            raise typer.BadParameter("needs one case: give --case", param_hint="'--replay'" if replay else "'--policy'")
         if policy == "exhaustive" and replay is None:
             result = exhaustive(chosen or Program(), preemptions, limit=schedules)
         else:

@@ -20,10 +20,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32} 
 
 
 class RegisteredMemory:
-    """The memory for registered (zero-copy) buffers in a communicator's own window, until the last buffer is freed.
+    """The memory for registered (zero-copy) buffers in this rank's window, until the last buffer is freed.
 
-    A tensor keeps its window mapped, also after the communicator was closed. Finalizers run wherever Python frees a
-    tensor, so they must not take locks of Python.
+    A tensor keeps a CPU's window mapped, also after the communicator was closed; an NPU's window is HCCL's. Finalizers
+    run wherever Python frees a tensor, so they must not take locks of Python.
     """
 
     def __init__(self, handle: int) -> None:

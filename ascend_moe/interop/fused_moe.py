@@ -118,13 +118,13 @@ def fused_experts(
     """Run this rank's experts (MLPs) on the tokens routed to them; return each token's weighted sum of their results.
 
     Rows are grouped into blocks of one expert (`moe_align_block_size`). A row is rounded to its dtype after w2; its
-    product with the weight and the sum over k, ascending, are float32, rounded once, as combine does. Reads the number
-    of blocks on the host.
+    product with the weight and the sum over k, ascending, are float32, rounded once, as combine does. Reads sizes and
+    the range of expert_map on the host.
 
     Args:
         hidden_states: ``(T, H)`` bf16, fp16 or fp32.
         w1: ``(L, 2F, H)`` of hidden_states' dtype, gate rows first; L: experts of this rank. w2: ``(L, H, F)``.
-        topk_weights: ``(T, K)`` float. topk_ids: ``(T, K)`` int32 or int64, experts 0..E-1; other ids (-1) add nothing.
+        topk_weights: ``(T, K)``, used as float32. topk_ids: ``(T, K)`` int32 or int64, experts 0..E-1; others add 0.
         inplace: write the result into hidden_states; out_dtype must then be None or the same.
         activation: "silu", or another gated one of `ascend_moe.experts.activations`.
         apply_router_weight_on_input: multiply a token by its weight before w1, rounded to its dtype, instead of the

@@ -75,7 +75,7 @@ def part_if_built(name: str, sources: Path, fast: Path) -> Path | None:
 
 
 def built_part(name: str, sources: Path, fast: Path) -> Path:
-    """Return the file or folder of the part ``name`` of `PARTS` in the cache; build it if it is missing.
+    """Return part ``name`` of `PARTS` in the cache, file or folder, built if missing; ``fast``: fast engine's library.
 
     Raises:
         LibraryError: cmake or a compiler is missing, the build failed, or it took longer than ``BUILD_SECONDS``.

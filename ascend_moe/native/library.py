@@ -157,14 +157,14 @@ def engine_name() -> str:
 
 
 def library_path(engine: str | None = None) -> Path:
-    """Return the path of an engine's library, by default of the one that runs the CPU ops.
+    """Return the path of the library of ``engine`` ("fast", "checked", "timed"); None: of the one that runs CPU ops.
 
-    $ASCEND_MOE_LIBRARY replaces the library of the ops; an ``engine``'s library in its folder is preferred too.
+    $ASCEND_MOE_LIBRARY is the answer for None; for an ``engine``, its library in the folder of that file, if there.
     Otherwise libraries are in lib/ of ``ascend_moe.__path__``. An engine that the installation left out is built into
     the cache, which takes a minute.
 
     Raises:
-        LibraryError: there is no such file and it cannot be built; the message contains the build command.
+        LibraryError: that variable names no file, or there is no library and none can be built; the message says why.
     """
     override = settings.LIBRARY.get()
     if override and engine is not None:  # a build makes the engines' libraries side by side

@@ -70,7 +70,7 @@ def process_user(pid: int) -> int | None:
 
 
 def born_here() -> int:
-    """Return the start of this process in clock ticks since boot; 0 if unknown."""
+    """Return the start of this process in clock ticks since boot; 0 if /proc hides it. Raises as `process_stat`."""
     stat = process_stat(os.getpid())
     return 0 if stat is None else stat.born
 

@@ -440,7 +440,7 @@ def draw(seed: int, **choices: Sequence[Any]) -> Case:
 
 
 def legal(case: AnyCase) -> AnyCase:
-    """Return the nearest case whose options the ops accept; one with a fault in ``ids`` gets the sizes it needs."""
+    """Return ``case`` less what its contract, share, dtype or E exclude; a fault in ``ids`` gets the sizes it needs."""
     if case.ids == "overflow":
         case = replace(case, world=max(case.world, 2), local=1, topk=max(case.topk, 2))
     if case.ids in FAULTS:

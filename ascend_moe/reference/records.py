@@ -106,13 +106,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of rows that an EP rank moves by MTE, without status blocks and counts.
+    """Bytes of rows, their lists and weights that an EP rank moves by MTE, without status blocks and counts.
 
     Attributes:
         dispatch_window_write, dispatch_window_read, combine_window_write, combine_window_read: to and from windows.
         expand_x_write: to expand_x.
-        dispatch_window_read_slack: bytes that cores of algorithm direct may read again.
-        combine_window_read_slack: row trailers of algorithm window that may be read more than once.
+        dispatch_window_read_slack: at most how many bytes more cores read with algorithm direct, reading some again.
+        combine_window_read_slack: the same with algorithm window and contract v2: cores may read a row's trailer again.
     """
 
     dispatch_window_write: int

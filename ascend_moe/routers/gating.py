@@ -385,10 +385,10 @@ def sigmoid_of_topk(
         ids: ``(T, k)``, experts that replace the choice; see `ascend_moe.routers.replay`.
 
     Returns:
-        weights ``(T, k)`` float32, the largest first, and expert ids ``(T, k)`` int32.
+        weights ``(T, k)`` float32, the largest first or in the order of ``ids``, and expert ids ``(T, k)`` int32.
 
     Raises:
-        ArgumentError: logits are not ``(T, E)`` float, or k is not in 1..E.
+        ArgumentError: logits are not ``(T, E)`` float, k is not in 1..E, or ids do not fit, see `given_ids`.
     """
     _check_logits(logits, (2,))
     _check_choice(logits.shape[1], k, Groups())

@@ -89,6 +89,7 @@ def nothing(tensors: dict[str, torch.Tensor]) -> None: ...
     [
         ("qwen3_moe", "published", drop(r"\.5\.up"), {}, r"no tensor .*\.5\.up_proj.*; it has .*\.5\."),
         ("qwen3_moe", "published", drop(r"experts\."), {}, r"no tensor .*\.0\.gate_proj.*fused.*it has"),
+        ("nemotron_h", "published", drop(r"experts\."), {}, r"no tensor .*\.0\.up_proj.*\.w3\..*experts\.up_proj\)"),
         ("qwen3_moe", "fused", drop(r"down_proj"), {}, r"no tensor .*experts\.down_proj; it has"),
         ("qwen2_moe", "published", drop(r"shared_expert_gate"), {}, r"no tensor .*expert_gate\.weight"),
         ("qwen2_moe", "published", drop(r"shared_expert\."), {}, r"no tensor .*expert\.gate_proj"),

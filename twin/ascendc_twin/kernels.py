@@ -380,7 +380,8 @@ class Kernels:
         elif not path.is_file():
             raise ArgumentError(f"there is no library {path}: build it, or pass a source (.cpp)", argument="path")
         self._mode, there = engine, [name for name in ENGINES if engine_path(path, name).is_file()]
-        self._any = self._engine(engine if engine != "fast" or path.suffix in SOURCES or not there else there[0])
+        opened = engine if engine != "fast" or path.suffix in SOURCES or not there else there[0]
+        self._any = self._engine(opened, "engine")
 
     @property
     def names(self) -> list[str]:
@@ -513,15 +514,15 @@ class Kernels:
         with self._running:
             return run.explore(engine.world(run.size, -1), options, deterministic, check)
 
-    def _engine(self, mode: str) -> Engine:
+    def _engine(self, mode: str, argument: str = "mode") -> Engine:
         if mode not in ENGINES:
-            raise ArgumentError(f"mode is one of {', '.join(ENGINES)}, not {mode!r}", argument="mode")
+            raise ArgumentError(f"{argument} is one of {', '.join(ENGINES)}, not {mode!r}", argument=argument)
         with self._opening:
             if mode not in self._engines:
-                self._engines[mode] = Engine(self._library(mode))
+                self._engines[mode] = Engine(self._library(mode, argument))
             return self._engines[mode]
 
-    def _library(self, mode: str) -> Path:
+    def _library(self, mode: str, argument: str) -> Path:
         if self._path.suffix in SOURCES:
             how: dict[str, Any] = {"tiling_keys": self._tiling_keys, "debug": self._debug}
             return build(self._path, defines=self._defines, includes=self._includes, engine=mode, **how)
@@ -530,6 +531,6 @@ class Kernels:
             raise ArgumentError(
                 f"{self._path} has no library of the {mode} engine next to it: build it with"
                 f" engine='{'timed' if mode == 'timed' else 'both'}'",
-                argument="mode",
+                argument=argument,
             )
         return path

@@ -144,6 +144,7 @@ def test_what_is_no_source_or_no_library_is_refused(cache: Path, tmp_path: Path)
         (ArgumentError, r"there is no source .*absent\.cpp", lambda: ascendc_twin.build(tmp_path / "absent.cpp")),
         (ArgumentError, "engine is fast, checked, timed or both", lambda: ascendc_twin.build(path, engine="slow")),
         (LibraryError, "cannot be loaded", lambda: ascendc_twin.load(other)),
+        (ArgumentError, "engine is one of fast, checked, timed", lambda: ascendc_twin.load(path, engine="slow")),
         (ArgumentError, "there is no library", lambda: ascendc_twin.load(tmp_path / "absent.so")),
         (LibraryError, "has no function twin_abi: build it with", lambda: ascendc_twin.load(torch_library)),
     ]:

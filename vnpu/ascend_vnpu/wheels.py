@@ -58,7 +58,7 @@ def _follows(version: str, known: str) -> bool:
 
 @dataclass(frozen=True)
 class Wheel:
-    """An installed torch_npu: version, folder, dist-info folder (``metadata``), and the pair that it counts as."""
+    """An installed torch_npu: version, the folder it lies in, its dist-info (``metadata``), the `Pair` it counts as."""
 
     version: str
     folder: Path

@@ -132,9 +132,9 @@ class WaitStats:
         self._row = stats if stats.dim() == 1 else stats[place.rank]
 
     def given(self, ranks: list[int] | None = None) -> dict[str, Tensor]:
-        """Return performance_info as a keyword argument for an op, none without stats.
+        """Return {"performance_info": zeros}, an op's argument, which `after` then adds to stats; {} without stats.
 
-        ``ranks``: the ranks that take part in the op, by their numbers in the Buffer's group; None: all.
+        ``ranks``: of the op's group, by their numbers in the Buffer's group, one element for each; None: all.
         """
         if self._row is None:
             return {}
@@ -389,7 +389,7 @@ class BufferBase:
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Store new_num_sms as ``Buffer.num_sms``, without effect on calls. Raises ArgumentError if it is odd."""
+        """Store new_num_sms as ``Buffer.num_sms``; only `get_dispatch_config` uses it. Raises ArgumentError if odd."""
         need(new_num_sms % 2 == 0, "new_num_sms", "is {}; it must be even", new_num_sms)
         BufferBase.num_sms = new_num_sms
 
