@@ -343,7 +343,9 @@ def _of_rank(probe: Probe, place: DevicePlace) -> Judged:
 
 def of_all_ranks(probe: Probe, ranks: Sequence[Judged]) -> ProbeResult:
     """Return the worst of the ranks' results, with the largest value of each figure (`ROUNDS`: all values)."""
-    worst = min(ranks, key=lambda each: (FAULT, FAIL, SKIPPED, PASS).index(each.status))
+    order = FAULT, FAIL, SKIPPED, PASS
+    # A rank that waited for another in vain has only seen what the other's result says.
+    worst = min(ranks, key=lambda each: (order.index(each.status), "raised CommTimeout" in each.detail))
     names = dict.fromkeys(name for each in ranks for name in each.figures)
     figures: dict[str, Any] = {}
     for name in names:

@@ -17,8 +17,8 @@ from planted_faults import KINDS, WRONG, Planted
 
 from ascend_moe.native import probe_results
 from ascend_moe.validate import supervisor
-from ascend_moe.validate.bringup import BATCH, Ranks, steps
-from ascend_moe.validate.probes import FAIL, FAULT, PASS, SKIPPED, Probe, ProbeResult
+from ascend_moe.validate.bringup import BATCH, Ranks, of_all_ranks, steps
+from ascend_moe.validate.probes import FAIL, FAULT, PASS, SKIPPED, Judged, Probe, ProbeResult
 from ascend_moe.validate.supervisor import BringUpResult, Supervisor
 
 THREADS = Ranks("cpu", 2, threads=True)
@@ -127,6 +127,11 @@ def test_real_probes_of_two_processes_pass_beside_faults_of_one(first: int, monk
     names = NAMES[-4:][first::2]
     planted = planted_in(names, [*KINDS][first:], real=True, environment={"ASCEND_MOE_TIMEOUT_S": "5"})
     check(on_two_supervisors(planted), planted)
+
+
+def test_of_two_failures_the_one_that_is_no_vain_wait_is_reported() -> None:
+    failed = [Judged(FAIL, "rank 0: raised CommTimeout: rank 1 did not arrive"), Judged(FAIL, "rank 1: word 3 is 0x5")]
+    assert of_all_ranks(STEPS[0].probe, failed).detail == "rank 1: word 3 is 0x5"
 
 
 @pytest.mark.nightly
