@@ -161,7 +161,7 @@ class FusedMoEPermuteExpertsUnpermute(ABC):
 
     @abstractmethod
     def workspace_shapes(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return the shapes of both workspaces and the output; for vLLM 0.11's arguments a dtype too: see `Experts`."""
+        """Return the shapes of both workspaces and the output (vLLM 0.11: and a dtype) for its args and kwargs."""
 
     @abstractmethod
     def finalize_weight_and_reduce_impl(self) -> Any:
