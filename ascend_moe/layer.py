@@ -109,8 +109,7 @@ class MoELayer(RankExperts, FittedModule):
         super().__init__()
         self.replay, self.capture = replay, capture
         self._place_experts(placement, config.num_experts, device)
-        rule = "has {} experts, the {} {}; "
-        rule += f"build it with the {'config' if placement is None else 'placement'}'s number"
+        rule = "has {} experts, the {} {}; build it with that number"
         whose, experts = ("config", config.num_experts) if placement is None else ("placement", len(self._physical))
         need(dispatcher.num_experts == experts, "dispatcher", rule, dispatcher.num_experts, whose, experts)
         for name, number in config.special._asdict().items():

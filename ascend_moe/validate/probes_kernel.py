@@ -125,7 +125,7 @@ class Twin:
         """Run the probe ``mode`` under ``schedules`` of the checked engine, which checks the probe kernel itself.
 
         As in the built package, the compiler adds no waits. In half of the schedules stores arrive out of order, which
-        detects a flag sent before its rows have left. The result is that of a half with an error, else of the last.
+        detects a flag sent before its rows have left. The result is that of a launch with an error, else of the last.
         """
         for unordered in (True, False):
             call = self._prepare(mode, rounds, 0)  # new windows, without flags of earlier schedules

@@ -168,7 +168,7 @@ def test_rows_that_do_not_fit_into_registered_areas() -> None:
     assert_nothing_found(explore.explore(case, schedules=1))
     with World(case.world, window_mib=1) as world:
         world.window_bytes = 4 << 20  # for the plans
-        with pytest.raises(MemoryError, match="its rows do not fit"):
+        with pytest.raises(MemoryError, match="rows do not fit"):
             world.load(case)
         world.window_bytes = 1 << 20
         world.load(REGISTERED)

@@ -158,10 +158,9 @@ def test_the_command_predicts_times(tmp_path: Path) -> None:
     lines = said(*add, "--time", "--soc", "Ascend910B3", "--timeline", str(tmp_path / "a.json"))
     assert lines[0] == str(add_once(soc="Ascend910B3")) and lines[1].startswith("busy, us, mean of the cores: MTE2 ")
     assert json.loads((tmp_path / "a.json").read_text())["otherData"]["title"] == "add_once, Ascend910B3"
-    lines = said("swap_rows", "-a", "f32:1024", "-a", "f32:1024", "--tiling", "u32:{rank},0", "--ranks", "2", "--time")
+    tiling = "u32:{rank}" + ",0" * 200  # longer than a file name may be
+    lines = said("swap_rows", "-a", "f32:1024", "-a", "f32:1024", "--tiling", tiling, "--ranks", "2", "--time")
     assert any(line.startswith("package out: ") for line in lines)
-    ones = ",".join(["1"] * 200)  # longer than a file name may be
-    assert said(*add, "--tiling", f"u32:{ones}") == ["ran"]
     for wrong in (["-a", "f33:1"], ["--tiling", "u32:x"], ["--soc", "A5", "--time"]):
         assert CliRunner().invoke(app, ["run", str(SOURCE), *add, *wrong]).exit_code == 2
 

@@ -50,7 +50,7 @@ class EventOverlap:
 
     Args:
         event: an `EventHandle`; None: nothing to wait for.
-        extra_tensors: kept alive as long as this object.
+        extra_tensors: referenced as long as this object exists.
     """
 
     def __init__(self, event: EventHandle | None = None, extra_tensors: tuple[Any, ...] | None = None) -> None:
