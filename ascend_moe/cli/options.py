@@ -227,10 +227,9 @@ def with_configuration(command: Callable[..., None]) -> Callable[..., None]:
 
 def numbers(option: str, text: str) -> list[int]:
     """Return the integers in ``text``, separated by commas; raise ArgumentError with the name ``option`` otherwise."""
-    words = text.split(",")
-    if not all(word.strip().isdecimal() for word in words):
-        raise ArgumentError(f"--{option} {text} is no list of integers, like 8,16", argument=option)
-    return [int(word) for word in words]
+    if not all(word.strip().isdecimal() for word in text.split(",")):
+        raise ArgumentError(f"--{option} {text} is no list of integers from 0 on, like 8,16", argument=option)
+    return [int(word) for word in text.split(",")]
 
 
 # ---- progress: a bar on a terminal, lines where stderr is a pipe or a file

@@ -249,12 +249,12 @@ def lookup(group_ep: str, ep_world_size: int, ep_rank_id: int) -> Communicator:
 def ranks_per_server(group_ep: str, ep_world_size: int, ep_rank_id: int) -> int:
     """Return the ranks per server, 0 or W for one server; ranks of other servers are reached by RDMA, as on an A2.
 
-    On an A2 it follows from the host names of the group's ranks (docs/cluster.md), on other NPUs it is 0, on the CPU it
-    is ASCEND_MOE_RANKS_PER_SERVER. If it is above 0 and below W = ep_world_size, assist_info_for_combine begins with
-    the BS*K words of expand_idx and contains no source indices. Collective on a group's first call.
+    On an A2 it follows from ASCEND_MOE_RANKS_PER_SERVER or, if that is not set, from host names (docs/cluster.md); on
+    the CPU it is that variable, on other NPUs 0. If it is above 0 and below W = ep_world_size, assist_info_for_combine
+    begins with the BS*K words of expand_idx and contains no source indices. Collective on a group's first call.
 
     Raises:
-        As ``lookup``, which opens a communicator on the CPU if there is none.
+        On the CPU as ``lookup``, which opens a communicator if there is none; on an NPU as the group's first op.
     """
     _check_name(group_ep)
     found = _known_on_device(group_ep)

@@ -128,9 +128,9 @@ def campaign(
 ) -> Result:
     """Run up to ``schedules`` schedules of ``cases`` in all; stop at the first finding. None: random cases by ``seed``.
 
-    ``a_case``: schedules per case, of a large one at most 2; 0: one, or for a random case as many as its kind has in
-    draws.py. ``progress``: called with the result so far after each case without a finding. ``library``: the checked
-    engine's; None: the installed one.
+    ``a_case``: schedules per case; 0: one, or for a random case as many as its kind has in draws.py. Ignored for large
+    cases: 2, or their kind's. ``progress``: called with the result so far after each case without a finding.
+    ``library``: the checked engine's; None: the installed one.
     """
     options = options or Options()
     result, start = Result(), time.monotonic()

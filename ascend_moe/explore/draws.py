@@ -98,7 +98,7 @@ def draw_large(seed: int) -> Program:
 class Kind:
     """A kind of random cases, made to reach some part of the kernels, each run in ``schedules`` schedules.
 
-    ``choices``, ``program``: values to draw from for fields of `Case` and `Program`; "faulty": whether it has a fault.
+    ``choices``, ``program``: values to draw from for fields of `Case` and `Program`; "faulty" True: add a random fault.
     """
 
     choices: Choices

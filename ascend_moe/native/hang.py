@@ -227,7 +227,7 @@ def _group_of(key: str, members: dict[int, _Window]) -> GroupState:
 
 @dataclass(frozen=True)
 class Behind:
-    """A rank that blocks its group: the ranks ``waiters`` wait for it, and it waits for none. ``why``: a sentence."""
+    """A rank that blocks its group: ``waiters`` wait for it; it waits for none, or in a circle. ``why``: a sentence."""
 
     key: str  # of the group
     group: str

@@ -58,13 +58,15 @@ def process_gone(pid: int, born: int | None = None) -> bool:
 
 
 def process_user(pid: int) -> int | None:
-    """Return the effective user id of a process, or None if it has ended, is exiting or is hidden."""
+    """Return a process's effective user id; None: ended, exiting, or hidden. Raises as `process_stat`."""
     stat = process_stat(pid)
     if stat is None or stat.state in GONE or stat.ending:
         return None
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except OSError:
+    except OSError as error:
+        if out_of_descriptors(error):
+            raise
         return None
     return int(status.partition("\nUid:")[2].split()[1])
 

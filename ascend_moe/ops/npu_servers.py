@@ -264,7 +264,7 @@ def refuse_super_pods(name: str, records: Sequence[ServerRecord]) -> None:
         rule = library.lib().am_super_pod_rule().decode()
         raise ArgumentError(
             f"group {name!r}: {settings.LOGIC_SUPER_POD.name} is {said}: {rule} (`ascend-moe plan --super-pods "
-            f"{len({pod for _, pod in pods})}` prints its HCCL_BUFFSIZE); create one group per super-pod",
+            f"{len({pod for _, pod in pods})}` prints CANN's HCCL_BUFFSIZE); create one group per super-pod",
             argument="group_ep",
         )
 

@@ -126,7 +126,7 @@ def install(quiet: bool = False) -> None:
         return
     if "torch_npu" in sys.modules or importlib.util.find_spec("torch_npu") is not None:
         raise LibraryError(
-            "torch_npu is installed; the shim is for machines without it. On NPUs call "
+            "torch_npu is installed or imported; the shim is for machines without it. On NPUs call "
             "ascend_moe.patch_torch_npu(); without an NPU start the program with `ascend-moe vnpu -- `"
         )
     # torch caches its factory functions for device modes in this call, before they are replaced

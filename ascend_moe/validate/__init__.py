@@ -82,7 +82,7 @@ class ValidationResult:
 
 
 def fitting(cases: Sequence[Case], world: int, share: int) -> Sequence[Case]:
-    """Return ``cases``, or `between_servers` of them if the ops run hierarchy between servers of ``share`` ranks."""
+    """Return ``cases``; if calls run hierarchy in servers of ``share`` ranks: those it supports, changed to run it."""
     return between_servers(cases, share) if by_two_levels(world, share) else cases
 
 

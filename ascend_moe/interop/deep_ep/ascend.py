@@ -430,8 +430,8 @@ class AscendBuffer(BufferBase):
             x: (T, H) bf16, fp16 or fp32. topk_idx, topk_weights: (T, K), int64 or int32, and fp32.
             gmm1_permuted_weight: ``(L, H, 2F)``, gate in the first F columns, not permuted; gmm2_weight ``(L, F, H)``;
                 or one tensor per local expert. In x's dtype with quant_mode 0, int8 with 1.
-            gmm1_permuted_weight_scale, gmm2_weight_scale: with quant_mode 1 ``(L, 2F)`` and ``(L, H)``, fp32, or int64
-                with fp32 bits. num_experts: E. quant_mode: 0 or 1.
+            gmm1_permuted_weight_scale, gmm2_weight_scale: with quant_mode 1 ``(L, 2F)`` and ``(L, H)``, fp32, bf16 or
+                int64 with fp32 bits. num_experts: E. quant_mode: 0 or 1; with fuse_mode 2 the weights' dtype decides.
             num_max_dispatch_tokens_per_rank: at least every rank's T, equal on all ranks. With fuse_mode 2: the most
                 rows that a rank may receive, else RoutingOverflow on every rank; 0: no limit.
             fuse_mode: 1 or 2. profile_enable: ignored.
