@@ -84,7 +84,7 @@ class CallOptions(WithSpecialExperts):
         comm_quant_mode: 2: combine sends bfloat16 or float16 rows as int8 with a scale per 8 elements; no gradients.
         global_bs: W * the largest batch of a rank; 0: all ranks have the same batch size.
         expert_token_nums_type: of dispatch's expert_token_nums: 0 running sums, 1 counts.
-        tp_world_size: 0 or 1, no effect.
+        tp_world_size: 0 or 1, the size of dispatch's tp_recv_counts; no other effect.
     """
 
     comm_alg: str = ""

@@ -128,8 +128,8 @@ class Opening:
             CommTimeout: ranks did not arrive in time (``.rank``: the first, ``.ranks``: all), or the store is stopped.
             PeerLost: a rank's process ended meanwhile, or the store failed.
             AscendMoeError, OSError: a window cannot be created, opened or mapped here.
-            ConfigMismatch: ranks differ in a property of `_ALIKE`, the package's version, the machine, the PID
-                namespace or the user.
+            ConfigMismatch: ranks differ in a property of `_ALIKE` (versions only by their window layout), the
+                machine, the PID namespace or the user.
         """
         try:
             self._start()

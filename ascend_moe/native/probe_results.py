@@ -195,7 +195,7 @@ def read(path: Path) -> ProbeResults | None:
         return None
     except OSError as error:
         raise _unusable(path, f"cannot be read ({error.strerror})") from None
-    with open(handle, encoding="utf-8") as file:
+    with open(handle, "rb") as file:
         info = os.fstat(file.fileno())
         if not stat.S_ISREG(info.st_mode):
             raise _unusable(path, "is not a regular file")

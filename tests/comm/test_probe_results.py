@@ -124,8 +124,8 @@ def aged(days: float) -> Callable[[Path, pytest.MonkeyPatch], None]:
         (aged(181), "is 181 days old, the limit is 180"),
         (aged(-2), "has a time in the future"),
         (aged(179), ""),
-        *((lambda path, _, text=text: path.write_text(text), "is not a result file of this version: run")
-          for text in ("", "{}", "[]", '{"format": 1}', '{"format": 2, "soc": "x"}', "\x00")),
+        *((lambda path, _, text=text: path.write_text(text, "latin-1"), "is not a result file of this version: run")
+          for text in ("\xe9", "", "{}", "[]", '{"format": 1}', '{"format": 2, "soc": "x"}', "\x00")),
     ],
 )  # fmt: skip
 def test_a_file_that_others_wrote_or_that_is_old_or_broken_does_not_count(

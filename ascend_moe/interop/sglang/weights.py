@@ -102,7 +102,7 @@ class UnquantizedEPMoEMethod:
 
 
 class Fp8EPMoEMethod(UnquantizedEPMoEMethod):
-    """Factory of an EPMoE's fp8 (e4m3) parameters, with one scale each. Source: SGLang ``Fp8EPMoEMethod``.
+    """Factory of an EPMoE's fp8 (e4m3) weights, one scale per matrix. Source: SGLang ``Fp8EPMoEMethod``.
 
     ``quant_config`` is what `Fp8Config.of` accepts; it refuses a scale per block.
     """
