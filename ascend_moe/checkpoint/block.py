@@ -23,9 +23,11 @@ from ascend_moe.moe_config import ROUTERS, MoEConfig
 
 #: Names of an expert's gate, up and down matrices; only the last two without a gate.
 _EXPERT_STYLES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
-#: Names of the fused matrices of all experts; only the last two without a gate.
-_FUSED = (("experts.gate_up_proj", "experts.down_proj"), ("input_linear.weight", "output_linear.weight"))
-_FUSED_UP = (("experts.up_proj", "experts.down_proj"),)
+#: Names of the fused matrices of all experts: with a gate (``_wide`` 2), and without.
+_FUSED = {
+    2: (("experts.gate_up_proj", "experts.down_proj"), ("input_linear.weight", "output_linear.weight")),
+    1: (("experts.up_proj", "experts.down_proj"),),
+}
 #: Names of the correction bias, relative to the block or below the router.
 _BIASES = (
     "{}.e_score_correction_bias",
@@ -158,12 +160,11 @@ class Block:
         """Return the storage of each expert, from the names of tensors."""
         row, inner, base = self.config.row_size, self.config.moe_intermediate_size, f"{self.prefix}.experts"
         if (stored := self._fused(base, row, inner)) is not None:
-            everyone = range(self.config.num_experts)
-            return [_Experts([(stored[0], expert)], [(stored[1], expert)]) for expert in everyone]
+            return [_Experts([(stored[0], e)], [(stored[1], e)]) for e in range(self.config.num_experts)]
         found = self._style([f"{base}.0"])
         if found is None:
             own, other = (style[2 - self._wide] for style in _EXPERT_STYLES)
-            fused = f"{self.prefix}.{(_FUSED if self._wide == 2 else _FUSED_UP)[0][0]}"
+            fused = f"{self.prefix}.{_FUSED[self._wide][0][0]}"
             wanted = f"{base}.0.{own}.weight (nor {base}.0.{other}.weight, nor the fused {fused})"
             raise self.files.missing(wanted, f"{self.prefix}.")
         return self._by_name([f"{base}.{expert}" for expert in range(self.config.num_experts)], found[1], row, inner)
@@ -177,7 +178,7 @@ class Block:
                 mxfp4_matrix(f"{base}.down_proj", (row, inner)),
             )
             return [side.of_all(experts) for side in sides]
-        for each in _FUSED if self._wide == 2 else _FUSED_UP:
+        for each in _FUSED[self._wide]:
             names = [f"{self.prefix}.{name}" for name in each]
             packed = any(f"{name}_packed" in self.files for name in names)
             integers = packed or any(self.files.is_here(n) and self.files.dtype(n) in _INTEGERS for n in names)

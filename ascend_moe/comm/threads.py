@@ -466,6 +466,5 @@ class LocalCluster:
 
     def _check_usable(self) -> None:
         if _entered.get(self.name) is not self or self._left_open:
-            raise AscendMoeError(
-                f"{self.name} is not open, or was interrupted: use it in a new `with LocalCluster({self.world_size})`"
-            )
+            text = f"{self.name} is not open, or was interrupted: use a new `with LocalCluster({self.world_size})`"
+            raise AscendMoeError(text)

@@ -41,14 +41,20 @@ def process_stat(pid: int) -> ProcessStat | None:
     Raises:
         OSError: no descriptor is left to read it with.
     """
+    if (text := _proc_text(pid, "stat")) is None:
+        return None
+    fields = text.rpartition(")")[2].split()  # the command in parentheses may contain anything
+    return ProcessStat(state=fields[0], born=int(fields[19]), ending=bool(int(fields[6]) & PF_EXITING))
+
+
+def _proc_text(pid: int, name: str) -> str | None:
+    """Return the text of /proc/<pid>/<name>, or None if it is hidden or the process has ended."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
     except OSError as error:
         if out_of_descriptors(error):
             raise
         return None
-    fields = text.rpartition(")")[2].split()  # the command in parentheses may contain anything
-    return ProcessStat(state=fields[0], born=int(fields[19]), ending=bool(int(fields[6]) & PF_EXITING))
 
 
 def process_gone(pid: int, born: int | None = None) -> bool:
@@ -60,13 +66,7 @@ def process_gone(pid: int, born: int | None = None) -> bool:
 def process_user(pid: int) -> int | None:
     """Return a process's effective user id; None: ended, exiting, or hidden. Raises as `process_stat`."""
     stat = process_stat(pid)
-    if stat is None or stat.state in GONE or stat.ending:
-        return None
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except OSError as error:
-        if out_of_descriptors(error):
-            raise
+    if stat is None or stat.state in GONE or stat.ending or (status := _proc_text(pid, "status")) is None:
         return None
     return int(status.partition("\nUid:")[2].split()[1])
 

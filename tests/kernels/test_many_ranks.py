@@ -18,7 +18,7 @@ from ascend_moe.reference.cases import QUANTS, Case, legal
 SMALL = [(72, 14), (65, 15), (96, 2)]
 LARGE = [(128, 2), (256, 1), (256, 4), (384, 2)]
 ALGORITHMS = ("window", "direct")
-SETTINGS = {"ASCEND_MOE_TIMEOUT_S": "240"}  # hundreds of threads take turns on a busy machine
+SETTINGS = {"ASCEND_MOE_TIMEOUT_S": op_runs.CROWDED_S}
 
 
 def assert_equal_to_reference(cluster: LocalCluster, algorithm: str, local: int, **settings_of: Any) -> None:

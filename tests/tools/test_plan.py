@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import commands
+import op_runs
 import pytest
 import torch
 from plan_requests import drawn_requests
@@ -272,7 +273,7 @@ def test_special_experts_are_in_the_plan() -> None:
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
 @pytest.mark.parametrize(("ranks", "local"), [(72, 14), pytest.param(256, 4, marks=pytest.mark.nightly)])
 def test_ub_is_what_the_kernels_take_of_messages_in_parts(ranks, local, algorithm, contract, monkeypatch) -> None:
-    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "240")  # hundreds of threads take turns on a busy machine
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", op_runs.CROWDED_S)
     one = Request(ranks, ranks * local, topk=4, hidden=64, batch=2, cores=2, comm_alg=algorithm, contract=contract)
     assert_ub_is_taken(replace(one, dtype="fp32"), monkeypatch)
 

@@ -17,7 +17,7 @@ WINDOW_MIB = 8
 @pytest.fixture(autouse=True)
 def servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_CONTEXT", "a2")
-    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "240")  # hundreds of threads take turns on a busy machine
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", op_runs.CROWDED_S)
 
 
 MIXED, COPIES = SpecialExperts(1, 1, 1).given, SpecialExperts(1, 2, 1).given
