@@ -23,14 +23,7 @@ from torch import Tensor
 
 from ascend_moe._tensors import on_the_host
 from ascend_moe.checkpoint.block import Block
-from ascend_moe.checkpoint.config import (
-    Fp8Format,
-    moe_config,
-    need_directory,
-    read_json,
-    returns_pair,
-    text_values,
-)
+from ascend_moe.checkpoint.config import Fp8Format, moe_config, need_directory, read_json, returns_pair, text_values
 from ascend_moe.checkpoint.files import CheckpointFiles, Read
 from ascend_moe.checkpoint.quantized import Quantized
 from ascend_moe.dispatchers.base import Dispatcher
@@ -106,15 +99,8 @@ def build_layer(
     Raises:
         ArgumentError, LibraryError: as in `load_layer`.
     """
-    weights = load_layer(
-        directory,
-        layer,
-        rank=dispatcher.rank,
-        world=dispatcher.world_size,
-        dtype=dtype,
-        config=config,
-        dequantize=dequantize,
-    )
+    place = {"rank": dispatcher.rank, "world": dispatcher.world_size}
+    weights = load_layer(directory, layer, **place, dtype=dtype, config=config, dequantize=dequantize)
     pair = (Path(directory) / "config.json").is_file() and returns_pair(read_json(directory))
     module = (PairLayer if pair else MoELayer)(
         weights.config, dispatcher, dtype=weights.dtype, router_dtype=router_dtype, device="meta", global_bs=global_bs
@@ -157,7 +143,10 @@ def load_layer(
             and what was found; for a missing tensor so do the error's attributes ``missing`` and ``found``.
         LibraryError: safetensors is not installed.
     """
-    need(dtype is None or isinstance(dtype, torch.dtype), "dtype", "is {!r:.60}; it must be a torch.dtype", dtype)
+    rule = "is {!r:.60}; need torch.bfloat16, torch.float16 or torch.float32"
+    need(dtype in (None, *_DTYPES.values()), "dtype", rule, dtype)
+    for name, number in (("layer", layer), ("rank", rank), ("world", world)):
+        need(hasattr(number, "__index__"), name, "is {!r:.60}; it must be an integer", number)
     need_directory(directory)
     needed = config is None or dtype is None or (Path(directory) / "config.json").is_file()
     values = text_values(read_json(directory)) if needed else {}
@@ -166,7 +155,10 @@ def load_layer(
     rule = "is {}; it must divide the checkpoint's {} experts"
     need(config.num_experts % world == 0, "world", rule, world, config.num_experts)
     if dtype is None:
-        dtype = _DTYPES.get(str(values.get("dtype") or values.get("torch_dtype")), torch.bfloat16)
+        said = str(values.get("dtype") or values.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+        rule = "has dtype {!r:.40} in config.json; need {}, or pass dtype="
+        need(said in _DTYPES, "directory", rule, said, " or ".join(_DTYPES))
+        dtype = _DTYPES[said]
     fp8 = Fp8Format.of(values)
     with CheckpointFiles(directory) as files:
         prefix, router = _find_block(files, layer)

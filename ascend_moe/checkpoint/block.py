@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe.checkpoint.config import Fp8Format
-from ascend_moe.checkpoint.files import FLOATS, CheckpointFiles, Part
+from ascend_moe.checkpoint.files import FLOATS, INTEGERS, CheckpointFiles, Part
 from ascend_moe.checkpoint.quantized import Quantized
 from ascend_moe.checkpoint.stored import Coded, Stored, float_matrix, fp4_matrix, mxfp4_matrix
 from ascend_moe.errors import ArgumentError, need
@@ -39,7 +39,6 @@ _BIASES = (
     "{}.bias",
 )
 _SHARED = ("shared_expert", "shared_experts", "shared_mlp")
-_INTEGERS = (torch.int8, torch.uint8, torch.int32)
 _Matrix = tuple[Stored, int | None]  # with its row in a fused tensor
 _Finish = Callable[[Tensor], Tensor]
 
@@ -147,14 +146,12 @@ class Block:
         made = self.quantized.stored(self.files, shapes)
         for name, shape in shapes.items():
             fp4 = self.fp8.fp4_experts and ".experts." in name
-            if name not in made and fp4 and (not self._is_here(name) or self.files.dtype(name) in _INTEGERS):
+            absent = name in self.files and not self.files.is_here(name)
+            if name not in made and fp4 and (absent or self.files.dtype(name) in INTEGERS):
                 made[name] = fp4_matrix(self.files, name, shape)
             elif name not in made:
                 made[name] = float_matrix(self.files, name, shape, self.fp8)
         return made
-
-    def _is_here(self, name: str) -> bool:
-        return name not in self.files or self.files.is_here(name)
 
     def _experts(self) -> list[_Experts]:
         """Return the storage of each expert, from the names of tensors."""
@@ -181,7 +178,7 @@ class Block:
         for each in _FUSED[self._wide]:
             names = [f"{self.prefix}.{name}" for name in each]
             packed = any(f"{name}_packed" in self.files for name in names)
-            integers = packed or any(self.files.is_here(n) and self.files.dtype(n) in _INTEGERS for n in names)
+            integers = packed or any(self.files.is_here(n) and self.files.dtype(n) in INTEGERS for n in names)
             rule = "has integers in {} for all experts; int8 and int4 are read from experts.N.gate_proj.weight …, as "
             need(not integers, "directory", rule + "ModelSlim and compressed-tensors publish them", names[0])
             if names[0] in self.files:

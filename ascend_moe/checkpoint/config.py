@@ -106,9 +106,9 @@ def moe_config(values: Json) -> MoEConfig:
         numbers = MODEL_TYPES[kind].read(config)
         config.need_no_more()
     except (TypeError, ValueError, OverflowError) as error:
-        if isinstance(error, ArgumentError):
+        if isinstance(error, ArgumentError) and error.argument == "directory":
             raise
-        raise _unfit(f"has a value of the wrong kind: {error}; correct it, or pass a MoEConfig as config") from error
+        raise _unfit(f"has a value that does not fit: {error}; correct it, or pass a MoEConfig as config") from error
     return numbers
 
 
@@ -317,6 +317,8 @@ def _ernie(config: _Values) -> Json:
 def _hunyuan(config: _Values) -> Json:
     """Experts are as wide as the dense layers if no other width is given."""
     config.only("use_mixed_mlp_moe", True)  # a shared expert, as wide as the dense layers
+    for name in ("group_limited_greedy", "moe_drop_tokens", "moe_random_routing_dropped_token"):
+        config.only(name, False)
     dense = config.int("intermediate_size")
     inner, shared = config.int("moe_intermediate_size", dense), config.int("num_shared_expert", 1)
     return {"moe_intermediate_size": inner, "shared_intermediate_size": dense * shared}

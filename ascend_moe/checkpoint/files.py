@@ -19,6 +19,7 @@ INDEX = "model.safetensors.index.json"
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 SCALES = (*FLOATS, torch.float8_e8m0fnu)
 FP8 = torch.float8_e4m3fn
+INTEGERS = (torch.int8, torch.uint8, torch.int32)
 #: dtypes by safetensors' names.
 _DTYPES = {
     "F32": torch.float32,

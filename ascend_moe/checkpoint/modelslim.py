@@ -104,15 +104,11 @@ class ModelSlim:
 
 def _int8(name: str, shape: tuple[int, int]) -> Stored:
     offset = _column(f"{name}_offset", shape[0])
-    parts = (Part(name, (shape,), (torch.int8,)), _column(f"{name}_scale", shape[0]), offset)
-
-    def value(codes: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
-        return (codes.float() - offset.float()) * scale.float()
-
-    def coded(codes: Tensor, scale: Tensor, offset: Tensor) -> Coded:
-        return Coded(codes, scale.float())
-
-    return Stored(parts, value, coded, bits=8, groups=1, zero=offset)
+    return Stored(
+        (Part(name, (shape,), (torch.int8,)), _column(f"{name}_scale", shape[0]), offset),
+        lambda codes, scale, zero: (codes.float() - zero.float()) * scale.float(),
+        lambda codes, scale, zero: Coded(codes, scale.float()), bits=8, groups=1, zero=offset,
+    )  # fmt: skip
 
 
 def _column(name: str, rows: int, columns: int = 1) -> Part:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
 
 from ascend_moe.errors import need
 
@@ -126,15 +128,8 @@ class _Pattern:
         while self._next() == "|":
             self._left.pop()
             branches.append(self._sequence())
-        steps = [step for step, _ in branches]
-
-        def step(places: int) -> int:
-            reached = 0
-            for each in steps:
-                reached |= each(places)
-            return reached
-
-        return (step if len(steps) > 1 else steps[0]), any(loops for _, loops in branches)
+        step = branches[0][0] if len(branches) == 1 else lambda at: reduce(or_, [branch(at) for branch, _ in branches])
+        return step, any(loops for _, loops in branches)
 
     def _sequence(self) -> tuple[_Step, bool]:
         parts: list[tuple[_Step, bool]] = []

@@ -23,7 +23,7 @@ _FP8_KEYS: dict[str, object] = {
     "scale_fmt": (None, "float", "ue8m0"),
     "activation_scheme": (None, "dynamic"),
     **dict.fromkeys(("weight_block_size", "expert_dtype"), READ),
-    **dict.fromkeys(("modules_to_not_convert", "ignored_layers"), SHOWN),
+    **dict.fromkeys(("modules_to_not_convert", "modules_to_convert", "ignored_layers"), SHOWN),
     "dequantize": UNUSED,
 }
 #: Supported keys and values of each object of a quantization_config; all others raise an error that names them.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ascend_moe.checkpoint.config import Fp8Format
-from ascend_moe.checkpoint.files import FLOATS, FP8, SCALES, CheckpointFiles, Part, numbers
+from ascend_moe.checkpoint.files import FLOATS, FP8, INTEGERS, SCALES, CheckpointFiles, Part, numbers
 from ascend_moe.errors import need
 
 MX_GROUP = 32  # numbers that share an exponent
@@ -118,6 +118,8 @@ def float_matrix(files: CheckpointFiles, name: str, shape: tuple[int, int], fp8:
         if dtype == FP8:
             raise files.missing(f"{blocks} (nor {single})", name.rsplit(".", 1)[0])
         return Stored((Part(name, (shape,), FLOATS),), lambda value: value)
+    rule = "has {} of {}, but neither quantization_config nor quant_model_description.json describes it"
+    need(dtype not in INTEGERS, "directory", rule, name, dtype)
     rows, columns = shape
     codes = Part(name, (shape,), (FP8,))
     if scale == single:

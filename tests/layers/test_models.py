@@ -31,6 +31,7 @@ from torch import Tensor
 from ascend_moe import MoELayer
 from ascend_moe.checkpoint import build_layer, load_layer
 from ascend_moe.checkpoint.config import WRAPPERS, moe_config
+from ascend_moe.checkpoint.schemes import Schemes
 from ascend_moe.dispatchers import AllToAllDispatcher, MC2Dispatcher
 from ascend_moe.errors import ArgumentError
 
@@ -161,7 +162,8 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "hunyuan_v1_moe": (
         {"hidden_size": 64, "intermediate_size": 48, "moe_intermediate_size": [32] * 3, "num_experts": 8,
-         "moe_topk": [4] * 3, "num_shared_expert": [2] * 3, "use_mixed_mlp_moe": True, "norm_topk_prob": True},
+         "moe_topk": [4] * 3, "num_shared_expert": [2] * 3, "use_mixed_mlp_moe": True, "norm_topk_prob": True,
+         "moe_drop_tokens": False, "group_limited_greedy": False, "dense_list": [64, 0]},
         {"top_k": 4, "moe_intermediate_size": 32, "shared_intermediate_size": 96},
     ),
     "bailing_moe_v2": (
@@ -188,9 +190,16 @@ def test_configs_as_they_are_published(kind: str) -> None:
     if kind == "gpt_oss":
         with pytest.raises(ArgumentError, match="has num_experts_per_tok 4 and experts_per_token 5"):
             moe_config({"model_type": kind, **values, "experts_per_token": 5})
-    for name, value in {"zero_expert_type": "drop", "router_bias": True}.items() if kind == "longcat_flash" else ():
+    refused = {"longcat_flash": {"zero_expert_type": "drop", "router_bias": True}}
+    refused |= {"hunyuan_v1_moe": {"group_limited_greedy": True, "moe_drop_tokens": True}}
+    for name, value in refused.get(kind, {}).items():
         with pytest.raises(ArgumentError, match=f"has {name} "):
             moe_config({"model_type": kind, **values, name: value})
+
+
+@pytest.mark.parametrize("kind", [transformers.FineGrainedFP8Config, transformers.Mxfp4Config])
+def test_keys_that_transformers_writes_in_a_quantization_config_are_known(kind: Any) -> None:
+    assert Schemes.of({"quantization_config": json.loads(kind().to_json_string(use_diff=False))}) is None
 
 
 # ---- MoELayer's parts that only some types have
