@@ -118,7 +118,7 @@ def _inputs(call: _Call, query: Tensor, key: Tensor, value: Tensor) -> list[Tens
 def _forward(query: Tensor, key: Tensor, value: Tensor, shift: Any, drop: Any, _: Any, mask: Any, *rest: Any) -> None:
     call = _call_of(shift, drop, mask, rest[1:])
     largest, total, _unused, out = rest[-4:]
-    found = _attend(_inputs(call, query, key, value), None if shift is None else shift.float(), call)
+    found = _attend(_inputs(call, query, key, value), None if shift is None else shift.float() * call.scale, call)
     write(out, _as_laid_out(found.out, call.layout))
     for place, part in ((largest, found.largest), (total, found.total)):
         if place is not None and place.numel():
@@ -131,7 +131,8 @@ def _backward(query: Tensor, key: Tensor, value: Tensor, dy: Tensor, shift: Any,
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_() for x in _inputs(call, query, key, value)]
         leaves += [] if shift is None else [shift.detach().float().requires_grad_()]
-        out = _as_laid_out(_attend(leaves[:3], None if shift is None else leaves[3], call).out, call.layout)
+        found = _attend(leaves[:3], None if shift is None else leaves[3] * call.scale, call)
+        out = _as_laid_out(found.out, call.layout)
     gradients = torch.autograd.grad(out, leaves, dy.float())
     for place, gradient in zip(rest[-4:], gradients, strict=False):
         if place is not None and place.numel():
