@@ -9,6 +9,8 @@ using namespace vnpu;
 
 namespace {
 
+constexpr uint32_t kTimeLine = 8;  // ACL_EVENT_TIME_LINE: the event records a time
+
 std::unordered_set<Event*>& Events() {
     static auto* events = new std::unordered_set<Event*>;
     return *events;
@@ -153,8 +155,11 @@ VNPU_EXPORT AclError aclrtEventElapsedTime(float* ms, Handle start_handle, Handl
     Event* start = EventOf(start_handle, "aclrtEventElapsedTime");
     Event* end = EventOf(end_handle, "aclrtEventElapsedTime");
     if (!ms || !start || !end) return kParamInvalid;
-    if (!start->recorded || !end->recorded) {
-        vnpu_error("aclrtEventElapsedTime: the %s event was never recorded", start->recorded ? "end" : "start");
+    for (const Event* event : {start, end}) {
+        if (event->recorded && event->flags & kTimeLine) continue;
+        vnpu_error("aclrtEventElapsedTime: the %s event %s", event == start ? "start" : "end",
+                   event->recorded ? "has no time: create it with enable_timing=True (ACL_EVENT_TIME_LINE)"
+                                   : "was never recorded");
         return kEventTimestampInvalid;
     }
     *ms = static_cast<float>(static_cast<double>(end->ns - start->ns) * 1e-6);
@@ -167,7 +172,7 @@ VNPU_EXPORT AclError aclrtEventGetTimestamp(Handle handle, uint64_t* timestamp) 
     if (AclError code = FindLast(handle, &last, "aclrtEventGetTimestamp")) return code;
     if (AclError code = WaitFor(last)) return code;
     return WithEvent(handle, [&](Event& event) {
-        if (!timestamp || !event.recorded) return kEventTimestampInvalid;
+        if (!timestamp || !event.recorded || !(event.flags & kTimeLine)) return kEventTimestampInvalid;
         *timestamp = static_cast<uint64_t>(event.ns / 1000);
         return kSuccess;
     });

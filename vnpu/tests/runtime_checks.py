@@ -81,6 +81,10 @@ def check_streams() -> None:
     end.synchronize()
     assert begin.query() and end.query() and stream.query()
     assert begin.elapsed_time(end) >= 0 and target.cpu().equal(source.cpu())
+    untimed = torch.npu.Event()
+    untimed.record()
+    with raises("107006"):  # ACL_EVENT_TIME_LINE is not set
+        untimed.elapsed_time(end)
     large = torch.ones(1 << 22, device="npu")
     with torch.npu.stream(stream):
         for _ in range(50):
