@@ -100,6 +100,13 @@ def check_reductions() -> None:
         dist.reduce(tensor, dst=WORLD - 1, op=code)
         if RANK == WORLD - 1:
             same(tensor, reduced(op, everyone(torch.float32, 77)), f"reduce {op}")
+    tensors = [data_of(RANK, torch.int32, count).npu() for count in (3, 5)]
+    with dist._coalescing_manager(async_ops=True, device=NPU) as group:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    group.wait()
+    for tensor in tensors:
+        same(tensor, reduced("SUM", everyone(torch.int32, len(tensor))), "a group of calls")
 
 
 def check_every_value() -> None:
