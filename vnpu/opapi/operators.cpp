@@ -156,6 +156,8 @@ VNPU_FOREACH(Div)
 VNPU_FOREACH(Maximum)
 VNPU_OP(aclnnForeachMinimumScalarList, L, SL, L)
 VNPU_FOREACH(Pow)
+VNPU_OP(aclnnForeachNonFiniteCheckAndUnscale, L, T, T)
+VNPU_OP(aclnnAmpUpdateScale, T, T, T, D, D, I, T, T)
 VNPU_OP(aclnnForeachAddcdivScalarV2, L, L, L, S, L)
 VNPU_OP(aclnnForeachAddcmulScalarV2, L, L, L, S, L)
 
@@ -192,6 +194,7 @@ VNPU_OP(aclnnInplaceBernoulliTensor, T, T, I, I)
 VNPU_OP(aclnnRandperm, I, I, I, T)
 VNPU_OP(aclnnMultinomial, T, I, B, I, I, T)
 VNPU_OP(aclnnDropoutGenMaskV2, IA, D, I, I, I32, T)
+VNPU_OP(aclnnDropoutGenMaskV2Tensor, IA, D, T, T, I, I32, T)
 VNPU_OP(aclnnDropoutDoMask, T, T, D, T)
 
 // Selecting and placing.
@@ -267,6 +270,8 @@ VNPU_OP(aclnnLogSoftmax, T, I, T)
 VNPU_OP(aclnnSoftmaxBackward, T, T, I, T)
 VNPU_OP(aclnnLogSoftmaxBackward, T, T, I, T)
 VNPU_OP(aclnnNLLLoss, T, T, T, I, I, T, T)
+VNPU_OP(aclnnMseLoss, T, T, I, T)
+VNPU_OP(aclnnMseLossBackward, T, T, T, I, T)
 VNPU_OP(aclnnNLLLossBackward, T, T, T, T, I, I, T, T)
 
 // ---- matrix products, norms, quantization, and the operators of MoE layers that torch_npu adds ----
@@ -310,10 +315,12 @@ VNPU_OP(aclnnTransQuantParamV2, T, T, T)
 VNPU_OP(aclnnWeightQuantBatchMatmulV2, T, T, T, T, T, T, T, I32, T)
 
 VNPU_OP(aclnnRmsNorm, T, T, D, T, T)
+VNPU_OP(aclnnRmsNormGrad, T, T, T, T, T, T)
 VNPU_OP(aclnnAddRmsNorm, T, T, T, D, T, T, T)
 // x1, x2, gamma, two smooth scales, beta, epsilon, outputs wanted, two of codes, x, two of scales
 VNPU_OP(aclnnAddRmsNormDynamicQuantV2, T, T, T, T, T, T, D, IA, T, T, T, T, T)
 VNPU_OP(aclnnLayerNorm, T, IA, T, T, D, T, T, T)
+VNPU_OP(aclnnLayerNormBackward, T, T, IA, T, T, T, T, IA, T, T, T)
 
 // query, key, value, real_shift, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre_tokens,
 // next_tokens, head_num, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, softmax, out

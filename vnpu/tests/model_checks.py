@@ -84,6 +84,35 @@ def check_models_compute_generate_and_train_as_on_the_cpu() -> None:
                     near(mine, theirs, 1e-3)
 
 
+def check_gradients_of_norms_and_of_a_squared_error() -> None:
+    def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+        return torch_npu.npu_rms_norm(x, weight)[0] if x.is_npu else functional.rms_norm(x, (8,), weight, 1e-6)
+
+    for function in (
+        rms_norm,
+        lambda x, weight: functional.layer_norm(x, (8,), weight, weight),
+        lambda x, weight: functional.mse_loss(x, weight.expand_as(x), reduction="none"),
+    ):
+        results = []
+        for device in ("cpu", "npu"):
+            leaves = [x.to(device).requires_grad_() for x in (mixed(3, 5, 8), mixed(8))]
+            out = function(*leaves)
+            results.append([out, *torch.autograd.grad(out, leaves, mixed(3, 5, 8).to(device) + 1)])
+        for want, found in zip(*results, strict=True):
+            near(found, want, 1e-5)
+
+
+def check_gradients_are_scaled_and_infinite_ones_skipped() -> None:
+    weight = torch.nn.Parameter(torch.ones(4, device="npu"))
+    scaler, optimizer = torch.amp.GradScaler("npu", init_scale=4.0, growth_interval=2), torch.optim.SGD([weight], 1.0)
+    for slope, scale, left in ((0.5, 4, 0.5), (0.5, 8, 0), (float("inf"), 4, 0)):
+        scaler.scale((weight * slope).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert (scaler.get_scale(), weight.tolist()) == (scale, [left] * 4)
+
+
 # ---- attention
 
 
@@ -106,15 +135,19 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
 
 def check_fusion_attention_in_every_layout_with_gradients() -> None:
     q, k, v, dy = mixed(2, 4, 5, 8), mixed(2, 2, 7, 8), mixed(2, 2, 7, 8) + 1, mixed(2, 4, 5, 8)
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    want = reference(*leaves)
-    wanted = torch.autograd.grad(want, leaves, dy)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v, mixed(2, 4, 5, 7))]
+    want = reference(*leaves[:3], leaves[3] * 8**-0.5)  # scale * (pse + q @ k)
+    *wanted, wanted_shift = torch.autograd.grad(want, leaves, dy)
     for layout in ("BNSD", "BSND", "BSH", "SBH"):
         mine = [laid_out(x, layout).npu().requires_grad_() for x in (q, k, v)]
-        out = torch_npu.npu_fusion_attention(*mine, 4, layout, scale=8**-0.5)[0]
+        shift = leaves[3].detach().npu().requires_grad_()
+        out = torch_npu.npu_fusion_attention(*mine, 4, layout, pse=shift, scale=8**-0.5)[0]
         near(out, laid_out(want, layout), 1e-6)
-        for found, grad in zip(torch.autograd.grad(out, mine, laid_out(dy, layout).npu()), wanted, strict=True):
-            near(found, laid_out(grad, layout), 1e-5)
+        grads = [*(laid_out(grad, layout) for grad in wanted), wanted_shift]
+        for found, grad in zip(
+            torch.autograd.grad(out, [*mine, shift], laid_out(dy, layout).npu()), grads, strict=True
+        ):
+            near(found, grad, 1e-5)
 
 
 def check_masks_and_sparse_modes_of_attention() -> None:
@@ -151,6 +184,11 @@ def check_dropped_probabilities_keep_their_mean() -> None:
     v = torch.ones(1, 2, 16, 8).npu()
     out = torch_npu.npu_fusion_attention(q, q, v, 2, "BNSD", scale=1.0, keep_prob=0.5)[0]
     assert out.std() > 0.05 and abs(float(out.mean()) - 1) < 0.2
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        kept = functional.dropout(x, 0.25)
+    sums = {graph.replay() or float(kept.sum()) for _ in range(3)}
+    assert len(sums) == 3, sums  # drawn anew
 
 
 def check_attention_for_inference() -> None:

@@ -34,7 +34,7 @@ ORDER: list[str] = []  # the names of all aclnn functions that were called
 # operator_checks.py.
 PARTS = {
     "models": "aclnn(Foreach|Fla|FusedInfer|QuantMatmul|TransQuant|WeightQuant|Dropout|NLLLoss|ConstantPad|NpuFormat|"
-    "GroupedMatmulWeightNz)",
+    "GroupedMatmulWeightNz|LayerNormBackward|RmsNormGrad|MseLoss|Amp)",
     "serving": "(atb|Atb|aclnn(InterleaveRope|KvRmsNormRope|AttentionUpdate|TransposeBatch|Scatter(Pa|Nd)|GatherPa|"
     "AddRmsNormDynamic))",
     "moe": "aclnn(Moe|GroupedMatmul|SwiGlu|ClippedSwiglu|DynamicQuant|DequantSwiglu)",

@@ -42,6 +42,14 @@ def _zero(tensors: list[Tensor]) -> None:
         tensor.zero_()
 
 
+@effect("aclnnAmpUpdateScale")
+def _update_scale(scale: Tensor, tracker: Tensor, found: Tensor, *rest: Any) -> None:
+    *numbers, scale_out, tracker_out = rest
+    write(scale_out, scale)
+    write(tracker_out, tracker)
+    torch._amp_update_scale_(scale_out, tracker_out, found, *numbers)
+
+
 def _torch(name: str) -> Callable[..., Any]:
     function: Callable[..., Any] = getattr(torch, f"_foreach_{name.lower()}")
     return function
@@ -67,3 +75,4 @@ for _name in ("LerpList", "LerpScalar"):
 _register("Copy", lambda tensors, outputs: _write_all(outputs, tensors))
 _register("PowScalarAndTensor", _power)
 _register("ZeroInplace", _zero)
+_register("NonFiniteCheckAndUnscale", torch._amp_foreach_non_finite_check_and_unscale_)

@@ -9,7 +9,7 @@ gives the same numbers on every run. They are not the numbers of a device.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -131,6 +131,8 @@ _REDUCTIONS: Table = {
     "Cumprod": lambda x, dim, dtype: torch.cumprod(x, dim, dtype=DTYPES[dtype]),
     "SoftmaxBackward": lambda grad, y, dim: aten._softmax_backward_data(grad, y, dim, grad.dtype),
     "LogSoftmaxBackward": lambda grad, y, dim: aten._log_softmax_backward_data(grad, y, dim, grad.dtype),
+    "MseLoss": aten.mse_loss,
+    "MseLossBackward": aten.mse_loss_backward,
     "NLLLossBackward": lambda grad, x, target, weight, reduction, ignored, total: aten.nll_loss_backward(
         grad, x, target.long(), weight, reduction, ignored, total
     ),
@@ -267,12 +269,29 @@ def _add_rms_norm_dynamic_quant(x1: Tensor, x2: Tensor, gamma: Tensor, *rest: An
     quantize(Arguments([normed, smooth, None, 2, 1, "pertoken", codes, scale, None], []))
 
 
+def _write_wanted(outputs: Sequence[Tensor | None], results: Sequence[Tensor]) -> None:
+    for out, result in zip(outputs, results, strict=True):
+        if out is not None:
+            out.copy_(result.reshape(out.shape))
+
+
 def _layer_norm(
     x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, epsilon: float, *outputs: Tensor | None
 ) -> None:
-    for out, result in zip(outputs, torch.native_layer_norm(x, shape, weight, bias, epsilon), strict=True):
-        if out is not None:
-            out.copy_(result.reshape(out.shape))
+    _write_wanted(outputs, torch.native_layer_norm(x, shape, weight, bias, epsilon))
+
+
+def _rms_norm_grad(dy: Tensor, x: Tensor, rstd: Tensor, gamma: Tensor, dx: Tensor, dgamma: Tensor) -> None:
+    dims = list(range(x.dim() - gamma.dim(), x.dim()))
+    unit, slope = x.float() * rstd, dy.float() * gamma.float()
+    dx.copy_((slope - unit * (slope * unit).mean(dims, keepdim=True)) * rstd)
+    dgamma.copy_((dy.float() * unit).reshape(-1, *gamma.shape).sum(0))
+
+
+def _layer_norm_backward(grad: Tensor, x: Tensor, shape: list[int], *given: Any) -> None:
+    *floats, wanted, gx, gw, gb = given
+    wide, mask = [None if part is None else part.float() for part in floats], [bool(part) for part in wanted]
+    _write_wanted((gx, gw, gb), aten.native_layer_norm_backward(grad.float(), x.float(), shape, *wide, mask))
 
 
 # ---- random numbers
@@ -332,9 +351,10 @@ def _range(start: Number, end: Number, step: Number, out: Tensor) -> None:
     out.copy_(start + step * torch.arange(out.numel(), dtype=out.dtype))
 
 
-def _dropout_mask(shape: list[int], probability: float, seed: int, offset: int, dtype: int, out: Tensor) -> None:
+def _dropout_mask(shape: list[int], probability: float, *given: Any) -> None:
     """A bit an element, 1: kept."""
-    kept = torch.rand(8 * out.numel(), generator=_generator(seed, offset)) >= probability
+    *seed, _, out = given
+    kept = torch.rand(8 * out.numel(), generator=_generator(*seed)) >= probability
     weights = 2 ** torch.arange(8, dtype=torch.int32)
     out.copy_((kept.reshape(-1, 8) * weights).sum(1).to(torch.uint8).view(out.dtype).reshape(out.shape))
 
@@ -347,6 +367,7 @@ def _do_mask(x: Tensor, mask: Tensor, probability: float) -> Tensor:
 
 _WRITING: Table = {
     "DropoutGenMaskV2": _dropout_mask,
+    "DropoutGenMaskV2Tensor": _dropout_mask,
     "InplaceCopy": lambda x, source: x.copy_(source),
     "InplaceFillTensor": lambda x, source: x.copy_(source),
     "InplaceFillScalar": lambda x, value: x.fill_(value),
@@ -370,7 +391,9 @@ _WRITING: Table = {
     "RmsNorm": _rms_norm,
     "AddRmsNorm": _add_rms_norm,
     "AddRmsNormDynamicQuantV2": _add_rms_norm_dynamic_quant,
+    "RmsNormGrad": _rms_norm_grad,
     "LayerNorm": _layer_norm,
+    "LayerNormBackward": _layer_norm_backward,
     "Addmm": lambda *given: given[5].copy_(_scaled_sum(*given[:5])),
     "Baddbmm": lambda *given: given[5].copy_(_scaled_sum(*given[:5])),
     "Addmv": lambda x, left, right, alpha, beta, out, cube_math: out.copy_(_scaled_sum(x, left, right, beta, alpha)),
