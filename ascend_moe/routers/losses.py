@@ -57,8 +57,8 @@ def switch_load_balancing_loss_func(
     need_shape("tokens_per_expert", tokens_per_expert, (probs.shape[1],))
     active = _one_mask(mask, padding_mask, probs.shape[0])
     shares = _zeroed(probs, active).to(compute_dtype(probs.dtype)).sum(0)
-    total = torch.as_tensor(total_num_tokens, dtype=shares.dtype, device=probs.device).clamp(min=1)
-    return (shares * tokens_per_expert).sum() * (num_experts * moe_aux_loss_coeff / topk) / (total * total)
+    n = torch.as_tensor(total_num_tokens, dtype=shares.dtype, device=probs.device)
+    return (shares * tokens_per_expert).sum() * (num_experts * moe_aux_loss_coeff / topk) / (n * n + (n == 0))
 
 
 @with_typed_errors

@@ -32,6 +32,8 @@ _NOT_WITH_SINKHORN = (
     "moe_router_topk_scaling_factor",
     "moe_enable_routing_replay",
 )
+#: Options of a TransformerConfig that no router here supports.
+_FORCED = ("moe_router_force_load_balancing", "moe_router_force_biased")
 
 
 @dataclass
@@ -99,8 +101,8 @@ class TopKRouter(FittedModule):
         losses: this rank's part of the last forward's losses, divided by their coefficients, by name:
             "load_balancing_loss", "seq_load_balancing_loss", "global_load_balancing_loss" and "z_loss".
 
-    Raises ArgumentError if moe_router_load_balancing_type is unknown or "quantile_balancing", or another option does
-    not fit "sinkhorn". Source: Megatron-LM ``TopKRouter``.
+    Raises ArgumentError if moe_router_load_balancing_type is unknown or "quantile_balancing", another option does not
+    fit "sinkhorn", or a TransformerConfig forces the load. Source: Megatron-LM ``TopKRouter``.
     """
 
     _shared = ("tp_cp_group", "tp_dp_cp_group")
@@ -119,9 +121,9 @@ class TopKRouter(FittedModule):
             rule = "is {!r}, which is not supported; use an aux loss or moe_router_enable_expert_bias"
             need(kind != "quantile_balancing", "moe_router_load_balancing_type", rule, kind)
             need_one_of("moe_router_load_balancing_type", kind, (*LOSSES, "none", *(["sinkhorn"] * (kinds == kind))))
-        for name in _NOT_WITH_SINKHORN if kinds == "sinkhorn" else ():
-            value = getattr(config, name, None)
-            need(not value, name, "is {!r}, which sinkhorn does not support: leave it out", value)
+        for name in (*_FORCED, *(_NOT_WITH_SINKHORN if kinds == "sinkhorn" else ())):
+            value, by = getattr(config, name, None), "TopKRouter" if name in _FORCED else "sinkhorn"
+            need(not value, name, "is {!r}, which {} does not support: leave it out", value, by)
         experts, hidden = config.num_moe_experts, config.hidden_size
         made: dict[str, Any] = {"dtype": config.params_dtype, "device": device}
         self.weight = nn.Parameter(torch.empty(experts, hidden, **made))
@@ -227,9 +229,9 @@ class TopKRouter(FittedModule):
             routing_map = routing_map & active[:, None]
             probs = torch.where(routing_map, probs, 0)
         if config.moe_expert_capacity_factor is not None:
-            how = config.moe_token_drop_policy, config.moe_pad_expert_input_to_capacity
-            factor = config.moe_expert_capacity_factor
-            probs, routing_map = apply_router_token_dropping(probs, routing_map, self.topk, factor, *how, mask=active)
+            factor, policy = config.moe_expert_capacity_factor, config.moe_token_drop_policy
+            how = factor, policy, config.moe_pad_expert_input_to_capacity
+            probs, routing_map = apply_router_token_dropping(probs, routing_map, self.topk, *how, mask=active)
         if attached and any(self.get_aux_loss_coeff(kind) > 0 for kind in LOSSES):
             name = config.moe_router_score_function
             chosen, scores = compute_routing_scores_for_aux_loss(logits, self.topk, name, mask=active)

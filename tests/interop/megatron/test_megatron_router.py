@@ -35,10 +35,12 @@ def test_kinds_of_balancing_that_are_not_offered_are_refused() -> None:
         TopKRouter(RouterConfig(E, H, moe_router_load_balancing_type=["sinkhorn"], moe_aux_loss_coeff=[0.0]))
     for name, value in {
         "moe_aux_loss_coeff": 0.1, "moe_router_enable_expert_bias": True, "moe_router_topk_scaling_factor": 2.0,
-        "moe_router_group_topk": 2, "moe_enable_routing_replay": True,
+        "moe_router_group_topk": 2, "moe_enable_routing_replay": True, "moe_router_force_load_balancing": True,
     }.items():  # fmt: skip
-        with pytest.raises(ValueError, match=f"{name} is {value}, which sinkhorn does not support"):
-            TopKRouter(RouterConfig(E, H, moe_router_load_balancing_type="sinkhorn", **{name: value}))
+        config = RouterConfig(E, H, moe_router_load_balancing_type="none" if "force" in name else "sinkhorn")
+        vars(config)[name] = value
+        with pytest.raises(ValueError, match=f"{name} is {value}, which (sinkhorn|TopKRouter) does not support"):
+            TopKRouter(config)
 
 
 def by_turns(logits: Tensor, tol: float = 1e-7) -> Tensor:
@@ -280,6 +282,8 @@ def test_seq_aux_loss_is_the_mean_over_sequences(function: str) -> None:
     chosen, scores = compute_routing_scores_for_aux_loss(logits[:, 0], K, function)
     loss = switch_load_balancing_loss_func(scores, chosen.sum(0), sequence, K, E, coeff)
     close(loss, aux_by_loop(logits[:, 0], K, coeff, function))
+    half = switch_load_balancing_loss_func(scores, chosen.sum(0), 0.5, K, E, coeff)  # of the mean sequence
+    close(half, loss * sequence**2 / 0.5**2)
 
 
 def test_global_aux_loss_averages_over_steps() -> None:

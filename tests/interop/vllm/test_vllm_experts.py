@@ -183,16 +183,13 @@ def test_experts_refuse() -> None:
     ):
         with pytest.raises(ArgumentError, match=rule):
             make_experts(None, None, None, config, E)
-    made = make_experts(None, None, None, SimpleNamespace(gemm1_alpha=1.702), E)
-    with pytest.raises(
-        ArgumentError, match=r"has gemm1_alpha 1\.702, but activation 'silu' has no such parameter: pass 1 or"
+    moe = SimpleNamespace(swiglu_limit=10.0, swiglu_alpha=None)
+    for given, name, rule in (
+        ((SimpleNamespace(gemm1_alpha=1.702), None), "silu", r"has gemm1_alpha 1\.702, but .* parameter: pass 1 or"),
+        ((None, moe), "gelu", r"moe_config has swiglu_limit 10\.0, but activation 'gelu' has no such parameter"),
     ):
-        apply(made)
-    made = make_experts(None, None, None, None, E, moe_config=SimpleNamespace(swiglu_limit=10.0, swiglu_alpha=None))
-    with pytest.raises(
-        ArgumentError, match=r"moe_config has swiglu_limit 10\.0, but activation 'gelu' has no such parameter"
-    ):
-        apply(made, activation="gelu")
+        with pytest.raises(ArgumentError, match=rule):
+            apply(make_experts(None, None, None, given[0], E, moe_config=given[1]), activation=name)
     neutral = SimpleNamespace(gemm1_clamp_limit=None, gemm1_alpha=1.0, gemm1_beta=0.0)
     make_experts(None, None, None, neutral, E, moe_config=SimpleNamespace(swiglu_limit=None))
     both = SimpleNamespace(gemm1_clamp_limit=3.0), SimpleNamespace(swiglu_limit=5.0, swiglu_alpha=2.0)
