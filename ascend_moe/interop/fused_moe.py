@@ -9,6 +9,7 @@ parallelism an expert_map names the experts of this rank. Over dispatch and comb
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from ascend_moe.comm import group_of
 from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import need, need_dims, need_dtype, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import Activation, grouped_mlp
+from ascend_moe.interop.vllm.experts import ACTIVATIONS, activation_of, check_experts, is_w8a8, name_of
 from ascend_moe.ops.collectives import gather
 from ascend_moe.permute import batched_moe_align_block_size, moe_align_block_size, need_map, need_pairs
 from ascend_moe.routers.gating import BY_MAX, BY_TOP2_SUM, SIGMOID, SOFTMAX, SQRT_SOFTPLUS, Groups, gating_top_k
@@ -106,10 +108,11 @@ def fused_experts(
     topk_weights: Tensor,
     topk_ids: Tensor,
     inplace: bool = False,
-    activation: str = "silu",
+    activation: Any = "silu",
     apply_router_weight_on_input: bool = False,
     global_num_experts: int = -1,
     expert_map: Tensor | None = None,
+    quant_config: Any = None,
     *,
     block_size: int = 16,
     ignore_invalid_experts: bool = False,
@@ -126,24 +129,29 @@ def fused_experts(
         w1: ``(L, 2F, H)`` of hidden_states' dtype, gate rows first; L: experts of this rank. w2: ``(L, H, F)``.
         topk_weights: ``(T, K)``, used as float32. topk_ids: ``(T, K)`` int32 or int64, experts 0..E-1; others add 0.
         inplace: write the result into hidden_states; out_dtype must then be None or the same.
-        activation: "silu", or another gated one of `ascend_moe.experts.activations`.
+        activation: vLLM's name or MoEActivation of a gated one, such as "silu", as in `vllm.experts.Experts.apply`
+            ("swigluoai": gate and up rows alternate); or another gated one of `ascend_moe.experts.activations`.
         apply_router_weight_on_input: multiply a token by its weight before w1, rounded to its dtype, instead of the
             expert's result; K must be 1.
         global_num_experts: E; -1: L. Without expert_map it must be L.
         expert_map: ``(E,)`` int32 or int64: the index in w1 of each expert, -1 for experts of other ranks, which add
             nothing, so that the result is this rank's part of the sum. None: all experts are on this rank.
+        quant_config: vLLM's FusedMoEQuantConfig, unquantized: only the activation's numbers are used; None: defaults.
         block_size: rows of a block. out_dtype: None: that of hidden_states. float32 for partial sums.
         ignore_invalid_experts: make no blocks for experts that expert_map has as -1; same result, less to sort.
 
     Returns ``(T, H)``. Raises ArgumentError if an argument breaks one of these rules. Source: vLLM ``fused_experts``.
     """
     experts = _check(hidden_states, w1, w2, topk_weights, topk_ids, global_num_experts, expert_map)
-    act = Activation.of(activation)
+    need(not is_w8a8(check_experts(quant_config)), "quant_config", "has int8 rows: use interop.vllm.make_experts")
+    name = name_of(activation)
+    act = activation_of(name, quant_config, None) if name in ACTIVATIONS else Activation.of(activation)
     need(act.gated, "activation", "is {!r}, which has no gate; w1 has gate and up: pass a gated activation", activation)
     tokens, topk = topk_ids.shape
-    on_input = apply_router_weight_on_input
-    rule = "needs K = 1; topk_ids has K = {}: pass False"
-    need(topk == 1 or not on_input, "apply_router_weight_on_input", rule, topk)
+    x, weights = hidden_states, topk_weights.reshape(-1, 1).float()
+    if apply_router_weight_on_input:
+        need(topk == 1, "apply_router_weight_on_input", "needs K = 1; topk_ids has K = {}: pass False", topk)
+        x, weights = (x.float() * weights).to(x.dtype), torch.ones_like(weights)
     dtype = out_dtype or hidden_states.dtype
     rule = "needs out_dtype None or {}; it is {}: pass inplace=False"
     need(not inplace or dtype == hidden_states.dtype, "inplace", rule, hidden_states.dtype, dtype)
@@ -157,16 +165,12 @@ def fused_experts(
     slots = pairs[: used * block_size].view(used, block_size)[local].reshape(-1).long()
     counts = torch.bincount(owner[local], minlength=w1.shape[0]) * block_size
     real = slots < tokens * topk
-    weights = topk_weights.reshape(-1, 1).float()
-    rows = torch.where(real[:, None], hidden_states[(slots // topk).clamp(max=tokens - 1)], 0)
-    if on_input:
-        factors = torch.where(real[:, None], weights[slots.clamp(max=tokens - 1)], 1)
-        rows = (rows.float() * factors).to(hidden_states.dtype)
+    rows = torch.where(real[:, None], x[(slots // topk).clamp(max=tokens - 1)], 0)
     rows = grouped_mlp(rows, w1.transpose(1, 2), w2.transpose(1, 2), counts, activation=act)
     # Pairs of other ranks have no block here: their places stay zero.
     products = torch.zeros(tokens * topk, rows.shape[1], dtype=torch.float32, device=rows.device)
     places = slots[real]
-    products[places] = rows[real].float() if on_input else rows[real].float() * weights[places]
+    products[places] = rows[real].float() * weights[places]
     out = hidden_states if inplace else hidden_states.new_empty(hidden_states.shape, dtype=dtype)
     return moe_sum(products.view(tokens, topk, hidden_states.shape[1]), out)
 

@@ -270,10 +270,8 @@ def test_frameworks_experts(name: str, numbers: dict[str, float]) -> None:
         sglang.w13_weight.copy_(gate_up.transpose(1, 2))
         sglang.w2_weight.copy_(down.transpose(1, 2))
     torch.testing.assert_close(sglang(x, logits), wanted, **close)
-    if not numbers:
-        w1, w2 = gate_up.transpose(1, 2).contiguous(), down.transpose(1, 2).contiguous()
-        y = fused_experts(x, w1, w2, torch.ones(len(x), 1), ids.int(), activation=name)
-        torch.testing.assert_close(y, wanted, **close)
+    y = fused_experts(x, sglang.w13_weight, sglang.w2_weight, torch.ones(len(x), 1), ids.int(), activation=act)
+    torch.testing.assert_close(y, wanted, **close)
 
 
 @pytest.mark.parametrize(
@@ -294,9 +292,11 @@ def test_vllms_experts(vllm: str, act: Activation, numbers: dict[str, float]) ->
     experts = make_experts(None, None, None, None, L, moe_config=SimpleNamespace(**numbers))
     output = torch.empty(len(x), H)
     w1, w2 = gate_up.transpose(1, 2), down.transpose(1, 2)
-    absent = (None,) * 6
-    experts.apply(output, x, w1, w2, torch.ones(len(x), 1), ids, vllm, L, *absent, False)
-    torch.testing.assert_close(output, expected_mlp(act, x, gate_up, down).float(), rtol=1e-5, atol=1e-5)
+    experts.apply(output, x, w1, w2, torch.ones(len(x), 1), ids, vllm, L, *(None,) * 6, False)
+    config = SimpleNamespace(gemm1_clamp_limit=numbers.get("swiglu_limit"))
+    named = {"activation": SimpleNamespace(value=vllm), "quant_config": config}
+    for found in (output, fused_experts(x, w1, w2, torch.ones(len(x), 1), ids, **named)):
+        torch.testing.assert_close(found, expected_mlp(act, x, gate_up, down).float(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("int8", [False, True])

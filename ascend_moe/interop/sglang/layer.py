@@ -146,14 +146,13 @@ class EPMoE(ExpertWeights):
         return self._partial(hidden_states, weights, ids, scale)
 
     def _partial(self, x: Tensor, weights: Tensor, ids: Tensor, scale: Tensor | None) -> Tensor:
-        start, end = self.start_expert_id, self.end_expert_id
-        sizes = (self.top_k, self.hidden_size)
+        sizes = (self.start_expert_id, self.end_expert_id, self.top_k, self.hidden_size)
         sorted_ids, src2dst, segments = steps.run_moe_ep_preproess(ids, self.num_experts)
         rows = x.new_empty(ids.numel(), self.hidden_size, dtype=FP8 if self.use_fp8_w8a8 else x.dtype)
-        steps.pre_reorder(x, rows, src2dst, ids, scale, start, end, *sizes)
-        rows = self._run_experts(rows, sorted_ids, segments[start : end + 2], scale)
+        steps.pre_reorder(x, rows, src2dst, ids, scale, *sizes)
+        rows = self._run_experts(rows, sorted_ids, segments[self.start_expert_id : self.end_expert_id + 2], scale)
         total = x.new_empty(x.shape, dtype=x.dtype if self.reduce == "none" else torch.float32)
-        steps.post_reorder(rows, total, src2dst, ids, weights, start, end, *sizes)
+        steps.post_reorder(rows, total, src2dst, ids, weights, *sizes)
         if self.reduce == "all_reduce":
             dist.all_reduce(total, group=self.group)
         return total.to(x.dtype)
@@ -165,30 +164,21 @@ class EPMoE(ExpertWeights):
         scales = {"scale_a": scale, "scale_b": self.w13_weight_scale} if fp8 else {}
         gate_up = rows.new_empty(len(rows), 2 * self.intermediate_size, dtype=self.params_dtype)
         self.grouped_gemm_runner(rows, plain(self.w13_weight), gate_up, local, **options, **scales)
-        hidden = rows.new_empty(len(rows), self.intermediate_size, dtype=self.params_dtype)
-        of_rows = (self.start_expert_id, self.end_expert_id)
-        if not fp8:
-            steps.silu_and_mul(
-                gate_up, hidden, 2 * self.intermediate_size, row_experts, None, *of_rows, self.activation
-            )
-        else:
-            hidden, scale = self._quantized_hidden(gate_up, row_experts)
-            scales = {"scale_a": scale, "scale_b": self.w2_weight_scale}
+        scale = self._hidden_scale(gate_up, row_experts) if fp8 else None
+        hidden = rows.new_empty(len(rows), self.intermediate_size, dtype=FP8 if fp8 else self.params_dtype)
+        given = (row_experts, scale, self.start_expert_id, self.end_expert_id, self.activation)
+        steps.silu_and_mul(gate_up, hidden, 2 * self.intermediate_size, *given)
+        scales = {"scale_a": scale, "scale_b": self.w2_weight_scale} if fp8 else {}
         out = rows.new_empty(len(rows), self.hidden_size, dtype=self.params_dtype)
         self.grouped_gemm_runner(hidden, plain(self.w2_weight), out, local, **options, **scales)
         return out
 
-    def _quantized_hidden(self, gate_up: Tensor, row_experts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the input of the down product: fp8 rows, and their scales by local expert."""
-        of_rows = (self.start_expert_id, self.end_expert_id)
+    def _hidden_scale(self, gate_up: Tensor, row_experts: Tensor) -> Tensor:
+        """Return the fp8 scales of the down product's input by local expert."""
         if self._static:
-            scale = self.w2_input_scale
-        else:
-            products = self.activation(gate_up[steps.local_rows(row_experts, *of_rows)].float())
-            scale = steps.dynamic_scale(products, self.num_experts_per_partition)
-        hidden = gate_up.new_empty(len(gate_up), self.intermediate_size, dtype=FP8)
-        steps.silu_and_mul(gate_up, hidden, 2 * self.intermediate_size, row_experts, scale, *of_rows, self.activation)
-        return hidden, scale
+            return self.w2_input_scale
+        own = steps.local_rows(row_experts, self.start_expert_id, self.end_expert_id)
+        return steps.dynamic_scale(self.activation(gate_up[own].float()), self.num_experts_per_partition)
 
     def _dispatched(
         self, dispatcher: MC2Dispatcher, x: Tensor, weights: Tensor, ids: Tensor, scale: Tensor | None

@@ -27,6 +27,7 @@ from ascend_moe.interop.fused_moe import (
     moe_sum,
     naive_multicast,
 )
+from ascend_moe.interop.vllm import int8_w8a8_moe_quant_config
 from ascend_moe.placement import ExpertPlacement
 
 FP32, BF16, NAN = torch.float32, torch.bfloat16, float("nan")
@@ -131,10 +132,8 @@ def test_parts_of_all_ranks_are_the_layer(tokens: int, kind: str, dtype: torch.d
 def test_local_numbers_may_be_in_any_order(block: int) -> None:
     x, ids, probs = randn(9, H), routed(9, E, K, "-1"), randn(9, K, seed=6).softmax(1)
     (w1, w2), order = weights(FP32), torch.tensor([6, 3, 0, 7, 1, 5, 2, 4])
-    expert_map = order.argsort().int()
-    found = fused_experts(
-        x, w1[order], w2[order], probs, ids, expert_map=expert_map, global_num_experts=E, block_size=block
-    )
+    given: dict[str, Any] = {"expert_map": order.argsort().int(), "global_num_experts": E, "block_size": block}
+    found = fused_experts(x, w1[order], w2[order], probs, ids, **given)
     assert_one_rounding(found, dispatched(x, ids, probs))
     assert_one_rounding(fused_experts(x, w1, w2, probs, ids, block_size=block), found)
 
@@ -157,7 +156,8 @@ def test_weights_may_be_on_the_input_and_results_in_place() -> None:
     ("changed", "rule"),
     [
         ({"activation": "mish"}, r"'mish'"),
-        ({"activation": "relu2"}, r"activation is 'relu2', which has no gate"),
+        ({"activation": "situ"}, r"activation is 'situ', which has no gate"),
+        ({"quant_config": int8_w8a8_moe_quant_config(*[torch.ones(1)] * 2)}, r"quant_config has int8 rows"),
         ({"apply_router_weight_on_input": True}, r"needs K = 1; topk_ids has K = 3"),
         ({"global_num_experts": 16}, r"global_num_experts is 16; without expert_map"),
         ({"expert_map": torch.zeros(3, dtype=torch.int32)}, r"expert_map is \(3,\); it must be \(8,\)"),
