@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from ascend_moe._tensors import narrow, wide_ids_named
 from ascend_moe.dispatchers import AllToAllDispatcher, Dispatched
@@ -83,19 +84,22 @@ class EPCommStrategy(ABC):
         runtime: the Buffer's ``Runtime``; None: only ``group`` is used. group: as for ``Buffer``; its first use opens
             it, which is collective.
 
-    A custom class takes these two by name; register it by `register_normal_strategy` or the low-latency one.
+    A custom class, registered by `register_normal_strategy` or the low-latency one, takes these two by name; it may
+    call the base with the process group only, as sgl-kernel-npu's do.
     """
 
     name: ClassVar[str]
     modes: ClassVar[tuple[str, ...]]
 
     def __init__(self, runtime: Any = None, group: Group | None = None) -> None:
-        self.runtime, self.group = runtime, group
+        alone = group is None and isinstance(runtime, ProcessGroup)
+        self.runtime: Any = None if alone else runtime
+        self.group: Any = runtime if alone else group
 
     @cached_property
     def place(self) -> BufferPlace:
         """This rank's place (name, W, rank) in the runtime's group, or without a runtime in ``group``."""
-        return self.runtime.place if self.runtime is not None else BufferPlace.of_group(self.group)  # type: ignore[arg-type]
+        return self.runtime.place if self.runtime is not None else BufferPlace.of_group(self.group)
 
     group_name = property(lambda self: self.place.group_ep)
     group_size = property(lambda self: self.place.world)

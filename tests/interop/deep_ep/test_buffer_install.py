@@ -127,14 +127,11 @@ def test_every_public_name_of_theirs_is_ours_or_refused(
 
 def test_a_strategy_of_a_caller(uninstalled: None) -> None:
     deep_ep.install("ascend")
-    from deep_ep.ep_strategy import (  # type: ignore[import-not-found]
-        get_low_latency_strategy,
-        register_low_latency_strategy,
-    )
-    from deep_ep.strategies import DefaultLowLatencyCommStrategy  # type: ignore[import-not-found]
+    theirs = importlib.import_module("deep_ep.strategies")
+    get_low_latency_strategy = theirs.get_low_latency_strategy
 
-    @register_low_latency_strategy("twice")
-    class Twice(DefaultLowLatencyCommStrategy):  # type: ignore[misc]
+    @theirs.register_low_latency_strategy("twice")
+    class Twice(theirs.DefaultLowLatencyCommStrategy):  # type: ignore[misc,name-defined]
         def low_latency_combine(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             return super().low_latency_combine(x * 2, *args, **kwargs)
 
@@ -143,6 +140,8 @@ def test_a_strategy_of_a_caller(uninstalled: None) -> None:
         given = {"runtime": None, "group": (group_ep, 2, rank)}
         assert get_low_latency_strategy("twice") is Twice and Twice(**given).rank == rank
         assert (Twice(**given).group_name, Twice(**given).group_size) == (group_ep, 2)
+        alone = torch.distributed.ProcessGroup(rank, 2)  # all that sgl-kernel-npu's bases take
+        assert (Twice(alone).runtime, Twice(alone).group) == (None, alone)
         buffer = deep_ep.AscendBuffer((group_ep, 2, rank), low_latency_strategy="twice")
         total = finish(case, rank, buffer, low(case, rank, buffer))
         assert torch.equal(total, low_sum(case, rank, lambda _: 2.0))
