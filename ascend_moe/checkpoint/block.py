@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ascend_moe.checkpoint.config import Fp8Format
-from ascend_moe.checkpoint.files import FLOATS, INTEGERS, CheckpointFiles, Part
+from ascend_moe.checkpoint.files import FLOATS, FP8, INTEGERS, CheckpointFiles, Part
 from ascend_moe.checkpoint.quantized import Quantized
-from ascend_moe.checkpoint.stored import Coded, Stored, float_matrix, fp4_matrix, mxfp4_matrix
-from ascend_moe.errors import ArgumentError, need
+from ascend_moe.checkpoint.stored import Coded, Stored, float_matrix, fp4_matrix, mxfp4_matrix, with_fused_scales
+from ascend_moe.errors import need
 from ascend_moe.experts import Activation
 from ascend_moe.experts.int4 import IN_WORD, correction_of, pack_int4
 from ascend_moe.moe_config import ROUTERS, MoEConfig
@@ -39,7 +39,7 @@ _BIASES = (
     "{}.bias",
 )
 _SHARED = ("shared_expert", "shared_experts", "shared_mlp")
-_Matrix = tuple[Stored, int | None]  # with its row in a fused tensor
+_Matrix = tuple[Stored, int]  # with its row in fused tensors
 _Finish = Callable[[Tensor], Tensor]
 
 
@@ -150,8 +150,17 @@ class Block:
             if name not in made and fp4 and (absent or self.files.dtype(name) in INTEGERS):
                 made[name] = fp4_matrix(self.files, name, shape)
             elif name not in made:
-                made[name] = float_matrix(self.files, name, shape, self.fp8)
+                made[name] = self._with_fused_scales(name, shape) or float_matrix(self.files, name, shape, self.fp8)
         return made
+
+    def _with_fused_scales(self, name: str, shape: tuple[int, int]) -> Stored | None:
+        """Return the storage of an expert's fp8 matrix with fused scales, as transformers 5 saves it, or None."""
+        base, _, part, _ = name.rsplit(".", 3)
+        at = next((style.index(part) for style in _EXPERT_STYLES if part in style), 2)
+        scales, place = f"{base}.{'down' if at == 2 else 'gate_up'}_proj_scale_inv", (0, 1) if at == 2 else (at, 2)
+        if scales not in self.files or (self.files.is_here(name) and self.files.dtype(name) != FP8):
+            return None
+        return with_fused_scales(name, shape, scales, self.config.num_experts, place, self.fp8)
 
     def _experts(self) -> list[_Experts]:
         """Return the storage of each expert, from the names of tensors."""
@@ -190,13 +199,9 @@ class Block:
         there = [self.files.shape(name) for name in names]
         many = ((experts,), (self.config.all_experts,))  # LongCat's gate_up_proj has rows for its zero experts
         shapes = tuple(shape[1:] if shape[:1] in many else shape for shape in there)
-        if shapes not in (as_rows, as_columns):
-            raise ArgumentError(
-                f"{names[0]} is {there[0]} and {names[1]} is {there[1]}; with config.json's numbers they must be "
-                f"{(experts, *as_rows[0])} and {(experts, *as_rows[1])}, or "
-                f"{(experts, *as_columns[0])} and {(experts, *as_columns[1])}: correct config.json, or pass config=",
-                argument="directory",
-            )
+        shown = " or ".join(f"{(experts, *first)} and {(experts, *last)}" for first, last in (as_rows, as_columns))
+        rule = "has {} of {} and {} of {}; config.json's numbers make them {}: correct config.json, or pass config="
+        need(shapes in (as_rows, as_columns), "directory", rule, names[0], there[0], names[1], there[1], shown)
         return [
             float_matrix(self.files, name, (shape[1], shape[2]), self.fp8).of_all(shape[0], shapes != as_rows)
             for name, shape in zip(names, there, strict=True)
@@ -223,10 +228,8 @@ class Block:
         shapes |= {f"{base}.{last}.weight": (row, inner) for base in bases}
         stored = self._stored(shapes)
         return [
-            _Experts(
-                [(stored[f"{base}.{part}.weight"], None) for part in first], [(stored[f"{base}.{last}.weight"], None)]
-            )
-            for base in bases
+            _Experts([(stored[f"{base}.{part}.weight"], e) for part in first], [(stored[f"{base}.{last}.weight"], e)])
+            for e, base in enumerate(bases)
         ]
 
     def _shared(self) -> list[_Experts]:
@@ -252,17 +255,12 @@ class Block:
         for part in unique:
             self.files.check(part, of_others=True)
         known = {part.name for part in unique}
-        empty = range(
-            self.config.num_experts, self.config.all_experts
-        )  # transformers writes gates of LongCat's zero experts
+        # transformers writes gates of LongCat's zero experts.
+        empty = range(self.config.num_experts, self.config.all_experts)
         unread = tuple(f"{self.prefix}.experts.{expert}." for expert in empty)
+        rule = "has {}, which a layer with config.json's numbers does not use: correct config.json, or pass config="
         for name in self.files.below(f"{self.prefix}."):
-            if name not in known and not name.startswith(unread):
-                raise ArgumentError(
-                    f"{self.files.directory} has {name}, which a layer with config.json's numbers does not use: "
-                    "correct config.json, or pass config=",
-                    argument="directory",
-                )
+            need(name in known or name.startswith(unread), "directory", rule, name)
 
     def _kept_bits(self, experts: list[_Experts]) -> int:
         kept = {expert.kept for expert in experts}
@@ -270,21 +268,18 @@ class Block:
             return 0
         (*first, down) = kept.pop()
         bits = {first[0][0], down[0]} if len(set(first)) == 1 else {0}
-        packs = all(
-            side % IN_WORD == 0 for side in (self.config.row_size, self._wide * self.config.moe_intermediate_size)
-        )
+        sides = self.config.row_size, self._wide * self.config.moe_intermediate_size
+        packs = all(side % IN_WORD == 0 for side in sides)
         return bits.pop() if bits == {8} or (bits == {4} and packs) else 0
 
     def _have_zeros(self, experts: list[_Experts]) -> bool:
         """Return whether every expert's zero is code 0; reads all offsets, so that all ranks agree."""
-        for expert in experts:
-            for stored, _ in (*expert.gate_up, *expert.down):
-                if stored.zero is None:
-                    continue
-                rule = "has {} in a file that is missing, and every rank needs it: download it, or pass dequantize=True"
-                need(self.files.is_here(stored.zero.name), "directory", rule, stored.zero.name)
-                if bool(self.files.take(stored.zero).any()):
-                    return False
+        zeros = [stored.zero for expert in experts for stored, _ in (*expert.gate_up, *expert.down)]
+        rule = "has {} in a file that is missing, and every rank needs it: download it, or pass dequantize=True"
+        for zero in filter(None, zeros):
+            need(self.files.is_here(zero.name), "directory", rule, zero.name)
+            if bool(self.files.take(zero).any()):
+                return False
         return True
 
     # ---- the data of one rank

@@ -244,6 +244,7 @@ class _Model:
         shared = config.int(self.shared, 0) if self.shared else 0
         gated = wide if self.shared_gate is None else self.shared_gate
         scaled = self.scaling is not None
+        norm = config.same("norm_topk_prob", "moe_renormalize")
         numbers: Json = {
             "hidden_size": config.int("hidden_size"),
             "moe_intermediate_size": inner,
@@ -252,7 +253,7 @@ class _Model:
                 config.same(self.topk, "num_experts_per_tok", "num_experts_per_token", "experts_per_token")
             ),
             "router": self.router,
-            "renormalize": self._read_renormalize(config),
+            "renormalize": bool(config.only(norm, True)) if self.always else config.bool(norm, self.renormalize),
             "n_group": n_group,
             "topk_group": topk_group,
             "routed_scaling_factor": config.float("routed_scaling_factor", self.scaling or 1.0) if scaled else 1.0,
@@ -269,10 +270,6 @@ class _Model:
             config.only("topk_method", "noaux_tc")
             config.only("use_routing_bias", True)
             config.only("moe_router_enable_expert_bias", True)
-
-    def _read_renormalize(self, config: _Values) -> bool:
-        name = config.same("norm_topk_prob", "moe_renormalize")
-        return bool(config.only(name, True)) if self.always else config.bool(name, self.renormalize)
 
     def _read_groups(self, config: _Values) -> tuple[int, int]:
         if self.groups is None:

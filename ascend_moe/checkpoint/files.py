@@ -49,12 +49,14 @@ class Part(NamedTuple):
 
     Attributes:
         finite: its values, such as scales and offsets, must be finite; uint8 are read as exponents (e8m0).
+        fused: it contains several matrices, or their scales, one per index of the leading dimension.
     """
 
     name: str
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     finite: bool = False
+    fused: bool = False
 
 
 class CheckpointFiles:

@@ -68,12 +68,8 @@ class Quantized:
         made = {}
         for name, shape in shapes.items():
             group, packed = groups.get(name), f"{name}_packed" in files
-            need(
-                group is not None or not packed,
-                "directory",
-                "has {}_packed, which quantization_config ignores or does not name: correct quantization_config",
-                name,
-            )
+            rule = "has {}_packed, which quantization_config ignores or does not name: correct quantization_config"
+            need(group is not None or not packed, "directory", rule, name)
             coded = packed or f"{name}_scale" in files
             coded = coded or (files.is_here(name) and files.dtype(name) in (torch.int8, FP8))
             # A float matrix in a group is not a Linear module: routers are often not ignored by name.

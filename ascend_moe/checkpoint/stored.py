@@ -55,8 +55,8 @@ class Stored:
     groups: int = 0
     zero: Part | None = None
 
-    def read(self, files: CheckpointFiles, row: int | None = None) -> Tensor:
-        """Read the matrix and return it in float; ``row``: index in tensors of several matrices (`of_all`)."""
+    def read(self, files: CheckpointFiles, row: int = 0) -> Tensor:
+        """Read the matrix and return it in float; ``row``: index in fused tensors."""
         value = self.value(*self._data(files, row))
         quantized = len(self.parts) > 1
         rule = "has {} with values that are not finite: download it again"
@@ -66,22 +66,22 @@ class Stored:
     def read_codes(self, files: CheckpointFiles) -> Coded:
         """Read the matrix and return its codes and scales; only if ``bits`` is not 0. Errors are those of `read`."""
         assert self.coded is not None
-        coded = self.coded(*self._data(files, None))
+        coded = self.coded(*self._data(files, 0))
         rule = "has {} with scales that are not finite: download it again"
         need(bool(coded.scale.isfinite().all()), "directory", rule, self.parts[0].name)
         return coded
 
     def of_all(self, matrices: int, transposed: bool = False) -> Stored:
         """Return the storage of ``matrices`` such matrices in one tensor; ``transposed``: each is stored as (K, N)."""
-        parts = [part._replace(shapes=tuple((matrices, *shape) for shape in part.shapes)) for part in self.parts]
-        return replace(
-            self, parts=tuple(parts), value=(lambda *data: self.value(*data).t()) if transposed else self.value
-        )
+        parts = tuple(_fused(part, matrices) for part in self.parts)
+        return replace(self, parts=parts, value=(lambda *data: self.value(*data).t()) if transposed else self.value)
 
-    def _data(self, files: CheckpointFiles, row: int | None) -> list[Tensor]:
-        if row is None:
-            return [files.take(part) for part in self.parts]
-        return [files.take(part, (row, row + 1))[0] for part in self.parts]
+    def _data(self, files: CheckpointFiles, row: int) -> list[Tensor]:
+        return [files.take(part, (row, row + 1))[0] if part.fused else files.take(part) for part in self.parts]
+
+
+def _fused(part: Part, count: int) -> Part:
+    return part._replace(shapes=tuple((count, *shape) for shape in part.shapes), fused=True)
 
 
 def scaled(codes: Tensor, scale: Tensor, block: Block) -> Tensor:
@@ -129,6 +129,23 @@ def float_matrix(files: CheckpointFiles, name: str, shape: tuple[int, int], fp8:
     kinds = (*SCALES, torch.uint8) if fp8.exponents else SCALES
     grid = Part(scale, (blocks_of(shape, block),), kinds, finite=True)
     return Stored((codes, grid), lambda codes, scale: scaled(codes, numbers(scale), block))
+
+
+def with_fused_scales(
+    name: str, shape: tuple[int, int], scales: str, experts: int, place: tuple[int, int], fp8: Fp8Format
+) -> Stored:
+    """Return the storage of one expert's fp8 codes (N, K) whose scales, per block of ``fp8``, are in a fused tensor.
+
+    Those of an expert are the scales of ``place[1]`` matrices (N, K) one above the other, this one at ``place[0]``.
+    """
+    whole, block = (place[1] * shape[0], shape[1]), (fp8.rows, fp8.columns)
+    grid = _fused(Part(scales, (blocks_of(whole, block),), SCALES, finite=True), experts)
+
+    def value(codes: Tensor, scale: Tensor) -> Tensor:
+        wide = spread(numbers(scale), whole, block)
+        return codes.float() * (wide if len(wide) == 1 else wide.narrow(0, place[0] * shape[0], shape[0]))
+
+    return Stored((Part(name, (shape,), (FP8,)), grid), value)
 
 
 def _times_scale(codes: Tensor, scale: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ascend_moe.errors import ArgumentError, need, need_shape, with_typed_errors
+from ascend_moe.errors import need, need_shape, with_typed_errors
 from ascend_moe.experts.activations import Activation
 from ascend_moe.experts.grouped_matmul import npu_grouped_matmul
 from ascend_moe.experts.groups import COUNTS, as_counts, read_groups
@@ -208,11 +208,9 @@ def _check_shapes(
 ) -> int:
     """Check the shapes; return the number of local experts."""
     gate_up, down = whole_shape(w_gate_up, "w_gate_up"), whole_shape(w_down, "w_down")
-    if expand_x.dim() != 2 or len(gate_up) != 3 or gate_up[1] != expand_x.shape[1]:
-        raise ArgumentError(
-            f"expand_x is {tuple(expand_x.shape)}, w_gate_up {gate_up}; need (A, H), (L, H, {'2I' if gated else 'I'})",
-            argument="w_gate_up",
-        )
+    fits = expand_x.dim() == 2 and len(gate_up) == 3 and gate_up[1] == expand_x.shape[1]
+    rule = "is {}, expand_x {}; need (L, H, " + ("2I" if gated else "I") + "), (A, H)"
+    need(fits, "w_gate_up", rule, gate_up, expand_x.shape)
     local_experts, hidden, width = gate_up
     fits = local_experts > 0 and down == (local_experts, width / 2 if gated else width, hidden)
     rule = "is {} and w_gate_up is {}; they must be (L, I, H) and (L, H, "
@@ -319,12 +317,10 @@ def _w8a8_hidden(
     """Return the input of the down product: int8 codes and one scale per row."""
     sums = multiply([x], w_gate_up, split_item=3, output_dtype=torch.int32)[0]
     mode: dict[str, Any] = {}
-    if act.name == "clipped_swiglu":
+    if act.name == "clipped_swiglu" or (act.name == "swiglu" and act.number("limit")):
         mode = {"swiglu_mode": 1 if act.interleaved else 2, "clamp_limit": act.number("limit")}
-        mode |= {"glu_alpha": act.number("alpha"), "glu_bias": act.number("bias")}
-    elif act.name == "swiglu" and act.number("limit"):  # this mode with these numbers is SwiGLU with clamped inputs
-        mode = {"swiglu_mode": 1 if act.interleaved else 2, "clamp_limit": act.number("limit")}
-        mode |= {"glu_alpha": 1.0, "glu_bias": 0.0}
+        of_swiglu = {"alpha": 1.0, "bias": 0.0}  # with these numbers the mode is SwiGLU with clamped inputs
+        mode |= {f"glu_{name}": act.number(name) if act.has(name) else of_swiglu[name] for name in of_swiglu}
     if mode or (act.name == "swiglu" and not act.interleaved):
         hidden, hidden_scale = ops.npu_dequant_swiglu_quant(
             sums, weight_scale=scales.gate_up, activation_scale=scales.dynamic, group_index=counts,

@@ -371,11 +371,8 @@ def _check_dtypes(
     integer = dtype == torch.int8
     need(integer or dtype in _FLOATS, "x", "is {}; it must be bf16, fp16, fp32 or int8", dtype)
     dtypes = sorted({str(t.dtype) for t in (*x, *weights.weight)})
-    if len(dtypes) > 1:
-        raise ArgumentError(
-            f"x and weight mix {', '.join(dtypes)}; they must have one type, or give antiquant_scale for int8 weights",
-            argument="weight",
-        )
+    rule = "and x have {}; they must have one type, or give antiquant_scale for int8 weights"
+    need(len(dtypes) == 1, "weight", rule, ", ".join(dtypes))
     name = "per_token_scale" if scale is None else "scale"
     need(integer or not (scale or per_token_scale), name, "needs int8 x; x is {}: leave it out", dtype)
     need(scale is not None or not per_token_scale, "per_token_scale", "needs scale too: pass the weights' scales")

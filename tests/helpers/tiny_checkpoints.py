@@ -310,7 +310,7 @@ MORE = {
         fp8_method(scale_fmt="ue8m0"),
     ),
 }  # fmt: skip
-FUSED = ("fused", "fused fp8 by block", "fused fp8 by channel", "mxfp4 of gpt_oss")
+FUSED = ("fused", "fused fp8 by block", "fused fp8 by channel", "fp8 by block, fused scales", "mxfp4 of gpt_oss")
 KINDS = (*MORE, *FUSED, *FORMATS)
 
 
@@ -367,19 +367,14 @@ def fuse(made: Tiny, kind: str) -> None:
             exact.append(value.t())
             for name, tensor in one.items():
                 stacks.setdefault(name, []).append(tensor)
-        made.tensors |= {name: stacked(tensors) for name, tensors in stacks.items()}
+        made.tensors |= {name: torch.stack(tensors) for name, tensors in stacks.items()}
+        if kind == "fp8 by block, fused scales":  # as transformers saves what it has quantized
+            for expert, codes in enumerate(made.tensors.pop(base)):
+                names = [f"{BLOCK}.experts.{expert}.{name}_proj.weight" for name in part.split("_")]
+                made.tensors |= dict(zip(names, codes.chunk(len(names)), strict=True))
     methods = {"fused": {}, "mxfp4 of gpt_oss": {"quant_method": "mxfp4"}}
     if said := methods.get(kind, fp8_method(weight_block_size=[12, 20])):
         made.config["quantization_config"] = said
-
-
-def stacked(tensors: list[Tensor]) -> Tensor:
-    dtype = tensors[0].dtype
-    return (
-        torch.stack([each.view(torch.uint8) for each in tensors]).view(dtype)
-        if dtype.itemsize == 1
-        else torch.stack(tensors)
-    )
 
 
 # ---- loading them on two ranks

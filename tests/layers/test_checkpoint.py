@@ -97,7 +97,7 @@ def nothing(tensors: dict[str, torch.Tensor]) -> None: ...
         ("mixtral", "published", drop(r"gate\.weight"), {}, r"layer 1 .* no router .*layers with one: none"),
         ("mixtral", "published", nothing, {"intermediate_size": 40}, r"w1\.weight of \(48, 32\).*\(40"),
         ("mixtral", "published", nothing, {"num_local_experts": 4}, r"gate\.weight of \(8, 32\).* \(4, 32\)"),
-        ("mixtral", "fused", nothing, {"intermediate_size": 40}, r"gate_up_proj is \(8, 96, 32\) and"),
+        ("mixtral", "fused", nothing, {"intermediate_size": 40}, r"gate_up_proj of \(8, 96, 32\) and"),
         ("mixtral", "published", recast(r"w2", torch.int8), {}, r"w2\.weight of torch\.int8; need torch\.float32 or"),
         ("mixtral", "fused", recast(r"down_proj", torch.float8_e4m3fn), {}, r"no tensor .*down_proj_scale_inv"),
         ("mixtral", "published", recast(r"w2", torch.float8_e4m3fn), {}, r"no tensor .*w2\.weight_scale_inv"),
