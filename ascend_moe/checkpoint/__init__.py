@@ -32,7 +32,7 @@ from ascend_moe.layer import MoEConfig, MoELayer
 
 #: A router's name: the MoE block of a decoder layer, and the router in it. Excludes layers after the last.
 _ROUTER = re.compile(
-    r"(?P<block>(?!.*\b(?:mtp|visual|vision_\w+)\.)(?:.*\.)?layers\.(?P<layer>\d+)"
+    r"(?P<block>(?!.*\b(?:mtp|visual|vision_\w+)\.)(?:.*\.)?layers\.(?P<layer>\d{1,9})"
     r"\.(?:mlp|block_sparse_moe|feed_forward|mixer|ffn))"
     r"\.(?P<router>gate|router|gate\.wg|router\.layer|router\.classifier)\.weight"
 )
@@ -147,6 +147,7 @@ def load_layer(
     need(dtype in (None, *_DTYPES.values()), "dtype", rule, dtype)
     for name, number in (("layer", layer), ("rank", rank), ("world", world)):
         need(hasattr(number, "__index__"), name, "is {!r:.60}; it must be an integer", number)
+    need(config is None or isinstance(config, MoEConfig), "config", "is {!r:.60}; it must be a MoEConfig", config)
     need_directory(directory)
     needed = config is None or dtype is None or (Path(directory) / "config.json").is_file()
     values = text_values(read_json(directory)) if needed else {}

@@ -119,7 +119,7 @@ def text_values(values: Json) -> Json:
         return values
     shared = ("quantization_config", "compression_config", "dtype", "torch_dtype")
     outer: Json = {name: values[name] for name in shared if name in values}
-    return outer | text
+    return outer | {name: value for name, value in text.items() if value is not None}
 
 
 def returns_pair(values: Json) -> bool:

@@ -137,7 +137,7 @@ def test_wrong_arguments_and_indices_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError) as caught:
             load_layer(directory, LAYER, rank=rank, world=world)
         assert caught.value.argument == argument
-    wrong = {"directory": None, "dtype": torch.int8, "layer": "1", "rank": None, "world": 2.0}
+    wrong = {"directory": None, "dtype": torch.int8, "layer": "1", "rank": None, "world": 2.0, "config": {}}
     for name, value in wrong.items():
         with pytest.raises(ArgumentError, match=f"^{name} is .*; (it must be|need) ") as caught:
             load_layer(**{"directory": directory, "layer": LAYER} | {name: value})

@@ -265,7 +265,7 @@ def test_codes_of_experts_with_biases_become_floats(tmp_path: Path) -> None:
 def test_a_text_configs_quantization_config_goes_first(places: tuple[str, ...], name: str, tmp_path: Path) -> None:
     """Kimi K2.5 publishes it in its text_config; compression_config is the older name."""
     made = tiny("int8 by channel").changed()
-    said, text = made.config.pop("quantization_config"), made.config | {"model_type": "qwen3_vl_moe_text"}
+    said, text = made.config.pop("quantization_config"), made.config | {"model_type": "qwen3_vl_moe_text", name: None}
     if places:
         made.config = {"model_type": "qwen3_vl_moe", "text_config": text, "dtype": "float16"}
         made.config[name] = {"config_groups": {}}

@@ -113,8 +113,8 @@ def test_published_layers_for_prediction_are_passed_over(tmp_path: Path) -> None
     """Qwen3-Next's files have mtp.layers.0 beside model.layers.0; wrappers have a prefix, and towers of their own."""
     checkpoint, prefix = saved("qwen3_next"), "model.language_model."
     tensors = {key.replace("model.", prefix, 1): value for key, value in tensors_of(checkpoint).items()}
-    for other in ("mtp.layers.1.mlp.gate.weight", "model.visual.layers.1.mlp.gate.weight"):
-        tensors[other] = torch.zeros(8, checkpoint.hidden)
+    for other in ("mtp.layers.1", "model.visual.layers.1", "layers." + 5000 * "1"):
+        tensors[f"{other}.mlp.gate.weight"] = torch.zeros(8, checkpoint.hidden)
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((checkpoint.directory / "config.json").read_bytes())
     got, whole = (load_layer(path, LAYER).tensors for path in (tmp_path, checkpoint.directory))
