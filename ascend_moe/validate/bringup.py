@@ -29,21 +29,10 @@ from ascend_moe.ops.npu_communicator import soc_of
 from ascend_moe.ops.npu_servers import ServerRecord, module_of, topology
 from ascend_moe.plan import plan
 from ascend_moe.reference.cases import Case
-from ascend_moe.validate import Device, open_group, times
-from ascend_moe.validate.probes import (
-    FAIL,
-    FAULT,
-    KERNEL_PROBES,
-    PASS,
-    SERVERS,
-    SKIPPED,
-    Judged,
-    Probe,
-    ProbeResult,
-    Skipped,
-)
+from ascend_moe.validate import Device, open_group, probes, times
+from ascend_moe.validate.probes import FAIL, FAULT, PASS, SERVERS, SKIPPED, Judged, Probe, ProbeResult, Skipped
 from ascend_moe.validate.probes_kernel import Npu, Twin
-from ascend_moe.validate.run import DevicePlace, run_case
+from ascend_moe.validate.run import DevicePlace, Stopped, run_case
 
 _COLLECT_S = 60.0
 BATCH, TWO_LEVELS = "BatchWrite order", "two levels"
@@ -56,8 +45,14 @@ WINDOW_MIB = 16  # of ranks as threads
 
 
 def _compare(place: DevicePlace, case: Case) -> None:
-    for result in run_case(place, case):
-        assert result.ok, result.text.partition("\n")[2] or result.text
+    wrong = list[str]()
+    try:
+        for result in run_case(place, case):
+            wrong += [result.text] * (not result.ok)
+    except Stopped:
+        if len(wrong) == 1:  # it names the op's error, which the exception carries; else a wrong result came before
+            raise
+    assert not wrong, wrong[0].partition("\n")[2] or wrong[0]
 
 
 def _first_op(place: DevicePlace) -> str:
@@ -204,13 +199,13 @@ class Step:
 
 def steps(kind: str, ranks: Ranks) -> list[Step]:
     """Return the steps for "npu" or "cpu", in order; on a CPU the twin runs kernel probes, one with both layouts."""
-    kernels = (SERVERS, *KERNEL_PROBES)
+    kernels = (SERVERS, *probes.KERNEL_PROBES)
     if kind == "npu":
         todo = [Step(_by_rank(probe)) for probe in kernels]
     else:
         twin = Twin(world=ranks.world if ranks.threads else min(ranks.world, 4))
         todo = [Step(probe, between_servers(twin, probe.name)) for probe in kernels]
-        todo.insert(2, Step(KERNEL_PROBES[0], replace(twin, layout="a2")))
+        todo.insert(2, Step(probes.KERNEL_PROBES[0], replace(twin, layout="a2")))
     todo += [Step(probe) for probe in OP_PROBES]
     return todo + [_times(algorithm) for algorithm in ALGORITHMS if ranks.timed]
 
@@ -345,7 +340,7 @@ def of_all_ranks(probe: Probe, ranks: Sequence[Judged]) -> ProbeResult:
     """Return the worst of the ranks' results, with the largest value of each figure (`ROUNDS`: all values)."""
     order = FAULT, FAIL, SKIPPED, PASS
     # A rank that waited for another in vain has only seen what the other's result says.
-    worst = min(ranks, key=lambda each: (order.index(each.status), "raised CommTimeout" in each.detail))
+    worst = min(ranks, key=lambda each: (order.index(each.status), each.waited))
     names = dict.fromkeys(name for each in ranks for name in each.figures)
     figures: dict[str, Any] = {}
     for name in names:

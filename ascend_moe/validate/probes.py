@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .. import settings
+from ..errors import CommTimeout, PeerLost
 from .probes_kernel import CYCLES_PER_MICRO, DIFFERS, MISMATCH, PASSED, ROW_BYTES, TIMEOUT, Seen
 from .run import Stopped
 
@@ -47,12 +48,13 @@ class ProbeResult:
 
 
 class Judged(NamedTuple):
-    """Result of one rank; the fields mean the same as in `ProbeResult`."""
+    """Result of one rank; ``waited``: its op only waited for another rank. Other fields: as in `ProbeResult`."""
 
     status: str
     detail: str
     figures: Mapping[str, Any] = {}
     links: str = ""
+    waited: bool = False
 
 
 class Skipped(Exception):
@@ -76,7 +78,7 @@ class Probe:
 
     def on(self, device: Any) -> ProbeResult:
         """Run the probe and return its result, as `judge` does; exceptions become FAIL, FAULT or SKIPPED."""
-        return ProbeResult(self.name, self.assumption, *self.judge(device))
+        return ProbeResult(self.name, self.assumption, *self.judge(device)[:4])
 
     def judge(self, device: Any) -> Judged:
         """Run the probe and return this rank's result: FAULT for the device's error codes and unexpected exceptions."""
@@ -86,8 +88,9 @@ class Probe:
         except Skipped as why:
             return Judged(SKIPPED, f"not run: {why}")
         except (AssertionError, Stopped, RuntimeError) as error:  # AscendMoeError is one
-            text = str(error.__cause__ or error)[:MOST_TEXT]
-            return Judged(FAULT if DEVICE_CODES.search(text) else FAIL, text)
+            cause = error.__cause__ or error
+            text, waited = str(cause)[:MOST_TEXT], isinstance(cause, CommTimeout | PeerLost)
+            return Judged(FAULT if DEVICE_CODES.search(text) else FAIL, text, waited=waited)
         except Exception as error:
             return Judged(FAULT, f"{type(error).__name__}: {error}"[:MOST_TEXT])
 

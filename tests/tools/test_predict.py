@@ -272,6 +272,7 @@ def planned(world: TimedWorld, rank: int, window_mib: int) -> tuple[int, int, by
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)  # it compiles the kernel for another engine
 @pytest.mark.parametrize("algorithm", ["window", "direct"])
 def test_dispatch_takes_as_long_as_a_third_party_kernel(algorithm: str) -> None:
     """Its source, unmodified, through the emulator's package: nothing is known of its flags there."""

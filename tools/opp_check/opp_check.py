@@ -273,20 +273,22 @@ def incomplete(folder: Path, ops: list[str], socs: tuple[str, ...]) -> Iterator[
             yield f"{kernel.name}: {missing} is not in the package"
 
 
-def installed(folder: Path, place: Path) -> Iterator[str]:
+def installed(folder: Path) -> Iterator[str]:
     """Run CANN's install.sh as a user who may not write into the toolkit, and return errors."""
-    place.mkdir()
-    place.with_name("opp.cann").mkdir(mode=0o555)
-    command = ["bash", "install.sh", "--quiet", f"--install-path={place}"]
-    if os.getuid() == 0:  # root may write anywhere
-        place.parent.chmod(0o755)
-        run(["chown", "-R", "nobody", str(place), str(folder)])
-        command = ["setpriv", "--reuid=nobody", "--clear-groups", *command]
-    env = {**os.environ, "ASCEND_OPP_PATH": str(place.with_name("opp.cann")), "HOME": str(place)}
-    run(command, cwd=folder, env=env)
-    want = {path.relative_to(folder / "packages") for path in (folder / "packages").rglob("*") if path.is_file()}
-    for name in sorted(want - {path.relative_to(place) for path in place.rglob("*") if path.is_file()}):
-        yield f"install.sh does not install {name}"
+    with tempfile.TemporaryDirectory(prefix="opp-check-") as scratch:  # that user may be unable to enter `folder`
+        package, place, cann = (Path(scratch) / name for name in ("package", "opp", "opp.cann"))
+        shutil.copytree(folder, package, symlinks=True)
+        place.mkdir()
+        cann.mkdir(mode=0o555)
+        command = ["bash", "install.sh", "--quiet", f"--install-path={place}"]
+        if os.getuid() == 0:  # root may write anywhere
+            os.chmod(scratch, 0o755)
+            run(["chown", "-R", "nobody", str(package), str(place)])
+            command = ["setpriv", "--reuid=nobody", "--clear-groups", *command]
+        run(command, cwd=package, env={**os.environ, "ASCEND_OPP_PATH": str(cann), "HOME": str(place)})
+        want = {path.relative_to(folder / "packages") for path in (folder / "packages").rglob("*") if path.is_file()}
+        for name in sorted(want - {path.relative_to(place) for path in place.rglob("*") if path.is_file()}):
+            yield f"install.sh does not install {name}"
 
 
 def check(toolkit: Toolkit, scratch: Path, socs: tuple[str, ...]) -> list[str]:
@@ -298,7 +300,7 @@ def check(toolkit: Toolkit, scratch: Path, socs: tuple[str, ...]) -> list[str]:
     marks = {(True, True): "both", (True, False): "ours", (False, True): "template"}
     for name in sorted(trees[0] | trees[1]):
         print(f"{marks[name in trees[0], name in trees[1]]:8}  {name}")
-    return [*compare(*trees), *incomplete(folder, ops, socs), *installed(folder, scratch / "opp")]
+    return [*compare(*trees), *incomplete(folder, ops, socs), *installed(folder)]
 
 
 def main() -> int:
