@@ -87,6 +87,10 @@ class Rank:
         options = {**scales, "x_active_mask": self.mask, **given}
         return mega_moe(self.x, self.ids, self.probs, *self.weights(form), buffer, **options)
 
+    def limited(self, group: str, limit: int, mega: bool) -> tuple[torch.Tensor, ...]:
+        """One of both calls with the most rows that a rank may receive."""
+        return self.mega(self.buffer(group, max_recv_token_num=limit)) if mega else self.one_call(group, limit=limit)
+
     def three_calls(
         self, group: str, limit: float = 0.0, shared: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:

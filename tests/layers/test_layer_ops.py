@@ -9,7 +9,7 @@ import torch
 from layer_op_ranks import BF16, FP32, I32, MOST, F, H, K, L, Rank, outcomes, same
 from routed_tokens import KINDS, randn, routed
 
-from ascend_moe import MoEConfig, MoELayer
+from ascend_moe import MoEConfig, MoELayer, layer_ops
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ConfigMismatch, RoutingOverflow
 from ascend_moe.experts import grouped_mlp, npu_dynamic_quant
@@ -212,23 +212,21 @@ def test_one_row_above_the_limit_is_raised_on_all_ranks(mask: str, world: int, c
         if mine.mask is not None:
             numbers = torch.tensor([2, -1, 1])[torch.arange(mine.mask.numel()) % 3].view_as(mine.mask)
             mine.mask = torch.where(mine.mask, numbers, 0).to(torch.int8)
-        for name, call in {
-            "max_output_size": lambda limit: mine.one_call(group, limit=limit),
-            "max_recv_token_num": lambda limit: mine.mega(mine.buffer(group, max_recv_token_num=limit)),
-        }.items():
-            same(call(most), expected)
+        for name in ("max_output_size", "max_recv_token_num"):
+            mega = name == "max_recv_token_num"
+            same(mine.limited(group, most, mega), expected)
             with pytest.raises(RoutingOverflow, match=f"{name} is {most - 1}, but {most} rows go to rank 0") as raised:
-                call(most - 1)
+                mine.limited(group, most - 1, mega)
             assert (raised.value.owner, raised.value.rows, raised.value.capacity) == (0, most, most - 1)
 
     assert outcomes(clusters[world], body) == [None] * world
 
 
-@pytest.mark.parametrize("topk", [1, 3, 7])
+@pytest.mark.parametrize(("topk", "mega"), [(1, False), (3, False), (7, False), (K, True)])
 def test_counts_are_compared_only_where_the_limit_can_be_reached(
-    topk: int, clusters: Any, monkeypatch: pytest.MonkeyPatch
+    topk: int, mega: bool, clusters: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below W * T * min(K, L) rows, of all ranks' batches: an NPU's host waits for it."""
+    """Below W * T * min(K, L) rows, of all ranks' batches or buffers: an NPU's host waits for it."""
     compared: list[int] = []
     gather_loads = calls.gather_loads
 
@@ -236,15 +234,15 @@ def test_counts_are_compared_only_where_the_limit_can_be_reached(
         compared.append(given[-1].rows)
         return gather_loads(*given)
 
-    monkeypatch.setattr(calls, "gather_loads", counted)
-    most = 2 * 9 * min(topk, L)
+    monkeypatch.setattr(layer_ops if mega else calls, "gather_loads", counted)
+    most = 2 * (MOST if mega else 9) * min(topk, L)
 
     def body(rank: int, group: str) -> None:
         mine = Rank(rank, 2)
         mine.ids = routed(9, 2 * L, topk)
         mine.probs = randn(9, topk, seed=rank)
         for limit in (most - 1, most, most + 1):
-            same(mine.one_call(group, limit=limit), mine.three_calls(group))
+            same(mine.limited(group, limit, mega), mine.three_calls(group))
 
     clusters[2].run(body)
     assert compared == [most - 1] * 2
@@ -257,14 +255,8 @@ def test_ranks_of_unequal_batches_compare_counts_together(mega: bool, clusters: 
 
     def body(rank: int, group: str) -> Any:
         mine = Rank(rank, len(tokens), tokens[rank])
-
-        def call(limit: int) -> Any:
-            return (
-                mine.mega(mine.buffer(group, max_recv_token_num=limit)) if mega else mine.one_call(group, limit=limit)
-            )
-
-        same(call(limits[0]), mine.three_calls(group))
-        return call(limits[1])
+        same(mine.limited(group, limits[0], mega), mine.three_calls(group))
+        return mine.limited(group, limits[1], mega)
 
     for error in outcomes(clusters[len(tokens)], body):
         assert isinstance(error, RoutingOverflow) and error.capacity == limits[1] < error.rows

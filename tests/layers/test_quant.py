@@ -220,14 +220,15 @@ def test_finalize_routing_is_numpys_bit_for_bit(counts: list[int], list_type: in
     assert np.array_equal(found.numpy(), finalized(counts, row_index.numpy(), batch, logit))
 
 
-def test_finalize_routing_adds_the_shared_expert_first() -> None:
+@pytest.mark.parametrize("factor", [0.5, 0.0, None])
+def test_finalize_routing_adds_the_shared_expert_first(factor: float | None) -> None:
     x, weight, scale, x_scale = inputs()
     counts, rows = torch.tensor(TAIL), torch.arange(12) % 6
     shared = drawn(2, WIDTH, dtype=torch.bfloat16, seed=7)
     kwargs = {"scale": scale, "pertoken_scale": x_scale, "row_index": rows, "output_bs": 6}
     plain = npu_grouped_matmul_finalize_routing(x, weight, counts, **kwargs)
-    kwargs |= {"shared_input": shared, "shared_input_weight": 0.5, "shared_input_offset": 3}
+    kwargs |= {"shared_input": shared, "shared_input_weight": factor, "shared_input_offset": 3}
     found = npu_grouped_matmul_finalize_routing(x, weight, counts, **kwargs)
     expected = plain.clone()
-    expected[3:5] = 0.5 * shared.float() + plain[3:5]
-    assert torch.equal(found, expected) and not torch.equal(found, plain)
+    expected[3:5] = (1.0 if factor is None else factor) * shared.float() + plain[3:5]
+    assert torch.equal(found, expected)

@@ -176,7 +176,7 @@ def test_run_and_plan_take_layers_with_parts_of_their_own(name: str, layer: int)
     code, output = invoke("plan", "--checkpoint", directory, "-r", "2")
     said = {
         "nemotron_h": ("activation relu2, hidden size 32; layers: 1 routed, 1 dense", "H 16, K 3, E 8 (4 per rank)"),
-        "deepseek_v4": ("router deepseek_v4, activation swiglu, hidden size 32; layers: 1 routed, 1 hash", "H 32, K 3"),
+        "deepseek_v4": ("router deepseek_v4, activation swiglu", "size 32; layers: 1 routed, 1 hash BS", "H 32, K 3"),
         "longcat_flash": ("layers: 2 routed BS", "H 32, K 5, E 8 (4 per rank) + 4 copy experts"),
         "gpt_oss": ("activation clipped_swiglu, hidden size 32; layers: 2 routed BS", "H 32, K 2"),
         "llama4_text": ("router llama4, activation swiglu, hidden size 32; layers: 2 routed BS", "H 32, K 1"),
