@@ -74,14 +74,14 @@ def _reasons(names_by_reason: Mapping[str, str]) -> dict[str, str]:
 REFUSED: Mapping[str, Mapping[str, str]] = {
     "deepep": _reasons(
         {
-            "DeepEP's second interface is not supported; use Buffer": "ElasticBuffer EPHandle buffers.elastic",
+            "DeepEP's second interface is not supported; use Buffer": """
+                ElasticBuffer EPHandle buffers.elastic utils.gate utils.refs utils.semantic""",
             "it belongs to CUDA, NCCL or NVLink, which are not used here": """
-                get_physical_domain_size get_logical_domain_size find_cuda_home check_nccl_so init_jit
+                get_physical_domain_size get_logical_domain_size find_cuda_home find_nccl_root check_nccl_so init_jit
                 utils.check_nvlink_connections utils.envs.get_physical_domain_size utils.envs.get_logical_domain_size
-                utils.envs.check_nvlink_connections utils.envs.check_torch_deterministic
+                utils.envs.check_nvlink_connections utils.envs.check_torch_deterministic utils.comm utils.find_pkgs
                 utils.envs.check_fast_rdma_atomic_support utils.envs.get_nvlink_gbs utils.envs.get_rdma_gbs""",
-            "no output needs to be suppressed": """
-                utils.testing.empty_suppress utils.testing.suppress_stdout_stderr""",
+            "no output needs to be suppressed": "utils.testing.empty_suppress utils.testing.suppress_stdout_stderr",
         }
     ),
     "ascend": _reasons(

@@ -80,11 +80,11 @@ SGL = {
 }
 DEEPEP = {
     "deep_ep": "Buffer Config ElasticBuffer EPHandle EventHandle EventOverlap check_nccl_so find_cuda_home "
-    "get_logical_domain_size get_physical_domain_size init_jit topk_idx_t",
+    "find_nccl_root get_logical_domain_size get_physical_domain_size init_jit topk_idx_t",
     "deep_ep.buffer": "Buffer Config EventHandle EventOverlap",
     "deep_ep.buffers": "elastic legacy",
     "deep_ep.buffers.legacy": "Buffer Config EventHandle EventOverlap",
-    "deep_ep.utils": "EventHandle EventOverlap check_nvlink_connections",
+    "deep_ep.utils": "EventHandle EventOverlap check_nvlink_connections comm find_pkgs gate refs semantic",
     "deep_ep.utils.event": "EventHandle EventOverlap",
     "deep_ep.utils.envs": "check_fast_rdma_atomic_support check_nvlink_connections check_torch_deterministic "
     "dist_print get_global_seed get_local_seed get_logical_domain_size get_nvlink_gbs get_physical_domain_size "
