@@ -223,9 +223,8 @@ def _npu_vote(group_ep: str, group: Any) -> StoreVote:
         ArgumentError: no op has run on the group, so its ranks do not know each other.
     """
     vote = comm.npu_vote(group_ep, group)
-    need(
-        vote is not None, "group_ep", "is {!r}, on which no op has run here: run one before agree and shrink", group_ep
-    )
+    rule = "is {!r}, on which no op has run here: run one before agree and shrink"
+    need(vote is not None, "group_ep", rule, group_ep)
     assert vote is not None
     return vote
 

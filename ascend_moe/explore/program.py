@@ -169,12 +169,8 @@ def checked(case: Program) -> Program:
     need(0 <= servers <= most, "servers is {}, it must be in 0..{}", servers, most)
     need(0 <= lists < case.cores, "list_cores is {}, it must be less than {} cores", lists, case.cores)
     granted = limits()["ub_bytes"]
-    need(
-        0 <= case.ub_bytes <= granted,
-        "ub_bytes is {}, it must be in 0..{}, 0: the maximum",
-        case.ub_bytes,
-        granted,
-    )
+    rule = "ub_bytes is {}, it must be in 0..{}, 0: the maximum"
+    need(0 <= case.ub_bytes <= granted, rule, case.ub_bytes, granted)
     by_copies = not servers or case.algorithm in ("window", TWO_LEVELS)
     equal = 1 < servers < case.world and case.world % servers == 0
     rule = "hierarchy needs v2, weights, not plain, no smooth scales, no flags, servers of equal size; servers is {}"
@@ -187,22 +183,14 @@ def checked(case: Program) -> Program:
     rule = "one_card needs bf16, no smooth scales, no registered rows (rows: own) and no fault"
     need(able or not case.one_card, rule)
     launched = case.world * case.cores
-    need(
-        launched <= MAX_CORES or not case.one_card,
-        "one_card has {} cores (w*c), there must be at most {}",
-        launched,
-        MAX_CORES,
-    )
+    rule = "one_card has {} cores (w*c), there must be at most {}"
+    need(launched <= MAX_CORES or not case.one_card, rule, launched, MAX_CORES)
     need(bool(servers) or not case.flags, "flags need several servers, servers must not be 0")
     most = limits()["moe_expert_num"]
     need(case.experts <= most, "{} experts (w*l), there must be at most {}", case.experts, most)
     ids = case.experts + case.special.total
-    need(
-        case.topk <= ids,
-        "topk is {}, it must be at most {}, the number of experts (w*l and special ones)",
-        case.topk,
-        ids,
-    )
+    rule = "topk is {}, it must be at most {}, the number of experts (w*l and special ones)"
+    need(case.topk <= ids, rule, case.topk, ids)
     need(case.contract in (1, 2), "contract is v{}, it must be v1 or v2", case.contract)
     shared = case.shared
     need(shared in (0, 2, 3), "shared_expert_x has {} dimensions (h), it must have 2 or 3, or be absent (0)", shared)

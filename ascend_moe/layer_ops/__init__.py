@@ -307,15 +307,10 @@ def mega_moe(
         "l1_weights": l1_weights, "l2_weights": l2_weights, "l1_weights_sf": l1_weights_sf,
         "l2_weights_sf": l2_weights_sf, "l1_bias": l1_bias, "l2_bias": l2_bias,
     }  # fmt: skip
-    types = {name: is_int4(kind) for name, kind in (("weight1_type", weight1_type), ("weight2_type", weight2_type))}
-    need(
-        len(set(types.values())) == 1,
-        "weight2_type",
-        "is {}, weight1_type {}; both must be int4, or none",
-        weight2_type,
-        weight1_type,
-    )
-    experts = experts_of(x, given, types["weight1_type"])
+    rule = "is {}, weight1_type {}; both must be int4, or none"
+    int4 = is_int4(weight1_type)
+    need(is_int4(weight2_type) == int4, "weight2_type", rule, weight2_type, weight1_type)
+    experts = experts_of(x, given, int4)
     shared_given = {
         "shared_l1_weights": shared_l1_weights, "shared_l2_weights": shared_l2_weights,
         "shared_l1_weights_sf": shared_l1_weights_sf, "shared_l2_weights_sf": shared_l2_weights_sf,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 
 import ascend_moe
@@ -424,3 +425,10 @@ PARTS: tuple[Callable[[str, int], Iterator[Bad]], ...] = (
     *(wrong_dtypes, wrong_dimensions, wrong_layouts, wrong_sizes, wrong_integers),
     *(wrong_names, unsupported_tensors, wrong_special_tensors, wrong_values),
 )
+
+
+def refused(argument: str, call: Callable[..., Any], *args: Any, says: str = "", **kwargs: Any) -> None:
+    """Assert that a call raises an ArgumentError of this argument, whose message matches ``says``."""
+    with pytest.raises(ArgumentError, match=says or None) as caught:
+        call(*args, **kwargs)
+    assert caught.value.argument == argument
