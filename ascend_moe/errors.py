@@ -284,7 +284,8 @@ def need_shape(argument: str, tensor: torch.Tensor, *shapes: tuple[int, ...], dt
     """
     need_tensor(argument, tensor)
     if tuple(tensor.shape) not in shapes:
-        need(False, argument, "is {}; it must be {}", tensor.shape, " or ".join(str(tuple(shape)) for shape in shapes))
+        known = dict.fromkeys(map(tuple, shapes))  # each once
+        need(False, argument, "is {}; it must be {}", tensor.shape, " or ".join(map(str, known)))
     need_dtype(argument, tensor, *(dtypes or (tensor.dtype,)))
 
 

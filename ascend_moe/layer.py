@@ -13,7 +13,7 @@ from torch.nn import functional
 from ascend_moe._tensors import FittedModule, autocasts, need_values, without_autocast, without_casts
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher
-from ascend_moe.errors import need, need_dtype, need_shape, with_typed_errors
+from ascend_moe.errors import need, need_dtype, need_shape, need_tensor, with_typed_errors
 from ascend_moe.experts import Activation, grouped_mlp, quantize_weight, quantize_weight_int4
 from ascend_moe.experts.int4 import bits_of
 from ascend_moe.experts.quant import scale_of_bits
@@ -21,6 +21,7 @@ from ascend_moe.experts.rank_experts import RankExperts, held_text
 from ascend_moe.experts.weights import Codes, ScaleWatch, keep_codes, plain, quantize_for
 from ascend_moe.moe_config import ROUTERS
 from ascend_moe.moe_config import MoEConfig as MoEConfig
+from ascend_moe.ops.registration import wants_gradient
 from ascend_moe.placement import Balance, contiguous_balance, remap, shrunk
 from ascend_moe.routers.by_name import ROUTES, Hints
 from ascend_moe.routers.replay import RouteCapture, RouterReplay, replayed
@@ -199,6 +200,8 @@ class MoELayer(RankExperts, FittedModule):
         old, device = self.dispatcher, self.gate_weight.device
         before = contiguous_balance(old.num_experts) if self._placement is None else self._placement
         after = shrunk(before, old.world_size, alive)
+        rule = "has {} ranks, the place {}; pass the ranks and the place of one ascend_moe.shrink"
+        need(len(alive) == place.world, "alive", rule, len(alive), place.world)
         self.dispatcher = old.moved(place)
         self.global_bs = self.global_bs // old.world_size * place.world
         self._place_experts(after, self.config.num_experts, device)
@@ -246,6 +249,7 @@ class MoELayer(RankExperts, FittedModule):
                 fill(self.down_bias[local], last + 4 + 2 * expert, 100)
         return self
 
+    @with_typed_errors
     @torch.no_grad()
     def quantize_(self, bits: int = 8, groups: tuple[int, int] = (1, 1)) -> MoELayer:
         """Quantize the routed experts' weights to int8 with one scale per output channel (W8A8), or to int4 (W4A8).
@@ -363,6 +367,7 @@ class MoELayer(RankExperts, FittedModule):
             ArgumentError: x or the mask has the wrong shape or dtype, or as `route` and `send`.
             Other errors: those of the dispatcher.
         """
+        need_tensor("x", x)
         if autocasts(x):  # in another dtype the router would choose other experts
             with torch.autocast(x.device.type, enabled=False):
                 own = x.to(self.dtype) if x.dtype in ROW_DTYPES else x
@@ -392,12 +397,17 @@ class MoELayer(RankExperts, FittedModule):
         need(fits, "x", "is {} {}; need (..., {}) {}", x.shape, x.dtype, hidden, self.dtype)
         tokens = x.reshape(-1, hidden)
         mask, active = x_active_mask, None
+        hashed = input_ids if self.config.router == "hash" else None
+        for name, values, last in (("x_active_mask", mask, (self.config.top_k,)), ("input_ids", hashed, ())):
+            if values is not None and x.dim() > 2:  # a count would also fit another order, (S, B) for x (B, S, H)
+                shapes = (tuple(x.shape[:-1]), (len(tokens),))
+                need_shape(name, values, *shapes, *((*shape, *last) for shape in shapes))
         if mask is not None:
             mask, active = self._masks(mask, tokens.size(0))
             # Values of inactive tokens must not enter products: 0 * NaN would reach the gradients of all weights.
             tokens = tokens.masked_fill(~active[:, None], 0.0)
-            if input_ids is not None and input_ids.numel() == len(active):
-                input_ids = input_ids.reshape(-1).masked_fill(~active, 0)
+            if hashed is not None and hashed.numel() == len(active):
+                input_ids = hashed.reshape(-1).masked_fill(~active, 0)
         tokens = self._jittered(tokens)
         weights, ids = self.route(tokens) if input_ids is None else self.route(tokens, input_ids)
         if self.copies is not None:
@@ -413,21 +423,27 @@ class MoELayer(RankExperts, FittedModule):
     def _masks(self, mask: Tensor, bs: int) -> tuple[Tensor, Tensor]:
         """Return the mask as (BS,) or (BS, K), and the active tokens (BS,)."""
         topk = self.config.top_k
+        need_dtype("x_active_mask", mask, torch.bool)
         pairs = mask.numel() == bs * topk and mask.dim() > 1 and mask.size(-1) == topk
         rule = "is {}; need one value per token ({}) or per routed token ({}, {})"
         need(pairs or mask.numel() == bs, "x_active_mask", rule, mask.shape, bs, bs, topk)
-        need_dtype("x_active_mask", mask, torch.bool)
         mask = mask.reshape((bs, topk) if pairs else (bs,))
         return mask, mask.any(1) if pairs else mask
 
     def _jittered(self, tokens: Tensor) -> Tensor:
         """Return the tokens (BS, H), in training multiplied by the noise of input_jitter."""
         noise = self.config.input_jitter
-        if noise and self.training and self.gate_weight.requires_grad:
+        if noise and self.draws:
             # Phi-3.5-MoE's block and its router each multiply, and the experts receive the router's result.
             for _ in range(2 if self.config.router == "sparsemixer" else 1):
                 tokens = tokens * torch.empty_like(tokens).uniform_(1.0 - noise, 1.0 + noise)
         return tokens
+
+    @property
+    def draws(self) -> bool:
+        """Whether a forward draws random numbers: trainable until ``eval()``, with router "sparsemixer" or jitter."""
+        drawing = self.config.router == "sparsemixer" or self.config.input_jitter > 0
+        return drawing and self.training and self.gate_weight.requires_grad
 
     @property
     def leaves_apart(self) -> bool:
@@ -524,9 +540,8 @@ class MoELayer(RankExperts, FittedModule):
         if quantized:
             weights = (plain(self.w_gate_up), plain(self.w_down))
         # With autograd, rows must not be written into preallocated memory.
-        leaves = (*weights, sent.expand_x, sent.dynamic_scales)
-        followed = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
-        out = None if followed else self.dispatcher.empty_expert_out(sent, self.dtype)
+        leaves = (*weights, self.gate_up_bias, self.down_bias, sent.expand_x, sent.dynamic_scales)
+        out = None if wants_gradient(leaves) else self.dispatcher.empty_expert_out(sent, self.dtype)
         return grouped_mlp(
             sent.expand_x,
             *weights,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -121,15 +122,18 @@ class MoEConfig(WithSpecialExperts):
 
     def __post_init__(self) -> None:
         need_one_of("activation", self.activation, (*ACTIVATIONS, *ALIASES))
-        for name in ("hidden_size", "moe_intermediate_size", "num_experts", "top_k", "n_group", "topk_group"):
-            value = getattr(self, name)
-            need(isinstance(value, int), name, "is a {}; it must be an int", type(value).__name__)
-            need(value >= 1, name, "is {}; need at least 1", value)
         need(self.router in ROUTERS, "router", "is {!r}; need one of {}", self.router, tuple(ROUTERS))
         router = ROUTERS[self.router]
-        for name, wanted in (("latent_size", 0), ("vocab_size", int(self.router == "hash"))):
-            need(getattr(self, name) >= wanted, name, "is {}; need at least {}", getattr(self, name), wanted)
-        need(self.input_jitter >= 0, "input_jitter", "is {}; need at least 0", self.input_jitter)
+        sizes = ("hidden_size", "moe_intermediate_size", "num_experts", "top_k", "n_group", "topk_group")
+        least = {**dict.fromkeys(sizes, 1), "latent_size": 0, "vocab_size": int(self.router == "hash")}
+        for name, number in {**least, "shared_intermediate_size": int(self.shared_expert_gate)}.items():
+            value = getattr(self, name)
+            fits = type(value) is int and value >= number
+            need(fits, name, "is {!r}; need a whole number of at least {}", value, number)
+        for name in ("routed_scaling_factor", "jitter_eps", "input_jitter"):
+            value = getattr(self, name)
+            fits = isinstance(value, (int, float)) and 0 <= value < math.inf
+            need(fits, name, "is {!r}; need a finite number of at least 0", value)
         special = self.special.check().total
         rule = "is {} with {} zero, copy and const experts, which belong to no group; it must be 1"
         need(self.n_group == 1 or special == 0, "n_group", rule, self.n_group, special)
@@ -137,15 +141,16 @@ class MoEConfig(WithSpecialExperts):
         need(fits, "n_group", "is {}; router {!r} does not support groups: set it to 1", self.n_group, self.router)
         most = router.chooses or self.top_k
         need(self.top_k == most, "top_k", "is {}; router {!r} supports only {}", self.top_k, self.router, most)
-        divides = self.num_experts % self.n_group == 0 and self.topk_group <= self.n_group
-        rule = "is {} and topk_group {}; n_group must divide the {} experts and topk_group be at most n_group"
-        need(divides, "n_group", rule, self.n_group, self.topk_group, self.num_experts)
+        members = 2 if router.biased and self.n_group > 1 else 1  # a group's score is the sum of its two best
+        divides = self.num_experts % self.n_group == 0 and self.n_group * members <= self.num_experts
+        rule = (
+            "is {} and topk_group {}; it must divide the {} experts, groups have {} or more, topk_group at most n_group"
+        )
+        fits = divides and self.topk_group <= self.n_group
+        need(fits, "n_group", rule, self.n_group, self.topk_group, self.num_experts, members)
         choice = self.num_experts // self.n_group * self.topk_group + special
         rule = "is {}, but only {} experts can be chosen; reduce top_k"
         need(self.top_k <= choice, "top_k", rule, self.top_k, choice)
-        shared = self.shared_intermediate_size
-        rule = "is {}; need at least 0, and more than 0 with shared_expert_gate"
-        need(shared >= int(self.shared_expert_gate), "shared_intermediate_size", rule, shared)
 
 
 # ---- published layers by name

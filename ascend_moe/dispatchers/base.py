@@ -14,7 +14,7 @@ from torch import Tensor
 from ascend_moe._tensors import need_unsaved
 from ascend_moe.call import CallOptions, SpecialExperts
 from ascend_moe.comm.place import Place
-from ascend_moe.errors import need
+from ascend_moe.errors import need, need_dims, need_dtype, need_shape
 
 R = TypeVar("R")
 _NO_SUCH_OPTION = object()
@@ -79,8 +79,7 @@ class SpecialTensors(NamedTuple):
             needed = name != "ori_x" and count > 0
             need(tensor is not None or not needed, name, "is None; const_expert_num {} needs it: pass it", count)
             if tensor is not None:
-                fits = tuple(tensor.shape) in shapes and tensor.dtype == like.dtype
-                need(fits, name, "is {}; need {} {}", tensor, " or ".join(map(str, shapes)), like.dtype)
+                need_shape(name, tensor, *shapes, dtypes=(like.dtype,))
         if count and self.const_expert_alpha_1 is not None and self.const_expert_alpha_2 is not None:
             first, second = self.const_expert_alpha_1.shape, self.const_expert_alpha_2.shape
             rule = "has shape {}, const_expert_alpha_1 {}: they must be equal"
@@ -347,7 +346,8 @@ class Dispatcher(ABC):
 
     def _check_own(self, dispatched: Dispatched) -> None:
         rule = "does not come from this {}; pass what its dispatch returned"
-        need(getattr(dispatched.handle, "owner", None) is self, "dispatched", rule, type(self).__name__)
+        handle = getattr(dispatched, "handle", None)
+        need(getattr(handle, "owner", None) is self, "dispatched", rule, type(self).__name__)
 
     @abstractmethod
     def _dispatch(self, x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions) -> Dispatched:
@@ -374,24 +374,22 @@ def check_dispatch(
     """Raise ArgumentError if dispatch's arguments break a rule on this rank; return maxBS: global_bs / W, or BS."""
     weights, scales, mask, _ = tensors
     quant_mode, global_bs = options.quant_mode, options.global_bs
-    need(x.dim() == 2 and x.dtype in ROW_DTYPES, "x", "is {}; need (BS, H) bf16, fp16 or fp32", x)
-    bs = x.size(0)
-    fits = expert_ids.dim() == 2 and expert_ids.dtype == torch.int32 and expert_ids.size(0) == bs
-    need(fits, "expert_ids", "is {}; need ({}, K) int32", expert_ids, bs)
-    need(expert_ids.size(1) >= 1, "expert_ids", "has K = 0; need K >= 1")
+    need_dims("x", x, 2, dtypes=ROW_DTYPES)
+    need_dims("expert_ids", expert_ids, 2, dtypes=(torch.int32,))
+    bs, topk = x.size(0), expert_ids.size(1)
+    need(topk >= 1, "expert_ids", "has K = 0; need K >= 1")
+    need_shape("expert_ids", expert_ids, (bs, topk))
     need(quant_mode in (0, 2), "quant_mode", "is {}; need 0 (none) or 2 (int8 by token)", quant_mode)
     if weights is not None:
-        fits = weights.shape == expert_ids.shape and weights.dtype == torch.float32
-        need(fits, "expert_scales", "is {}; need {} fp32", weights, expert_ids.shape)
+        need_shape("expert_scales", weights, (bs, topk), dtypes=(torch.float32,))
     if scales is not None:
         need(quant_mode != 0, "scales", "are given with quant_mode 0; pass None or quant_mode=2")
-        fits = tuple(scales.shape) == (experts, x.size(1)) and scales.dtype == torch.float32
-        need(fits, "scales", "is {}; need ({}, {}) fp32", scales, experts, x.size(1))
+        need_shape("scales", scales, (experts, x.size(1)), dtypes=(torch.float32,))
     if mask is not None:
-        fits = mask.dtype == torch.bool and mask.shape in (expert_ids.shape, (bs,))
-        need(fits, "x_active_mask", "is {}; need ({},) or {} bool", mask, bs, expert_ids.shape)
+        need_shape("x_active_mask", mask, (bs,), (bs, topk), dtypes=(torch.bool,))
     options.check()
-    fits = global_bs == 0 or (global_bs > 0 and global_bs % world == 0 and global_bs >= bs * world)
+    whole = hasattr(global_bs, "__index__")
+    fits = whole and (global_bs == 0 or (global_bs > 0 and global_bs % world == 0 and global_bs >= bs * world))
     rule = "is {}; need 0, or {} ranks * largest BS (here at least {})"
     need(fits, "global_bs", rule, global_bs, world, world * bs)
     return global_bs // world if global_bs else bs
@@ -407,15 +405,13 @@ def check_combine(
 ) -> None:
     """Raise ArgumentError for arguments of combine that do not fit its dispatch: x ``like``, K and received rows."""
     bs, hidden = like.shape
-    fits = expert_out.dim() == 2 and expert_out.size(1) == hidden and expert_out.size(0) >= rows
-    need(fits, "expert_out", "is {}; need at least {} rows of {}", expert_out, rows, hidden)
     # Ranks with different row sizes would deadlock the exchange, so the dtype must be dispatch's.
-    rule = "is {}, x was {}; cast it to x's dtype"
-    need(expert_out.dtype == like.dtype, "expert_out", rule, expert_out.dtype, like.dtype)
+    need_dims("expert_out", expert_out, 2, dtypes=(like.dtype,))
+    fits = expert_out.size(1) == hidden and expert_out.size(0) >= rows
+    need(fits, "expert_out", "is {}; need at least {} rows of {}", expert_out, rows, hidden)
     if expert_scales is not None:
-        fits = tuple(expert_scales.shape) == (bs, topk) and expert_scales.dtype == torch.float32
-        need(fits, "expert_scales", "is {}; need ({}, {}) fp32", expert_scales, bs, topk)
+        need_shape("expert_scales", expert_scales, (bs, topk), dtypes=(torch.float32,))
     if shared is not None:
+        need_dtype("shared_expert_x", shared, like.dtype)
         fits = shared.dim() >= 2 and shared.size(-1) == hidden and shared.numel() == bs * hidden
-        rule = "is {}; need ({}, {}) {}"
-        need(fits and shared.dtype == like.dtype, "shared_expert_x", rule, shared, bs, hidden, like.dtype)
+        need(fits, "shared_expert_x", "is {}; need ({}, {})", shared, bs, hidden)

@@ -219,6 +219,6 @@ class MC2Dispatcher(Dispatcher):
         beside, expert_scales = tensors.given, tensors.expert_scales
         self._need_v2(beside)
         if expert_scales is None:
-            expert_scales = torch.empty(0, dtype=torch.float32, device=expert_out.device)
+            expert_scales = torch.empty(0, dtype=torch.float32, device=handle.tensors[0].device)
         arguments = (expert_out, *handle.tensors, expert_scales, *self._group)
         return arguments, {**beside, **handle.given}

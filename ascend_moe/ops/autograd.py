@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from .. import comm
 from .._tensors import without_autocast
 from ..call import need_exact_rows
-from ..errors import AscendMoeError, WindowTooSmall, need, need_one_of
+from ..errors import AscendMoeError, WindowTooSmall, need, need_dims, need_one_of, need_shape
 from . import calls, registration
 
 INT8_GRADIENTS = ("refuse", "straight_through")
@@ -64,10 +64,8 @@ def dequantize_rows(expand_x: Tensor, dynamic_scales: Tensor, dtype: torch.dtype
     Raises:
         ArgumentError: expand_x is not ``(A, H)`` int8, or dynamic_scales does not have one scale per row.
     """
-    fits = expand_x.dim() == 2 and expand_x.dtype == torch.int8
-    need(fits, "expand_x", "is {} {}; need (A, H) int8", expand_x.shape, expand_x.dtype)
-    fits = dynamic_scales.shape == expand_x.shape[:1]
-    need(fits, "dynamic_scales", "is {}; need ({},), one scale per row", dynamic_scales.shape, expand_x.shape[0])
+    need_dims("expand_x", expand_x, 2, dtypes=(torch.int8,))
+    need_shape("dynamic_scales", dynamic_scales, tuple(expand_x.shape[:1]))
     rows: Tensor = _Dequantize.apply(expand_x, dynamic_scales, dtype)  # type: ignore[no-untyped-call]
     return rows
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ascend_moe.errors import need
+from ascend_moe.errors import need, need_tensor
 from ascend_moe.moe_config import MoEConfig
 from ascend_moe.routers.gating import deepseek_v2, deepseek_v3, deepseek_v4, sigmoid_of_topk, softmax_topk, sparsemixer
 from ascend_moe.routers.replay import divided
@@ -72,6 +72,7 @@ def _hash(layer: Routed, logits: Tensor, hints: Hints) -> tuple[Tensor, Tensor]:
         return deepseek_v4(logits, top_k, scaling=scaling, ids=hints.ids)
     need(input_ids is not None, "input_ids", "is None; router 'hash' chooses experts by token id: pass the ids")
     assert input_ids is not None
+    need_tensor("input_ids", input_ids)
     hashed = {"input_ids": input_ids.reshape(-1), "tid2eid": layer.tid2eid}
     return deepseek_v4(logits, top_k, scaling=scaling, **hashed)
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ascend_moe.errors import ArgumentError, need, with_typed_errors
+from ascend_moe._tensors import FLOATS
+from ascend_moe.errors import ArgumentError, need, need_dims, need_shape, with_typed_errors
 from ascend_moe.native.torch_npu import lacking, npu_operator, on_npu
 from ascend_moe.routers.replay import divided, given_ids, taken
 
@@ -89,9 +90,7 @@ def npu_moe_gating_top_k(
     """
     _check_logits(x, (2,))
     if bias is not None:
-        rule = "is {} {}; it must be {} {}, as x is"
-        fits = tuple(bias.shape) == (x.shape[1],) and bias.dtype == x.dtype
-        need(fits, "bias", rule, bias.shape, bias.dtype, x.shape[1:], x.dtype)
+        need_shape("bias", bias, (x.shape[1],), dtypes=(x.dtype,))
     hashed = {"input_ids": input_ids, "tid2eid": tid2eid}
     groups = Groups(group_count, k_group, group_select_mode)
     return gating_top_k(x, k, bias, groups, norm_type, renorm, routed_scaling_factor, eps, out_flag, **hashed)
@@ -117,8 +116,7 @@ def gating_top_k(
     """
     _check_logits(x, (2,))
     if bias is not None:
-        fits = tuple(bias.shape) == (x.shape[1],) and bias.is_floating_point()
-        need(fits, "bias", "is {} {}; it must be {} and float", bias.shape, bias.dtype, (x.shape[1],))
+        need_shape("bias", bias, (x.shape[1],), dtypes=FLOATS)
     need(renorm in (0, 1), "renorm", "is {}; it must be 0 or 1", renorm)
     need(norm_type in (SOFTMAX, SIGMOID, SQRT_SOFTPLUS), "norm_type", "is {}; it must be 0, 1 or 2", norm_type)
     _check_choice(x.shape[1], k, groups)
@@ -164,9 +162,7 @@ def npu_moe_gating_top_k_softmax(
     experts, shape = x.shape[-1], (*x.shape[:-1], k)
     need(0 <= k <= experts, "k", "is {}; it must be 0..{}, the number of experts", k, experts)
     if finished is not None:
-        rule = "is {} {}; it must be {} bool"
-        fits = finished.shape == x.shape[:-1] and finished.dtype == torch.bool
-        need(fits, "finished", rule, finished.shape, finished.dtype, x.shape[:-1])
+        need_shape("finished", finished, tuple(x.shape[:-1]), dtypes=(torch.bool,))
     scores = normalise(x.reshape(-1, experts), SOFTMAX)
     ids = _choose(scores, None, k, Groups())
     weights = _weigh(scores, ids, False, 1.0, 0.0).to(x.dtype)
@@ -506,12 +502,9 @@ def _look_up(
     need(input_ids is not None, "tid2eid", "is given without input_ids; pass both or none")
     need(table is not None, "input_ids", "is given without tid2eid; pass both or none")
     assert input_ids is not None and table is not None
-    rule = "is {} {}; it must be {} int32 or int64"
-    fits = tuple(input_ids.shape) == (tokens,) and input_ids.dtype in whole
-    need(fits, "input_ids", rule, input_ids.shape, input_ids.dtype, (tokens,))
-    rule = "is {} {}; it must be (V, {}) int32 or int64"
-    fits = table.dim() == 2 and table.shape[1] == k and table.dtype in whole
-    need(fits, "tid2eid", rule, table.shape, table.dtype, k)
+    need_shape("input_ids", input_ids, (tokens,), dtypes=whole)
+    need_dims("tid2eid", table, 2, dtypes=whole)
+    need_shape("tid2eid", table, (len(table), k))
     checked = input_ids.device.type == "cpu" and not torch.compiler.is_compiling()  # elsewhere nothing is read
     size = table.shape[0]
     outside = checked and bool(((input_ids < 0) | (input_ids >= size)).any())

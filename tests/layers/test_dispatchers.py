@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from bad_arguments import refused
 from gloo_ranks import threads
 from op_runs import RankRun, check_sums
 
@@ -163,12 +163,6 @@ def test_every_dispatcher_equals_the_reference(way: Any, world: int, over: str, 
         check_outcomes(case, outcomes, way[:2] if way in WINDOWS else "v1")
 
 
-def refused(argument: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        call(*args, **kwargs)
-    assert caught.value.argument == argument
-
-
 def test_windows_survive_calls_that_are_refused(clusters: Any) -> None:
     refused("contract", MC2Dispatcher, "g", 2, 0, 4, "v3")
     refused("zero_copy", MC2Dispatcher, "g", 2, 0, 4, zero_copy=True, contract="v1")
@@ -230,8 +224,10 @@ def test_ranks_that_differ_get_an_error_and_go_on(
 
 
 BAD: list[tuple[str, dict[str, Any]]] = [
+    ("x", {"x": None}),
     ("x", {"x": torch.ones(2, 16, 1)}),
     ("x", {"x": torch.ones(2, 16, dtype=torch.float64)}),
+    ("expert_ids", {"expert_ids": [[0, 1], [1, 2]]}),
     ("expert_ids", {"expert_ids": torch.zeros(2, 2, dtype=torch.int64)}),
     ("expert_ids", {"expert_ids": torch.zeros(3, 2, dtype=torch.int32)}),
     ("expert_ids", {"expert_ids": torch.zeros(2, 0, dtype=torch.int32)}),
@@ -243,6 +239,8 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("global_bs", {"global_bs": 3}),
     ("global_bs", {"global_bs": 2}),
     ("global_bs", {"global_bs": -4}),
+    ("global_bs", {"global_bs": 4.0}),
+    ("global_bs", {"global_bs": "4"}),
     ("max_tokens", {"max_tokens": -1}),
     ("max_tokens", {"max_tokens": 2, "global_bs": 4}),
     ("expert_scales", {"expert_scales": torch.ones(2, 3)}),

@@ -264,6 +264,7 @@ def test_a_layer_of_int4_weights_keeps_its_codes_in_a_cast_and_calls_lists_alike
             (4, (1, 0), "divide 16 rows"),
             (8, (2, 1), "int8 weights have one scale per channel"),
             (2, (1, 1), "bits is 2; it must be 8 or 4"),
+            (4, 2, "quantize_ cannot work with these arguments: 'int' object is not iterable"),
         ):
             with pytest.raises(ArgumentError, match=text):
                 MoELayer(config, made[1], dtype=torch.float32).init_weights().quantize_(bits, groups)

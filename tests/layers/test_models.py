@@ -103,6 +103,7 @@ def test_hash_layers_need_the_tokens_ids() -> None:
     assert layer.config.router == "hash" and layer.config.vocab_size == 64 and layer.gate_bias is None
     for ids, rule in (
         (None, "input_ids is None; router 'hash' chooses experts by token id"),
+        (torch.zeros(9, 2, dtype=torch.int64), r"input_ids is \(9, 2\); it must be \(2, 9\) or \(18,\)"),
         (torch.full((2, 9), 64), r"input_ids contains an id outside 0\.\.63"),
     ):
         with pytest.raises(ArgumentError, match=rule):
