@@ -72,6 +72,9 @@ class Comparison:
         self.found: ReferenceMismatch | None = None
         self._experts, self._route, self._raises = Experts(layer, parameters), route, raises
         self._tap: DispatcherTap | OpsTap | None = None
+        others = [hook for hook in layer._forward_pre_hooks.values() if hasattr(hook, "__self__")]
+        known = any(isinstance(hook.__self__, Comparison) for hook in others)
+        need(not known, "layer", "is compared already: call remove() of that comparison")
         self._handles = [
             layer.register_forward_pre_hook(self._before),
             layer.register_forward_hook(self._after, with_kwargs=True, always_call=True),
@@ -131,13 +134,13 @@ class Comparison:
         if self._route is not None:
             weights, ids = self._route(*args, **kwargs)
             return {"expert_ids": ids, "expert_scales": weights}
-        jitters = isinstance(layer, MoELayer) and bool(layer.config.input_jitter) and layer.training
-        if not isinstance(layer, MoELayer) or layer.replay is not None or jitters:  # ids are given, or drawn
+        if not isinstance(layer, MoELayer) or layer.replay is not None or layer.draws:  # ids are given, or drawn
             return {}
         capture, layer.capture = layer.capture, None
         try:
             given = {name: value for name, value in kwargs.items() if name != "global_bs"}
-            made = MoELayer.prepared(layer, *(arg.to(layer.dtype) if arg is args[0] else arg for arg in args), **given)
+            x, *others = args if args else (given.pop("x"),)
+            made = MoELayer.prepared(layer, x.to(layer.dtype), *others, **given)
         finally:
             layer.capture = capture
         return {"x": made.entering, "expert_ids": made.ids, "expert_scales": made.weights}

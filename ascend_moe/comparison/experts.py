@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ascend_moe._tensors import without_autocast
 from ascend_moe.comparison.difference import Rows, first_of, mismatch
 from ascend_moe.errors import need
 from ascend_moe.experts import Activation, quantize_weight
@@ -56,13 +57,15 @@ class Experts:
             values = values * groups.repeat_interleave(values.shape[0] // len(groups), 0)
         return values
 
+    @without_autocast
     def rows_differ(self, at: Rows, got: Tensor, quant_mode: int) -> dict[str, Any] | None:
         """Return the first element of the experts' output ``got`` that is not within the tolerance, or None."""
         want = self._run(at).float()
         tolerance = QUANT_TOLERANCE if quant_mode else TOLERANCES[got.dtype]
         got = got.float()
-        limit = tolerance * (want.square().mean().sqrt() + want.abs())
-        return at.rows_differ("experts", got, want, ~((got - want).abs() <= limit))
+        rms = want[want.isfinite()].double().square().mean().sqrt().nan_to_num()  # 0 without finite values
+        near = torch.isclose(got, want, tolerance, tolerance * float(rms), equal_nan=True)
+        return at.rows_differ("experts", got, want, ~near)
 
     def _run(self, at: Rows) -> Tensor:
         rows, layer = at.want.expand_x.float(), self._layer

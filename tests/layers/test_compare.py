@@ -28,6 +28,9 @@ def run(
     dtype: torch.dtype = torch.float32,
     reference: bool = False,
     comm_alg: str = "",
+    trainable: bool = False,
+    autocast: bool = False,
+    first: float = 0.5,
     world: int = WORLD,
     **config: Any,
 ) -> list[Any]:
@@ -38,17 +41,21 @@ def run(
         special = numbers.special.given
         place: Any = (group, world, rank, E) if kind is MC2Dispatcher else ((group, world, rank), E)
         special |= {"comm_alg": comm_alg} if comm_alg else {}
-        layer = MoELayer(numbers, kind(*place, **special), dtype=dtype).init_weights(1)
+        layer = MoELayer(numbers, kind(*place, **special), dtype=dtype, trainable=trainable).init_weights(1)
         parameters = {name: value.clone() for name, value in layer.state_dict().items()} if reference else None
         if bits:
             layer.quantize_(bits)
         if plant is not None:
             plant(layer, rank)
         x = torch.randn(5, H, generator=torch.Generator().manual_seed(rank)).to(dtype)
+        x[0, 0] = first
         layer.capture = RouteCapture(5, numbers.top_k, steps=2)
         with ascend_moe.compare(layer, parameters, raises=False) as comparison, torch.no_grad():
-            layer(x)
+            with torch.autocast("cpu", enabled=autocast):
+                layer(x=x)
             assert comparison.steps == 1
+            with pytest.raises(ArgumentError, match="layer is compared already"):
+                ascend_moe.compare(layer)
         layer(x)
         assert comparison.steps == 1, "compared after remove()"
         assert len(layer.capture.last()) == int(layer.capture.seen) == 2
@@ -70,6 +77,10 @@ def test_a_right_layer_equals_the_reference_with_every_dispatcher(kind: type[Dis
         {"bits": 4},
         {"dtype": torch.bfloat16, "zero_expert_num": 1, "copy_expert_num": 1, "const_expert_num": 1},
         {"latent_size": 32, "router": "llama4", "top_k": 2},
+        {"router": "sparsemixer", "jitter_eps": 0.5, "trainable": True},
+        {"autocast": True, "const_expert_num": 1},
+        {"first": float("nan"), "reference": True},
+        {"first": float("inf"), "shared_intermediate_size": F},
     ],
     ids=str,
 )
