@@ -111,9 +111,9 @@ def balance(load: torch.Tensor, replicas: int, ranks: int, groups: int = 1) -> B
     members, places = experts // groups, ranks // groups
     share = load.detach().cpu().double().reshape(layers * groups, members)
     counts = _copies(share, replicas // groups, places)
-    places_of, heat = _assigned(share / counts, counts, places)
+    places_of, heat = _assigned(share / counts, counts, places, replicas // ranks)
     order = heat.argsort(dim=1, descending=True, stable=True)
-    places_of = places_of.gather(1, order[..., None].expand_as(places_of)).reshape(layers, groups, -1)
+    places_of = places_of.gather(1, order[..., None].expand_as(places_of)).reshape(layers, groups, replicas // groups)
     first = torch.arange(groups)[:, None] * members
     hottest = heat.amax(1).reshape(layers, groups).argsort(dim=1, descending=True, stable=True)
     physical = (places_of + first).gather(1, hottest[..., None].expand_as(places_of)).reshape(layers, replicas)
@@ -133,12 +133,11 @@ def _copies(load: torch.Tensor, copies: int, most: int) -> torch.Tensor:
     return counts
 
 
-def _assigned(load: torch.Tensor, counts: torch.Tensor, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the experts by rank and place (rows, ranks, places) and the ranks' loads; ``load``: per copy."""
+def _assigned(load: torch.Tensor, counts: torch.Tensor, ranks: int, room: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the experts by rank and place (rows, ranks, room) and the ranks' loads; ``load``: per copy."""
     rows, experts = load.shape
     heavy = load.argsort(dim=1, descending=True, stable=True)
-    items = heavy.reshape(-1).repeat_interleave(counts.gather(1, heavy).reshape(-1)).reshape(rows, -1)
-    room = items.shape[1] // ranks
+    items = heavy.reshape(-1).repeat_interleave(counts.gather(1, heavy).reshape(-1)).reshape(rows, ranks * room)
     assigned = torch.empty(rows, ranks, room, dtype=torch.int64)
     heat, filled = torch.zeros(rows, ranks, dtype=torch.float64), torch.zeros(rows, ranks, dtype=torch.int64)
     holds = torch.zeros(rows, ranks, experts, dtype=torch.bool)
@@ -221,7 +220,7 @@ def shrunk(found: Balance, ranks: int, alive: Sequence[int]) -> Balance:
     fits = list(alive) == sorted(set(alive)) and len(alive) > 0 and alive[0] >= 0 and alive[-1] < ranks
     need(fits, "alive", "is {}; it must be ranks of 0..{}, ascending", list(alive), ranks - 1)
     layers, experts = found.replica_counts.shape
-    left = found.physical_to_logical.reshape(layers, ranks, -1)[:, list(alive)].reshape(layers, -1).cpu()
+    left = found.physical_to_logical.reshape(layers, ranks, replicas // ranks)[:, list(alive)].flatten(1).cpu()
     counts = torch.zeros(layers, experts, dtype=torch.int64).scatter_add_(1, left, torch.ones_like(left))
     device = found.physical_to_logical.device
     return Balance(*(each.to(device) for each in (left, _inverse(left, counts), counts)))
