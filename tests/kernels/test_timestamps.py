@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import re
+from statistics import fmean, median
 
 import pytest
 
 from ascend_moe import explore
 from ascend_moe.native import library
-from ascend_moe.native.timestamps import END, LAUNCH, Timestamp, of_words, spent, words_of_core
+from ascend_moe.native.timestamps import END, LAUNCH, OPS, Timestamp, of_words, spent, words_of_core
 from ascend_moe.plan import Request
 from ascend_moe.predict.world import TimedWorld
 from ascend_moe.settings import CORE_BARRIER, TIMESTAMPS
+from ascend_moe.validate import times
+from ascend_moe.validate.probes_kernel import CYCLES_PER_MICRO
 from ascendc_twin.soc import cost_table
 from ascendc_twin.timeline import PHASE, Event
 
@@ -100,6 +104,24 @@ def test_timestamps_of_cycles_that_wrap_around_and_of_an_older_op_differ() -> No
         *(Timestamp(1, name, cycles) for name, cycles in ((LAUNCH, 0), ("BuffInit", 7), (END, 30))),
     ]
     assert spent(found) == [{LAUNCH: 11, "BuffInit": 20}, {LAUNCH: 7, "BuffInit": 23}]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_times_of_phases_are_those_of_all_cores_of_all_ranks(seed: int) -> None:
+    """Of the slowest core, and the mean; medians of the rounds. A core may lack phases, but not the first of a rank."""
+    draw = random.Random(seed)
+    ranks, names = draw.randint(1, 4), ["launch", "one", "two", "end"]
+
+    def core(number: int) -> dict[str, int]:
+        return {name: draw.randrange(9999) for name in names if number == 0 or draw.random() < 0.6}
+
+    cores = [[{op: [core(n) for n in range(5)] for op in OPS} for _ in range(3)] for _ in range(ranks)]
+    found = times.phases([[{op: times._summed(each[op]) for op in OPS} for each in own] for own in cores], "direct")
+    assert [(phase.op, phase.name) for phase in found] == [(op, name) for op in OPS for name in names]
+    for phase in found:
+        each = [[c[phase.name] for own in cores for c in own[n][phase.op] if phase.name in c] for n in range(3)]
+        slowest, mean = (median(map(of, each)) / CYCLES_PER_MICRO for of in (max, fmean))
+        assert (phase.slowest, phase.cores) == (slowest, len(each[0]) // ranks) and phase.mean == pytest.approx(mean)
 
 
 def test_every_phase_begins_somewhere_and_has_a_home_alone() -> None:

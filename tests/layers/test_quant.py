@@ -190,10 +190,9 @@ def test_swiglu_quant_is_bit_for_bit_the_chain(counts: list[int], smoothed: str)
         assert all(torch.equal(one, other) for one, other in zip(found, chain, strict=True))
 
 
-def finalized(counts: list[int], row_index: np.ndarray, batch: int, logit: np.ndarray | None) -> np.ndarray:
+def finalized(counts: list[int], row_index: np.ndarray, total: np.ndarray, logit: np.ndarray | None) -> np.ndarray:
     """Row by row in float32, in row order, no numpy matrix product; with a logit, by x_scale too."""
     x, weight, scale, x_scale = (tensor.numpy() for tensor in inputs())
-    total = np.zeros((batch, WIDTH), dtype=np.float32)
     for row, group in enumerate(np.repeat(range(GROUPS), counts)):
         products = (x[row].astype(np.int32)[:, None] * weight[group].astype(np.int32)).sum(0)
         value = products.astype(np.float32) * scale[group]
@@ -201,34 +200,24 @@ def finalized(counts: list[int], row_index: np.ndarray, batch: int, logit: np.nd
     return total
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("factor", ["nothing shared", None, 0.0, 0.5])
 @pytest.mark.parametrize("list_type", [0, 1])
 @EACH_COUNTS
-def test_finalize_routing_is_numpys_bit_for_bit(counts: list[int], list_type: int, weighted: bool) -> None:
+def test_finalize_routing_is_numpys_bit_for_bit(counts: list[int], list_type: int, factor: Any) -> None:
+    """The shared expert's rows come first; their weight None is 1."""
     x, weight, scale, x_scale = inputs()
-    by_expert, batch = torch.tensor(counts), 5
-    row_index = torch.randint(0, batch, (12,), generator=torch.Generator().manual_seed(8))
-    given: dict[str, Any] = {"scale": scale, "row_index": row_index}
-    if weighted:
-        given = {"scale": scale.unsqueeze(1), "row_index": row_index.int()}
-        given |= {"pertoken_scale": x_scale, "logit": drawn(12, seed=9)}
-    given |= {"group_list_type": list_type, "output_bs": batch}
-    group_list = by_expert if list_type else by_expert.cumsum(0)
-    found = npu_grouped_matmul_finalize_routing(x, weight, group_list, **given)
-    logit = given["logit"].numpy() if weighted else None
-    assert found.dtype == torch.float32
-    assert np.array_equal(found.numpy(), finalized(counts, row_index.numpy(), batch, logit))
-
-
-@pytest.mark.parametrize("factor", [0.5, 0.0, None])
-def test_finalize_routing_adds_the_shared_expert_first(factor: float | None) -> None:
-    x, weight, scale, x_scale = inputs()
-    counts, rows = torch.tensor(TAIL), torch.arange(12) % 6
-    shared = drawn(2, WIDTH, dtype=torch.bfloat16, seed=7)
-    kwargs = {"scale": scale, "pertoken_scale": x_scale, "row_index": rows, "output_bs": 6}
-    plain = npu_grouped_matmul_finalize_routing(x, weight, counts, **kwargs)
-    kwargs |= {"shared_input": shared, "shared_input_weight": factor, "shared_input_offset": 3}
-    found = npu_grouped_matmul_finalize_routing(x, weight, counts, **kwargs)
-    expected = plain.clone()
-    expected[3:5] = (1.0 if factor is None else factor) * shared.float() + plain[3:5]
-    assert torch.equal(found, expected)
+    by_expert, total, logit = torch.tensor(counts), np.zeros((5, WIDTH), dtype=np.float32), None
+    row_index = torch.randint(0, len(total), (12,), generator=torch.Generator().manual_seed(8))
+    given = {"scale": scale, "row_index": row_index, "output_bs": len(total), "group_list_type": list_type}
+    if factor != "nothing shared":
+        shared, logit = (
+            drawn(2, WIDTH, dtype=torch.bfloat16, seed=7),
+            drawn(12, seed=9) if list_type else torch.ones(12),
+        )
+        total[3:] = shared.float().numpy() * (1.0 if factor is None else factor)
+        given |= {"scale": scale.unsqueeze(1), "row_index": row_index.int(), "pertoken_scale": x_scale}
+        given |= {"shared_input": shared, "shared_input_weight": factor, "shared_input_offset": 3}
+        given |= {"logit": logit} if list_type else {}
+    found = npu_grouped_matmul_finalize_routing(x, weight, by_expert if list_type else by_expert.cumsum(0), **given)
+    expected = finalized(counts, row_index.numpy(), total, None if logit is None else logit.numpy())
+    assert found.dtype == torch.float32 and np.array_equal(found.numpy(), expected)
