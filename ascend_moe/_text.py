@@ -97,6 +97,8 @@ def unwritable(path: Path) -> str:
     """Return why `write_whole` would fail for this path, or "" if no reason is known."""
     if not path.absolute().parent.is_dir():
         return f"there is no folder {path.absolute().parent}"
+    if not os.access(path.absolute().parent, os.W_OK):
+        return f"the folder {path.absolute().parent} is not writable"
     return irreplaceable(path)
 
 
@@ -118,6 +120,12 @@ def write_whole(path: Path, text: str) -> None:
     try:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
-    except BaseException:
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
+
+
+def reason(error: OSError) -> str:
+    """Return the file of an error and what is wrong with it, such as "x.json: No space left on device"."""
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)

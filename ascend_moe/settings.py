@@ -183,9 +183,10 @@ WATCHDOG_S = Setting[float | None](
     "`ASCEND_MOE_CALLS`; read when windows open",
     "not set",
 )
-COMM_ALG = _text(
+COMM_ALG = _choice(
     "ASCEND_MOE_COMM_ALG",
-    "a value of comm_alg",
+    ("auto", "window", "direct", "hierarchy", "fullmesh", "fullmesh_v1", "fullmesh_v2"),  # the last are CANN's names
+    "",
     'algorithm of an op whose comm_alg is "": `window`, `direct`, `hierarchy` or `auto`; must be equal on all ranks',
     "`auto`; on an NPU that is `window` until `validate --bringup` has passed",
 )
@@ -345,7 +346,7 @@ CACHE = _path(
 
 CALLS = _path(
     "ASCEND_MOE_CALLS",
-    "folder",
+    "folder that can be written",
     "folder for the log of a rank's last calls, written on PeerLost and CommTimeout; watchdog files",
     "the temporary folder",
 )

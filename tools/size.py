@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import signal
 import subprocess
 import sys
 import tarfile
@@ -140,4 +141,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # | head
     sys.exit(main())

@@ -39,7 +39,7 @@ def read_object(path: Path) -> Json:
     try:
         values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError, OSError) as error:
-        why = LFS if path.is_file() and is_pointer(path) else f"{error}; correct it, or download it again"
+        why = LFS if is_pointer(path) else f"{error}; correct it, or download it again"
         raise ArgumentError(f"{path} cannot be read: {why}", argument="directory") from error
     if not isinstance(values, dict):
         raise ArgumentError(
@@ -60,7 +60,10 @@ def _once(pairs: list[tuple[str, Any]]) -> Json:
 
 def is_pointer(path: Path) -> bool:
     """Return whether a file is a git-lfs pointer, which git stores in place of the data until ``git lfs pull``."""
-    return path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://git-lfs")
+    try:
+        return path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://git-lfs")
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True)

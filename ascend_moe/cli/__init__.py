@@ -9,54 +9,67 @@ import contextlib
 import importlib
 import io
 import os
-import stat
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
+from ascend_moe._text import reason
+
 _EXTRA = ("typer", "click", "rich")
-_SIGPIPE_CODE = 128 + 13
+_SIGINT_CODE, _SIGPIPE_CODE = 128 + 2, 128 + 13
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command in ``arguments`` (None: sys.argv[1:]) and raise SystemExit with its exit code.
 
-    The exit code is 141, as after SIGPIPE, if the reader of the output closes it (``| head``); 1 without extra [cli].
+    The exit code is 141, as after SIGPIPE, if the reader of the output closes it (``| head``); 2 if a file cannot be
+    read, or the output written; 130 after Ctrl-C; 1 without extra [cli].
     """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    command = " ".join(["ascend-moe", *[word for word in words if not word.startswith("-")][:1]])
     try:
-        with _exit_when_pipe_closes():
+        with _exit_when_write_fails():
             root = importlib.import_module("ascend_moe.cli.root")
-            root.app(args=_with_json(sys.argv[1:] if arguments is None else arguments), prog_name="ascend-moe")
+            root.app(args=_with_json(words), prog_name="ascend-moe")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in _EXTRA:
             raise
-        words = sys.argv[1:] if arguments is None else arguments
-        command = next((word for word in words if not word.startswith("-")), "")
-        sys.exit(
-            f"ascend-moe {command}".rstrip() + f" needs {error.name}, which is not installed: "
-            "pip install 'ascend_moe[cli]'"
-        )
+        sys.exit(f"{command} needs {error.name}, which is not installed: pip install 'ascend_moe[cli]'")
+    except OSError as error:
+        print(f"{command}: {reason(error)}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:  # during imports
+        print(f"{command}: interrupted", file=sys.stderr)
+        sys.exit(_SIGINT_CODE)
+    except SystemExit as ended:
+        if ended.code == _SIGINT_CODE and threading.active_count() > 1:
+            os._exit(_SIGINT_CODE)  # Python would abort if a rank's thread calls it from C++ now
+        raise
 
 
-class _Pipe(io.FileIO):
-    """Writing end of a pipe. A write after the reader has closed it ends the program with code 141."""
+class _Output(io.FileIO):
+    """The output. A failed write ends the program: with code 141 if the reader has closed a pipe, else with 2."""
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # for writes during exit
-            raise SystemExit(_SIGPIPE_CODE) from None
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(_SIGPIPE_CODE) from None
+            print(f"ascend-moe: the output cannot be written: {error.strerror}", file=sys.stderr)
+            raise SystemExit(2) from None
 
 
 @contextlib.contextmanager
-def _exit_when_pipe_closes() -> Iterator[None]:
-    """Replace stdout and stderr by `_Pipe`s where they are pipes.
+def _exit_when_write_fails() -> Iterator[None]:
+    """Replace stdout and stderr by `_Output`s unless they are terminals.
 
-    A `_Pipe` raises SystemExit, which neither typer nor rich handles as an error.
+    An `_Output` raises SystemExit, which neither typer nor rich handles as an error.
     """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(_piped, before)
+    sys.stdout, sys.stderr = map(_checked, before)
     try:
         yield
     finally:
@@ -67,15 +80,17 @@ def _exit_when_pipe_closes() -> Iterator[None]:
             sys.stdout, sys.stderr = before
 
 
-def _piped(stream: TextIO) -> TextIO:
+def _checked(stream: TextIO | None) -> TextIO:
+    if stream is None:  # closed when Python started
+        return open(os.devnull, "w")
     try:
         number = stream.fileno()
-        if not stat.S_ISFIFO(os.fstat(number).st_mode):
+        if stream.isatty():
             return stream
     except (OSError, ValueError):  # an object without a file, or a closed one
         return stream
     stream.flush()
-    raw = io.BufferedWriter(_Pipe(number, "w", closefd=False))
+    raw = io.BufferedWriter(_Output(number, "w", closefd=False))
     at_once = bool(getattr(stream, "line_buffering", False) or getattr(stream, "write_through", False))
     return io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=at_once)
 
@@ -88,7 +103,3 @@ def _with_json(words: Sequence[str]) -> list[str]:
         if word == "--json" and words[0] not in ("vnpu", "shim") and following.startswith("-") and following != "-":
             made.insert(at + 1, "-")
     return made
-
-
-if __name__ == "__main__":
-    main()

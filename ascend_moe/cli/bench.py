@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ascend_moe._text import SKEWS, SWEEPS, show, unwritable
+from ascend_moe._text import SKEWS, SWEEPS, show
 from ascend_moe.call import DTYPES
 from ascend_moe.cli import options
 from ascend_moe.cli.options import bad, bar, numbers, started
@@ -59,9 +58,7 @@ def bench(
     ] = ITERATIONS,
     quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_ITERATIONS} iterations.")] = False,
     as_json: options.Json = "",
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write an SVG chart; with --sweep also FILE_SWEEP.")
-    ] = None,
+    plot: Annotated[Path | None, options.output("Write an SVG chart; with --sweep also FILE_SWEEP.", True)] = None,
     check: Annotated[
         bool,
         typer.Option(
@@ -84,11 +81,6 @@ def bench(
     if check:
         passed = bounds.check(lambda cases: measure(cases, list(every_method.METHODS), bounds.ITERATIONS), print)
         raise typer.Exit(0 if passed else 1)
-    if plot is not None:
-        if why := unwritable(plot):
-            bad("--plot", why)
-        if importlib.util.find_spec("matplotlib") is None:
-            bad("--plot", "needs matplotlib: pip install matplotlib")
     try:
         cases = matrix(
             preset or ["deepseek-v3"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -62,10 +63,22 @@ def _cores(value: int | None) -> int | None:
     return value
 
 
-def _json(value: str) -> str:
-    if value not in ("", "-") and (why := unwritable(Path(value))):
-        bad("--json", why)
+def _writable(value: str | Path | None) -> str | Path | None:
+    """Return the value of an option that names an output file; a file that cannot be written is a BadParameter."""
+    if value not in (None, "", "-") and (why := unwritable(Path(value))):
+        raise typer.BadParameter(why)
     return value
+
+
+def _drawable(value: Path | None) -> str | Path | None:
+    if value is not None and importlib.util.find_spec("matplotlib") is None:
+        raise typer.BadParameter("needs matplotlib: pip install matplotlib")
+    return _writable(value)
+
+
+def output(help: str, matplotlib: bool = False) -> Any:
+    """Return typer's description of an option with the name of an output file, which ``matplotlib`` may draw."""
+    return typer.Option(metavar="FILE", help=help, callback=_drawable if matplotlib else _writable)
 
 
 def bad(option: str, message: str) -> NoReturn:
@@ -118,7 +131,7 @@ Json = Annotated[
         "--json",
         metavar="FILE|-",
         help="Write all numbers as JSON to FILE; -: to stdout, instead of text.",
-        callback=_json,
+        callback=_writable,
     ),
 ]
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ascend_moe._text import PREDICTED, show, unwritable
+from ascend_moe._text import PREDICTED, show
 from ascend_moe.call import QUANTS
 from ascend_moe.cli import options
-from ascend_moe.cli.options import bad, bar
+from ascend_moe.cli.options import bar
 from ascend_moe.plan import Request
 from ascendc_twin.soc import DEFAULT_SOC, SOCS
 
@@ -34,9 +33,7 @@ def predict(
         str, typer.Option("--comm-alg", metavar="NAME,...", help=f"One or more of {','.join(PREDICTED)}; default: all.")
     ] = "",
     as_json: options.Json = "",
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write an SVG chart of the times over --ranks.")
-    ] = None,
+    plot: Annotated[Path | None, options.output("Write an SVG chart of the times over --ranks.", True)] = None,
 ) -> None:
     """Predict times of dispatch and combine on NPUs with a model. Nothing is measured.
 
@@ -53,11 +50,6 @@ def predict(
         soc=soc,
         cores=cores or 0,
     )
-    if plot is not None:
-        if why := unwritable(plot):
-            bad("--plot", why)
-        if importlib.util.find_spec("matplotlib") is None:
-            bad("--plot", "needs matplotlib: pip install matplotlib")
     names = comm_alg.split(",") if comm_alg else []
     worlds = options.numbers("ranks", ranks)
     with bar("predictions") as advance:

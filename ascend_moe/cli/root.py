@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -90,24 +92,37 @@ class _Commands(TyperGroup):
         _without_types(command, ctx)
         return name, command, rest
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        with _errors_in_one_line(ctx):
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
-        """Print errors of this package and wrong options as one line with exit code 2; Ctrl-C exits with 130."""
-        try:
+        with _errors_in_one_line(ctx):
             return super().invoke(ctx)
-        except _UsageError as error:
-            if type(error).__name__ == "NoArgsIsHelpError":
-                raise
-            command = (
-                f"ascend-moe {ctx.invoked_subcommand or ''}".rstrip() if error.ctx is None else error.ctx.command_path
-            )
-            print(f"{command}: {_in_one_line(error, ctx.obj or [])}; see {command} --help", file=sys.stderr)
-            raise typer.Exit(2) from None
-        except AscendMoeError as error:
-            print(f"ascend-moe {ctx.invoked_subcommand}: {error}", file=sys.stderr)
-            raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            print(f"ascend-moe {ctx.invoked_subcommand}: interrupted", file=sys.stderr)
-            raise typer.Exit(130) from None
+
+
+@contextmanager
+def _errors_in_one_line(ctx: Any) -> Iterator[None]:
+    """Print errors of this package and wrong options as one line with exit code 2; Ctrl-C exits with 130."""
+    code = 2
+    try:
+        yield
+        return
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        command = _words(ctx) if error.ctx is None else error.ctx.command_path
+        text = f"{command}: {_in_one_line(error, ctx.obj or [])}; see {command} --help"
+    except AscendMoeError as error:
+        text = f"{_words(ctx)}: {error}"
+    except KeyboardInterrupt:
+        text, code = f"{_words(ctx)}: interrupted", 130
+    print(text, file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _words(ctx: Any) -> str:
+    return f"ascend-moe {ctx.invoked_subcommand or ''}".rstrip()
 
 
 app = typer.Typer(

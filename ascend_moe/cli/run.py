@@ -20,6 +20,9 @@ from ascend_moe.native import library
 from ascend_moe.settings import MAX_WORLD
 
 app = typer.Typer()
+_OPTIONS = {name: f"--{name}" for name in ("preset", "layer", "ranks", "batch")} | {
+    "directory": "--checkpoint", "hidden_size": "--hidden", "top_k": "--topk", "num_experts": "--experts",
+}  # fmt: skip
 
 
 @app.command()
@@ -91,8 +94,9 @@ def run(
             layer=layer or 0,
         )
     except ArgumentError as error:
-        hint = {"directory": "checkpoint"}.get(error.argument, error.argument)
-        raise typer.BadParameter(str(error), param_hint=f"'--{hint}'") from None
+        if error.argument not in _OPTIONS:
+            raise  # a number that no option sets
+        bad(_OPTIONS[error.argument], str(error))
     library.lib()  # reports a missing library before anything starts
     binding.library()
     head = about(spec, source, backend, width, text.name if text else DEFAULT_TEXT, note)
@@ -151,7 +155,11 @@ def _text(path: Path | None, tokens: int) -> tuple[bytes, str]:
     """The first ``tokens`` bytes of the text, repeated if it is shorter, and a note about that."""
     from ascend_moe.run.layers import default_text
 
-    text = default_text() if path is None else path.read_bytes()
+    if path is None:
+        text = default_text()
+    else:
+        with path.open("rb") as file:
+            text = file.read(tokens + 1)
     if not text:
         bad("--text", f"{path} is empty: pass a file with text")
     repeats = -(-tokens // len(text))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ascend_moe._text import OPS, PICKS, TRACED, filled, show, table, unwritable, write_whole
+from ascend_moe._text import OPS, PICKS, TRACED, filled, show, table, write_whole
 from ascend_moe.call import QUANTS
 from ascend_moe.cli import options
 from ascend_moe.cli.options import bar, started
-from ascend_moe.errors import ArgumentError
 
 if TYPE_CHECKING:
     from ascendc_twin.timeline import Timeline
@@ -40,8 +38,8 @@ def trace(
     pick: Annotated[str, typer.Option(metavar="|".join(PICKS), help="Round to show.")] = "p10",
     seed: Annotated[int, typer.Option(min=0, max=options.MAX_SEED, help="Seed of inputs and routing.")] = 0,
     soc: Annotated[str, typer.Option(metavar="NAME", help="Predict for this SoC instead of measuring here.")] = "",
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write trace JSON for ui.perfetto.dev.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an SVG chart.")] = None,
+    out: Annotated[Path | None, options.output("Write trace JSON for ui.perfetto.dev.")] = None,
+    plot: Annotated[Path | None, options.output("Write an SVG chart.")] = None,
     as_json: options.Json = "",
 ) -> None:
     """Run dispatch and combine and show where the time goes.
@@ -49,11 +47,8 @@ def trace(
     Without --soc the kernels run on this CPU and the timeline is measured. With --soc the timed engine runs
     them and the timeline is predicted by a model of that SoC. Every output states which of the two it is.
 
-    Exit code 0: success. 1: a file could not be written. 2: wrong options.
+    Exit code 0: success. 2: wrong options, or a file that cannot be written.
     """
-    for asked_for in (out, plot):
-        if asked_for is not None and (why := unwritable(asked_for)):
-            raise ArgumentError(why, argument="out")
     from ascend_moe.predict import roundtrip
     from ascend_moe.predict.roundtrip import TraceRequest
     from ascendc_twin.timeline import chrome, picture
@@ -70,11 +65,7 @@ def trace(
     for path, content in ((out, chrome.text), (plot, picture.svg)):
         if path is None:
             continue
-        try:
-            write_whole(path, content(timeline))
-        except OSError as problem:
-            print(f"ascend-moe trace: {path}: {problem.strerror}", file=sys.stderr)
-            raise typer.Exit(1) from None
+        write_whole(path, content(timeline))
         lines.append(f"wrote {path}")
         if content is chrome.text:
             lines.append(f"open it at https://ui.perfetto.dev: Open trace file, {path.resolve()}")

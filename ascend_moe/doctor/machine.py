@@ -60,11 +60,10 @@ def _library() -> Iterator[Diagnostic]:
         path = library.library_path()
         built = library.lib().am_source_hash().decode()
     except AscendMoeError as problem:
-        head, _, command = str(problem).partition(": ")
-        fix = " ".join(command.split()) or _BUILD
+        head, fix = _halves(problem)
         if (setting := settings.setting_of(problem)) is not None:
             fix = f"unset {setting.name}, or set it to {setting.rule}"
-        yield error(topic, head, "the operators on CPU, plan and validate need it", fix)
+        yield error(topic, head, "the operators on CPU, plan and validate need it", fix or _BUILD)
         return
     try:
         root = library.native_source_root()
@@ -83,8 +82,14 @@ def _torch_ops() -> Diagnostic:
     topic, problem = "torch ops", binding.why_not()
     if problem is None:
         return fine(topic, f"{binding.library_path()}, for torch 2.10 and later")
-    head, _, fix = str(problem).partition(":")
-    return error(topic, head, "the operators raise this", " ".join(fix.split()))
+    head, fix = _halves(problem)
+    return error(topic, head, "the operators raise this", fix)
+
+
+def _halves(problem: AscendMoeError) -> tuple[str, str]:
+    """Return what an error states before its first colon outside of parentheses, and the fix after it."""
+    head, *fix = re.split(r": *(?![^(]*\))", str(problem), maxsplit=1)
+    return head, " ".join(" ".join(fix).split())
 
 
 def _compiler() -> Diagnostic:

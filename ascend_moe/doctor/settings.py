@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from .. import settings
 from ..errors import AscendMoeError
 from ..native import library, probe_results
-from ..native.plans import comm_algorithm, core_count, hccl_selects_hierarchy
+from ..native.plans import core_count, hccl_selects_hierarchy
 from ..native.windows import (
     MIB,
     context_kind,
@@ -25,6 +27,12 @@ from ..native.windows import (
 from ..settings import Setting
 from . import Diagnostic, error, fine, warn
 
+_PATHS: dict[Setting[Any], Callable[[Path], bool]] = {
+    **dict.fromkeys((settings.LIBRARY, settings.CHECKED_LIBRARY, settings.NPU_LIBRARY), Path.is_file),
+    settings.VNPU_LIBRARIES: Path.is_dir,
+    settings.CALLS: lambda path: path.is_dir() and os.access(path, os.W_OK),
+}
+
 
 def diagnostics() -> Iterator[Diagnostic]:
     """Check the environment variables of this package, HCCL and gloo; equal results are reported once."""
@@ -32,13 +40,17 @@ def diagnostics() -> Iterator[Diagnostic]:
 
 
 def _every() -> Iterator[Diagnostic]:
-    yield _checked(settings.HCCL_BUFFSIZE, _window)
-    yield _checked(settings.TIMEOUT_S, lambda: f"ops wait up to {timeout_s():g} s for a peer")
-    yield _checked(settings.AIV_CORES, lambda: f"{core_count()} AIV cores per rank on the twin")
+    always: dict[Setting[Any], Callable[[], str]] = {
+        settings.HCCL_BUFFSIZE: _window,
+        settings.TIMEOUT_S: lambda: f"ops wait up to {timeout_s():g} s for a peer",
+        settings.AIV_CORES: lambda: f"{core_count()} AIV cores per rank on the twin",
+    }
+    for setting, meaning in always.items():
+        yield _checked(setting, meaning)
     yield _engine()
     meanings: dict[Setting[Any], Callable[[], str]] = {
         settings.RANKS_PER_SERVER: lambda: f"{ranks_per_server()} ranks per server, on the twin and on A2",
-        settings.COMM_ALG: _algorithm,
+        settings.COMM_ALG: lambda: f"ops called without comm_alg use {settings.COMM_ALG.get()!r}",
         settings.PROVEN: _proven,
         settings.RDMA_FLAGS: lambda: (
             "512-byte blocks between A2 servers contain " + ("rows and a flag" if rdma_flags() else "rows only")
@@ -47,14 +59,12 @@ def _every() -> Iterator[Diagnostic]:
         settings.REGISTERED_MIB: lambda: (
             f"window_empty allocates from {window_registered_bytes(0) // MIB} MiB per rank on the twin"
         ),
-        settings.ISA: lambda: f"vector loops use {settings.ISA.get()}",
-        settings.FORWARD: _forward,
         settings.SEED: lambda: f"the checked engine draws schedules from seed {settings.SEED.get()}",
         settings.CONTEXT: lambda: f"context {settings.CONTEXTS[context_kind()]} on the twin",
     }
-    for setting, meaning in meanings.items():
-        if setting.is_set():
-            yield _checked(setting, meaning)
+    for setting in (each for group in settings.TABLE.values() for each in group):
+        if setting.is_set() and setting not in always and setting is not settings.ENGINE:
+            yield _checked(setting, meanings.get(setting, functools.partial(_value, setting)))
     yield from _unknown()
     yield from _hccl()
     yield from _timeouts()
@@ -69,7 +79,7 @@ def _checked(setting: Setting[Any], meaning: Callable[[], str]) -> Diagnostic:
     except AscendMoeError as problem:
         setting = settings.setting_of(problem) or setting
         fix = f"unset {setting.name}, or set it to {setting.rule}"
-        return error(setting.name, str(problem), "ops raise this error", fix)
+        return error(setting.name, str(problem), "what reads it cannot use this value", fix)
 
 
 def _window() -> str:
@@ -77,11 +87,11 @@ def _window() -> str:
     return f"{settings.HCCL_BUFFSIZE.get()} MiB per rank"
 
 
-def _algorithm() -> str:
-    name = comm_algorithm("")
-    if library.lib().am_comm_algorithm(name.encode()) < 0:
-        raise AscendMoeError(f"{settings.COMM_ALG.name}={name} is not a value of comm_alg")
-    return f"ops called without comm_alg use {name!r}"
+def _value(setting: Setting[Any]) -> str:
+    value = setting.get()
+    if setting in _PATHS and not _PATHS[setting](value):
+        raise AscendMoeError(f"{setting.name}={value} must be {setting.rule}")
+    return str(value)
 
 
 def _proven() -> str:
@@ -101,11 +111,6 @@ def _engine() -> Diagnostic:
         return f"engine {library.engine_name()}{threads}"
 
     return _checked(settings.ENGINE, meaning)
-
-
-def _forward() -> str:
-    skipped = settings.FORWARD.get() == "1"
-    return "rows that are copied through UB unchanged skip it" if skipped else "every copy into UB is executed"
 
 
 def _unknown() -> Iterator[Diagnostic]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .. import settings
-from .._text import table
+from .._text import reason, table
 from ..errors import ArgumentError
 from . import library, log
 from .liveness import describe_process
@@ -350,9 +350,9 @@ def of_files(files: Sequence[Path]) -> GroupState:
     total, bases = lib.am_window_total_bytes(0, 0), []
     try:
         for file in files:
-            raw = contents(file)
+            raw = contents(file, total - PAGE_BYTES)
             bases.append(lib.am_window_alloc(total))
-            ctypes.memmove(bases[-1] + PAGE_BYTES, raw, min(len(raw), total - PAGE_BYTES))
+            ctypes.memmove(bases[-1] + PAGE_BYTES, raw, len(raw))
         made = of_windows("", "in the files", bases, total, lambda pid: "")
     finally:
         for base in bases:
@@ -364,10 +364,11 @@ def of_files(files: Sequence[Path]) -> GroupState:
     return made
 
 
-def contents(file: Path) -> bytes:
-    """Return the bytes of a file. Raises ArgumentError if it cannot be read."""
+def contents(file: Path, most: int) -> bytes:
+    """Return the first ``most`` bytes of a file. Raises ArgumentError if it cannot be read."""
     try:
-        return file.read_bytes()
+        with file.open("rb") as opened:
+            return opened.read(most)
     except OSError as error:
         raise ArgumentError(f"{file} cannot be read: {error.strerror}", argument="files") from error
 
@@ -454,8 +455,11 @@ def _states_of_threads() -> list[GroupState]:
 
 def _write(groups: list[GroupState], found: list[Behind]) -> None:
     prefix = f"ascend_moe_hang_{os.getpid()}_"
-    file, path = tempfile.mkstemp(prefix=prefix, suffix=".txt", dir=settings.CALLS.get())
-    with os.fdopen(file, "w", encoding="utf-8") as out:
-        out.write(text(groups, found) + "\n")
+    try:
+        file, path = tempfile.mkstemp(prefix=prefix, suffix=".txt", dir=settings.CALLS.get())
+        with os.fdopen(file, "w", encoding="utf-8") as out:
+            out.write(text(groups, found) + "\n")
+    except OSError as error:
+        path = f"not written: {reason(error)} ({settings.CALLS.name})"
     why = f": {found[0].why}" if found else ""
     log.say(logging.WARNING, "an op takes more than %s s%s; all ranks: %s", settings.WATCHDOG_S.text(), why, path)

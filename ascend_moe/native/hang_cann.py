@@ -40,7 +40,7 @@ def of_files(files: Sequence[Path], layout: str, experts: int = 0) -> GroupState
             is not a multiple of the ranks.
     """
     need(len(files) > 1, "files", "has {} entries; pass a copy of windowsExp of every rank, in rank order", len(files))
-    areas = [contents(file) for file in files]
+    areas = [contents(file, _AREA) for file in files]
     for file, area in zip(files, areas, strict=True):
         need(len(area) >= _AREA, "files", "{} has {} bytes; copy at least {} of windowsExp", file, len(area), _AREA)
     if layout == "cann-v1":

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable
 
 from .. import comm, settings
+from .._text import reason
 from ..comm.communicator import by_number
 from ..errors import AscendMoeError, CommTimeout, PeerLost
 from ..native import binding, log
@@ -62,10 +63,11 @@ def failed(error: BaseException, call: RecordedCall | None = None) -> None:
         last_calls = communicator.ops_handle.last_calls() if communicator else []
         lines = [_line(wall, _text(one, what, at)) for wall, one, what, at in last_calls]
         own = [] if call.number and lines else [_line(time.time(), _text(call, outcome, epoch))]
-        path = _write(call, [*lines, *own])
-        if path:
-            error.details["calls"] = path
-            error.args = (f"{error}; the last calls of rank {call.rank}: {path}",)
+        try:
+            where = error.details["calls"] = _write(call, [*lines, *own])
+        except OSError as problem:
+            where = f"not written: {reason(problem)} ({settings.CALLS.name})"
+        error.args = (f"{error}; the last calls of rank {call.rank}: {where}",)
 
 
 def _epoch_of(call: RecordedCall) -> int:
@@ -108,15 +110,12 @@ def _log_algorithm(call: RecordedCall) -> None:
 
 
 def _write(call: RecordedCall, lines: Iterable[str]) -> str:
-    """Write the rank's calls to a new file; return its name, "" if none can be written."""
+    """Write the rank's calls to a new file and return its name. Raises OSError."""
     head = f"the last calls of rank {call.rank} on group {call.group}, oldest first; process {os.getpid()}"
-    try:
-        prefix, folder = f"ascend_moe_rank{call.rank}_", settings.CALLS.get()
-        file, path = tempfile.mkstemp(prefix=prefix, suffix="_calls.txt", dir=folder)
-        with os.fdopen(file, "w", encoding="utf-8") as text:
-            text.write("\n".join([head, *lines]) + "\n")
-    except OSError:
-        return ""
+    prefix, folder = f"ascend_moe_rank{call.rank}_", settings.CALLS.get()
+    file, path = tempfile.mkstemp(prefix=prefix, suffix="_calls.txt", dir=folder)
+    with os.fdopen(file, "w", encoding="utf-8") as text:
+        text.write("\n".join([head, *lines]) + "\n")
     return path
 
 

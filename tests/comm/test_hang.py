@@ -173,7 +173,9 @@ def test_the_watchdog_sees_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "rank 1 has called no op of it; rank 0 waits for it in dispatch, epoch 1" in written()
 
 
-def test_the_watchdog_writes_once_for_each_op_that_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watchdog_writes_once_for_each_op_that_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("ASCEND_MOE_CALLS", str(tmp_path))
     groups, watchdog = dict[str, GroupState](), hang._Watchdog()
     monkeypatch.setattr(hang, "live", lambda pids=None: [*groups.values()])
@@ -183,6 +185,10 @@ def test_the_watchdog_writes_once_for_each_op_that_takes_long(tmp_path: Path, mo
         for limit in (3600.0, 1.0, 1.0):
             watchdog._look(limit)
             assert len([*tmp_path.iterdir()]) == number - (limit == 3600.0)
+    monkeypatch.setenv("ASCEND_MOE_CALLS", "/nothing")
+    groups["c"] = group("c", replace(state(0, 1, pid=os.getpid(), seconds=5.0), epoch=1), state(1))
+    watchdog._look(1.0)
+    assert "all ranks: not written: /nothing/" in caplog.text
 
 
 def watchdogs() -> list[threading.Thread]:

@@ -108,6 +108,9 @@ def test_a_call_whose_group_is_gone_still_leaves_itself(tmp_path: Path, monkeypa
     head, line = path.read_text().splitlines()
     assert "rank 3 on group first" in head
     assert line.endswith("on first: x bfloat16 (2, 64); 5 µs, CommTimeout: rank 1 did not arrive")
+    monkeypatch.setenv("ASCEND_MOE_CALLS", str(path))
+    recorder.failed(late := CommTimeout("rank 1 did not arrive"), call)
+    assert re.search(rf"rank 3: not written: {path}/.*: Not a directory \(ASCEND_MOE_CALLS\)$", str(late))
 
 
 def test_a_refused_call_is_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
 import re
@@ -364,6 +365,9 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("validate", ["--comm-alg", "push"], "'--comm-alg' 'push' is none of auto, window, direct, hierarchy"),
         ("bench", ["--comm-alg", "hierarchy"], "hierarchy works between servers; the ranks of bench share one"),
         ("run", ["--checkpoint", ".", "--layer", "1", "--topk", "2"], "'--topk' conflicts with --checkpoint"),
+        ("run", ["-k", "999", "-r", "1"], "'--topk' top_k is 999, but only 128 experts"),
+        ("run", ["-e", "7"], "run: n_group is 8"),
+        ("hang", ["/dev/zero", "/dev/zero"], "/dev/zero does not begin with a control block"),
         ("trace", ["-p", "tiny", "--out", "/dev/full"], "/dev/full is a link or no regular file"),
         ("bench", ["--json", "link"], "is a link or no regular file"),
         ("trace", ["-p", "tiny", "--soc", "H100"], "H100"),
@@ -414,6 +418,24 @@ def test_ctrl_c_ends_a_command_in_one_line(words: list[str]) -> None:
 
 
 # ---- what commands have in common
+
+
+def test_a_file_that_cannot_be_written_or_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    path = tmp_path / "numbers.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", lambda file, *_, **__: refuse(file))
+        assert commands.said("plan", "--json", str(path))[::2] == (
+            2,
+            f"ascend-moe plan: {path}: No space left on device\n",
+        )
+    assert not [*tmp_path.iterdir()]
+    (tmp_path / "config.json").touch()
+    for name in ("read_text", "read_bytes"):
+        monkeypatch.setattr(Path, name, lambda file, **_: refuse(file))
+    assert "config.json cannot be read: [Errno 28]" in invoke("plan", "--checkpoint", str(tmp_path))[1]
 
 
 @pytest.mark.parametrize("option", ["--install-completion", "--show-completion"])

@@ -284,6 +284,17 @@ def test_a_cache_that_others_can_write_is_refused(fast: Path, monkeypatch: pytes
         build.built_part("timed", SOURCES, fast)
 
 
+def test_a_user_without_a_cache_gets_a_folder_that_goes(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    program = "import os, sys; from ascendc_twin import cache; os.path.expanduser = lambda path: path\n"
+    program += "where = cache.Cache('NO', 'ascend_moe').directory(); print(where, where.is_dir())"
+    env = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"} | {"TMPDIR": str(tmp_path)}
+    for more in ({}, {"XDG_CACHE_HOME": str(tmp_path / "file")}):  # no home, and one that cannot be written
+        done = subprocess.run([sys.executable, "-c", program], env=env | more, capture_output=True, text=True)
+        assert re.fullmatch(rf"{tmp_path}/ascend-moe-\w+ True\n", done.stdout), done
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_what_is_loaded_is_what_was_built(fast: Path, tmp_path: Path) -> None:
     made = build.built_part("vnpu", SOURCES, fast)
     file = next(path for path in made.rglob("*") if path.is_file())

@@ -51,11 +51,17 @@ def test_help_version_doctor_and_plan_import_no_torch() -> None:
     assert said == [f"{' '.join(words)} 0" for words in LIGHT]
 
 
-@pytest.mark.parametrize("words", ["--help", "plan --details", "plan --json", "twin"])  # by typer, rich and print
-def test_a_command_ends_quietly_where_nobody_reads_its_output(words: str) -> None:
-    script = f"{sys.executable} -m ascend_moe {words} | true; echo ${{PIPESTATUS[0]}}"
+FULL = "ascend-moe: the output cannot be written: No space left on device\n"
+ENDS = [(f"{words} | true", 141, "") for words in ("--help", "plan --details", "plan --json", "twin")]
+ENDS += [(f"{words} >/dev/full", 2, FULL) for words in ("--help", "plan", "plan --json")]  # by rich and print
+ENDS += [("plan >&-", 0, ""), ("--nothing", 2, "ascend-moe: No such option: --nothing; see ascend-moe --help\n")]
+
+
+@pytest.mark.parametrize(("words", "code", "said"), ENDS)
+def test_a_command_whose_output_is_lost_ends_without_a_traceback(words: str, code: int, said: str) -> None:
+    script = f"{sys.executable} -m ascend_moe {words}; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=120)
-    assert (done.stdout, done.stderr) == ("141\n", "")
+    assert (done.stdout, done.stderr) == (f"{code}\n", said)
 
 
 @pytest.mark.parametrize(("command", "module"), [("ascendc-twin", "ascendc_twin"), ("ascend-vnpu", "ascend_vnpu")])
@@ -69,7 +75,7 @@ def test_a_pipe_gets_each_line_at_once_where_the_stream_writes_so() -> None:
     reader, writer = os.pipe()
     with open(reader, "rb", buffering=0) as read, open(writer, "w", buffering=1) as stream:
         os.set_blocking(reader, False)
-        piped = cli._piped(stream)
+        piped = cli._checked(stream)
         piped.write("a line\n")
         assert read.read(100) == b"a line\n"
 

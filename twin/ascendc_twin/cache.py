@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import hashlib
@@ -31,10 +32,15 @@ class Cache:
         self.variable, self.name, self.error = variable, name, error
 
     def directory(self) -> Path:
-        """Return the folder, created with access for this user only; a temporary folder if it cannot be written."""
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        path = Path(os.environ.get(self.variable, "").strip() or home / self.name)
+        """Return the folder, created with access for this user only.
+
+        If it cannot be written, or the user has no home, return a folder that is removed when this process ends.
+        """
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        path = Path(os.path.expanduser(os.environ.get(self.variable, "").strip() or f"{home}/{self.name}"))
         try:
+            if path.parts[:1] == ("~",):  # no home
+                return _temporary(self.name)
             path.mkdir(0o700, parents=True, exist_ok=True)
         except OSError:
             return _temporary(self.name)
@@ -79,7 +85,14 @@ class Cache:
 
 @functools.cache
 def _temporary(name: str) -> Path:
-    return Path(tempfile.mkdtemp(prefix=f"{name.replace('_', '-')}-"))
+    path, maker = Path(tempfile.mkdtemp(prefix=f"{name.replace('_', '-')}-")), os.getpid()
+
+    @atexit.register
+    def remove() -> None:
+        if os.getpid() == maker:
+            shutil.rmtree(path, ignore_errors=True)
+
+    return path
 
 
 def fill_folder(folder: Path, make: Callable[[Path], None]) -> None:
