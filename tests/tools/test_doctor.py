@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import commands
 import pytest
@@ -25,7 +24,7 @@ from ascend_moe.doctor import cann as doctor_cann
 from ascend_moe.native import library as _lib
 from ascend_moe.native import probe_results
 from ascend_moe.plan import Request
-from ascend_moe.settings import PROVABLE, TABLE, Setting
+from ascend_moe.settings import PROVABLE, TABLE
 
 VARIABLES = ("ASCEND_", "HCCL_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "GLOO_")
 
@@ -54,22 +53,13 @@ def wheels(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     monkeypatch.setattr(importlib.metadata, "version", version)
 
 
-def refuses(setting: Setting[Any], text: str) -> bool:
-    try:
-        setting.parse(text)
-    except ValueError:
-        return True
-    return False
-
-
+RULED = [one for group in TABLE.values() for one in group if one.parse not in (str, Path)]
 SETTINGS = [
-    ({"HCCL_BUFFSIZE": "200MB"}, "HCCL_BUFFSIZE", ERROR, "whole number of MiB"),
     ({"ASCEND_MOE_ENGINE": "slow"}, "ASCEND_MOE_ENGINE", ERROR, "is no engine"),
-    *(({one.name: "\1"}, one.name, ERROR, one.rule) for group in TABLE.values() for one in group if refuses(one, "\1")),
+    *(({one.name: "\1"}, one.name, ERROR, one.rule) for one in RULED),
     ({"ASCEND_MOE_CALLS": "/nothing"}, "ASCEND_MOE_CALLS", ERROR, "must be a folder that can be written"),
     ({"ASCEND_MOE_NPU_LIBRARY": "/"}, "ASCEND_MOE_NPU_LIBRARY", ERROR, "must be a file"),
     ({"ASCEND_MOE_LOG": "info"}, "ASCEND_MOE_LOG", OK, "info"),
-    ({"ASCEND_MOE_PROVEN": "push"}, "ASCEND_MOE_PROVEN", ERROR, "must be none, all, or a comma-separated list"),
     ({"ASCEND_MOE_PROVEN": "all"}, "ASCEND_MOE_PROVEN", OK, "on NPUs comm_alg auto is direct"),
     (
         {"ASCEND_MOE_PROVEN": "pull"},
