@@ -201,10 +201,8 @@ def test_a_method_with_the_signature_of_another_gets_what_it_names() -> None:
     made = Derived()
     assert (made.call(3), made.call(3, unused="y"), made.call(x=3, scale=0.5)) == (6.0, 6.0, 1.5)
     assert made.names(1) == ["scale", "unused", "x"]
-    assert (
-        inspect.signature(Derived.call) == inspect.signature(Model.call)
-        and Derived.call.__doc__ == "Has the signature."
-    )
+    assert inspect.signature(Derived.call) == inspect.signature(Model.call)
+    assert Derived.call.__doc__ == "Has the signature."
     with pytest.raises(TypeError, match=r"Derived\.call\(\) missing a required argument: 'x'"):
         made.call()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"Derived\.call\(\) too many positional arguments"):

@@ -167,6 +167,12 @@ def epmoe() -> nn.Module:
     return EPMoE(4, 2, H, 8, group=ranks, params_dtype=torch.float32, tp_size=EP, tp_rank=ranks.rank())
 
 
+def known_on_some_ranks() -> nn.Module:
+    mlp = megatron.GroupedMLP(2, H, 8, dtype=torch.float32)
+    mlp.held = f"experts of rank {dist.get_rank()}" if dist.get_rank() else ""
+    return mlp
+
+
 def filled(model: nn.Module) -> nn.Module:
     """With values in the memory that a new model has."""
     for parameter in model.parameters():
@@ -196,6 +202,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "megatron": lambda: filled(Model(megatron_layer())),
     "sglang": lambda: filled(Model(epmoe())),
     "grouped_mlp": lambda: filled(Model(megatron.GroupedMLP(2, H, 8, dtype=torch.float32))),
+    "known on some ranks": lambda: filled(Model(known_on_some_ranks())),
 }
 WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
     "ddp": lambda model: DistributedDataParallel(model),
