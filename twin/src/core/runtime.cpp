@@ -201,7 +201,7 @@ void CheckCleanExit(const Core& core) {
     for (uint32_t event = 0; event < kHardEvents; ++event) {
         for (uint32_t id = 0; id < kEventIds; ++id) {
             TWIN_RAISE_IF(core.flags[event][id], kEventMisuse, here,
-                          "event %u of HardEvent %u is still set: it would poison the next kernel", id, event);
+                          "event %u of %s is still set: it would poison the next kernel", id, kEventNames[event]);
         }
     }
     TWIN_RULE_IF(core.queue_tensors[0] != 0 || core.queue_tensors[1] != 0, kQueueLeak, kQueueMisuse, here,

@@ -108,7 +108,7 @@ void Intrinsics(const Args& g) {
     if (g.p[0] != 1) wait_flag(PIPE_V, PIPE_S, EVENT_ID1);
     if (g.p[0] == 2) set_flag(PIPE_M, PIPE_S, EVENT_ID1);
     if (g.p[0] == 3) pipe_barrier(PIPE_M);
-    out.SetValue(64, out.GetValue(0) + static_cast<float>(get_block_idx() + get_block_num()));
+    out.SetValue(64, out.GetValue(0) + static_cast<float>(block_idx * get_block_num() + get_block_idx() + block_num));
     dcci(twin::GmOf(Memory(1)), SINGLE_CACHE_LINE, CACHELINE_OUT);
 }
 

@@ -54,11 +54,7 @@ constexpr EventPipes PipesOf(HardEvent event) {
     return kTable[static_cast<int>(event)];
 }
 
-constexpr const char* NameOf(HardEvent event) {
-    constexpr const char* kNames[] = {"MTE2_V", "V_MTE2", "MTE3_V", "V_MTE3", "V_V",    "MTE3_MTE2", "MTE2_MTE3",
-                                      "S_V",    "V_S",    "S_MTE2", "MTE2_S", "S_MTE3", "MTE3_S"};
-    return kNames[static_cast<int>(event)];
-}
+constexpr const char* NameOf(HardEvent event) { return twin::kEventNames[static_cast<int>(event)]; }
 // The event by which `from` lets `to` go on; V_V for the pairs of a pipe with itself.
 constexpr HardEvent EventOf(twin::Pipe from, twin::Pipe to) {
     for (int event = 0; event < static_cast<int>(HardEvent::MAX); ++event) {
@@ -87,13 +83,16 @@ inline bool* FlagOf(HardEvent event, int32_t id, const twin::Loc& loc) {
     return &twin::current_core().flags[static_cast<int>(event)][id];
 }
 
+template <int64_t (*value)()>
+struct BuiltIn {
+    operator int64_t() const { return value(); }
+};
 }  // namespace detail
 
 template <HardEvent event>
 inline void SetFlag(int32_t id, TWIN_CALLER) {
     bool* flag = detail::FlagOf(event, id, loc);
-    TWIN_RAISE_IF(*flag, kEventMisuse, loc, "event %d of HardEvent %d is set twice without a WaitFlag", id,
-                  static_cast<int>(event));
+    TWIN_RAISE_IF(*flag, kEventMisuse, loc, "event %d of %s is set twice", id, detail::NameOf(event));
     *flag = true;
     twin::FlagSet(detail::FlagIndex(event, id), detail::PipesOf(event).from, loc);
 }
@@ -101,9 +100,8 @@ inline void SetFlag(int32_t id, TWIN_CALLER) {
 template <HardEvent event>
 inline void WaitFlag(int32_t id, TWIN_CALLER) {
     bool* flag = detail::FlagOf(event, id, loc);
-    TWIN_RAISE_IF(!*flag, kEventMisuse, loc,
-                  "WaitFlag on event %d of HardEvent %d that nobody has set: an NPU would hang here", id,
-                  static_cast<int>(event));
+    TWIN_RAISE_IF(!*flag, kEventMisuse, loc, "WaitFlag on event %d of %s that nobody has set: an NPU would hang here",
+                  id, detail::NameOf(event));
     *flag = false;
     twin::FlagWait(detail::FlagIndex(event, id), detail::PipesOf(event).to, loc);
 }
@@ -231,3 +229,5 @@ inline void dcci(__gm__ T* address, uint64_t line, uint64_t = CACHELINE_ALL, TWI
 }
 inline int64_t get_block_idx() { return AscendC::GetBlockIdx(); }
 inline int64_t get_block_num() { return AscendC::GetBlockNum(); }
+inline constexpr AscendC::detail::BuiltIn<get_block_idx> block_idx{};
+inline constexpr AscendC::detail::BuiltIn<get_block_num> block_num{};

@@ -21,6 +21,8 @@ constexpr uint32_t kUbBytes = 192 * 1024;
 constexpr uint32_t kBlockBytes = 32;
 constexpr uint32_t kEventIds = 8;
 constexpr uint32_t kHardEvents = 16;
+constexpr const char* kEventNames[] = {"MTE2_V", "V_MTE2", "MTE3_V", "V_MTE3", "V_V",    "MTE3_MTE2", "MTE2_MTE3",
+                                       "S_V",    "V_S",    "S_MTE2", "MTE2_S", "S_MTE3", "MTE3_S"};
 constexpr uint32_t kMaxCores = 64;
 constexpr uint32_t kMaxUbBuffers = 64;
 // Behind the buffers of TPipe: all of UB, for tensors whose address the kernel sets itself, once for each TPosition.
