@@ -92,7 +92,7 @@ def _checked(stream: TextIO | None) -> TextIO:
     stream.flush()
     raw = io.BufferedWriter(_Output(number, "w", closefd=False))
     at_once = bool(getattr(stream, "line_buffering", False) or getattr(stream, "write_through", False))
-    return io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=at_once)
+    return io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=at_once)
 
 
 def _with_json(words: Sequence[str]) -> list[str]:

@@ -73,11 +73,11 @@ def test_a_command_without_typer_says_so(command: str, module: str) -> None:
 
 def test_a_pipe_gets_each_line_at_once_where_the_stream_writes_so() -> None:
     reader, writer = os.pipe()
-    with open(reader, "rb", buffering=0) as read, open(writer, "w", buffering=1) as stream:
+    with open(reader, "rb", buffering=0) as read, open(writer, "w", 1, "ascii") as stream:
         os.set_blocking(reader, False)
         piped = cli._checked(stream)
-        piped.write("a line\n")
-        assert read.read(100) == b"a line\n"
+        piped.write("a line, 1 µs\n")
+        assert read.read(100) == b"a line, 1 \\xb5s\n"
 
 
 def test_completion_is_installed_by_one_command(tmp_path: Path) -> None:
