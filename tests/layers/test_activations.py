@@ -222,7 +222,7 @@ def test_what_is_not_in_the_table_is_refused_by_name() -> None:
     ):
         with pytest.raises(ArgumentError, match=rule):
             Activation(name, numbers)
-    refused("activation", EPMoE, 4, 2, H, INNER, activation="relu2", says="which has no gate, unlike w13_weight")
+    refused("activation", EPMoE, 4, 2, H, INNER, activation="relu2", says="which has no gate")
 
 
 # ---- who uses it

@@ -38,7 +38,7 @@ class EPMoE(ExpertWeights):
 
     Args:
         num_experts: E, a multiple of the ranks. top_k: K. hidden_size: H. intermediate_size: F.
-        params_dtype: bf16, fp16 or fp32; None: torch's default.
+        params_dtype: bf16, fp16 or fp32; None: torch's default. custom_routing_function: as for `select_experts`.
         renormalize, use_grouped_topk, num_expert_group, topk_group, correction_bias: as for `select_experts`.
         quant_config: None: unquantized. fp8: what `Fp8Config.of` accepts; after loading call this layer's or
             ``quant_method``'s ``process_weights_after_loading``, as SGLang's loader does.
@@ -71,6 +71,7 @@ class EPMoE(ExpertWeights):
         tp_size: int | None = None,
         prefix: str = "",
         correction_bias: Tensor | None = None,
+        custom_routing_function: Any = None,
         *,
         activation: str | Activation = "silu",
         reduce: str = "none",
@@ -80,8 +81,7 @@ class EPMoE(ExpertWeights):
     ) -> None:
         super().__init__()
         self.activation = Activation.of(activation)
-        rule = "is {!r}, which has no gate, unlike w13_weight: pass a gated activation"
-        need(self.activation.gated, "activation", rule, activation)
+        need(self.activation.gated, "activation", "is {!r}, which has no gate: pass a gated one", activation)
         need_one_of("reduce", reduce, ("none", "all_reduce", "mc2"))
         alone = group is None and not (dist.is_available() and dist.is_initialized())
         self.group = None if alone else group_of("group", group)
@@ -99,8 +99,8 @@ class EPMoE(ExpertWeights):
         self.top_k, self.hidden_size, self.intermediate_size = top_k, hidden_size, intermediate_size
         self.renormalize, self.use_grouped_topk = renormalize, use_grouped_topk
         self.num_expert_group, self.topk_group = num_expert_group, topk_group
-        self.correction_bias, self.reduce = correction_bias, reduce
-        self.params_dtype = params_dtype or torch.get_default_dtype()
+        self.correction_bias, self.custom_routing_function = correction_bias, custom_routing_function
+        self.params_dtype, self.reduce = params_dtype or torch.get_default_dtype(), reduce
         self._dispatcher: MC2Dispatcher | None = None
         if reduce == "mc2" and group_ep is not None:
             self._dispatcher = MC2Dispatcher(group_ep, size, rank, num_experts)
@@ -134,8 +134,9 @@ class EPMoE(ExpertWeights):
         return self._output(hidden_states, router_logits)
 
     def _output(self, hidden_states: Tensor, router_logits: Tensor) -> Tensor:
-        choice = (self.top_k, self.use_grouped_topk, self.renormalize, self.topk_group, self.num_expert_group)
-        weights, ids = steps.select_experts(hidden_states, router_logits, *choice, correction_bias=self.correction_bias)
+        groups = (self.topk_group, self.num_expert_group, self.custom_routing_function, self.correction_bias)
+        choice = (self.top_k, self.use_grouped_topk, self.renormalize, *groups)
+        weights, ids = steps.select_experts(hidden_states, router_logits, *choice)
         scale = None
         if self.use_fp8_w8a8:
             # Of all tokens, so that each reduce quantizes by the same scale.

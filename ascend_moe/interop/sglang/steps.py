@@ -41,10 +41,9 @@ def select_experts(
     one of these rules. Source: SGLang ``select_experts``.
     """
     if custom_routing_function is not None:
-        given = custom_routing_function(
-            hidden_states=hidden_states, gating_output=router_logits, topk=top_k, renormalize=renormalize
-        )
-        return given[0].float(), narrow("ids of custom_routing_function", given[1])
+        given = {"gating_output": router_logits, "topk": top_k, "renormalize": renormalize}
+        weights, ids = custom_routing_function(hidden_states=hidden_states, **given)
+        return weights.float(), narrow("ids of custom_routing_function", ids)
     groups, kept, _ = Groups.of(use_grouped_topk, num_expert_group, topk_group)
     if correction_bias is not None:
         return deepseek_v3(router_logits, correction_bias, top_k, groups, kept, renormalize)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from bad_arguments import refused
 from gloo_ranks import run_processes, threads
 from routed_tokens import randn
 from sglang_layers import BF16, FP32, NAN, E, F, H, K, logits_of
@@ -155,8 +156,10 @@ def dense(layer: EPMoE, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 def test_the_layer_is_the_dense_sum() -> None:
     x, logits = randn(9, H), logits_of(9, "random")
-    layer = fill(EPMoE(E, K, H, F, FP32))
-    torch.testing.assert_close(layer(x, logits).double(), dense(layer, x, logits), rtol=1e-5, atol=1e-6)
+    for sign, choose in ((1, None), (-1, lambda **given: select_experts(x, -given["gating_output"], given["topk"]))):
+        layer = fill(EPMoE(E, K, H, F, FP32, custom_routing_function=choose))
+        expected = dense(layer, x, sign * logits)
+        torch.testing.assert_close(layer(x, logits).double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
@@ -174,12 +177,9 @@ def test_fp8_weights_with_dynamic_scales_are_near_the_dense_sum(tokens: int, wor
 
 
 def test_wrong_arguments_of_the_layer_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"reduce 'mc2' needs a process group"):
-        EPMoE(E, K, H, F, reduce="mc2")
-    with pytest.raises(ArgumentError, match=r"reduce is 'sum'; need one of none, all_reduce, mc2"):
-        EPMoE(E, K, H, F, reduce="sum")
-    with pytest.raises(ArgumentError, match=r"tp_size is 4"):
-        EPMoE(E, K, H, F, reduce="all_reduce", group=threads(2).groups[0], tp_size=4)
+    refused("group", EPMoE, E, K, H, F, reduce="mc2", says="reduce 'mc2' needs a process group")
+    refused("reduce", EPMoE, E, K, H, F, reduce="sum", says="is 'sum'; need one of none, all_reduce, mc2")
+    refused("tp_size", EPMoE, E, K, H, F, reduce="all_reduce", group=threads(2).groups[0], tp_size=4, says="is 4")
     layer = EPMoE(E, K, H, F, quant_config=Fp8Config())
     with pytest.raises(ArgumentError, match=r"process_weights_after_loading"):
         layer(randn(2, H), randn(2, E))
