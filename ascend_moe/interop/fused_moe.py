@@ -148,10 +148,7 @@ def fused_experts(
     act = activation_of(name, quant_config, None) if name in ACTIVATIONS else Activation.of(activation)
     need(act.gated, "activation", "is {!r}, which has no gate; w1 has gate and up: pass a gated activation", activation)
     tokens, topk = topk_ids.shape
-    x, weights = hidden_states, topk_weights.reshape(-1, 1).float()
-    if apply_router_weight_on_input:
-        need(topk == 1, "apply_router_weight_on_input", "needs K = 1; topk_ids has K = {}: pass False", topk)
-        x, weights = (x.float() * weights).to(x.dtype), torch.ones_like(weights)
+    weights = topk_weights.reshape(-1, 1).float()
     dtype = out_dtype or hidden_states.dtype
     rule = "needs out_dtype None or {}; it is {}: pass inplace=False"
     need(not inplace or dtype == hidden_states.dtype, "inplace", rule, hidden_states.dtype, dtype)
@@ -165,12 +162,15 @@ def fused_experts(
     slots = pairs[: used * block_size].view(used, block_size)[local].reshape(-1).long()
     counts = torch.bincount(owner[local], minlength=w1.shape[0]) * block_size
     real = slots < tokens * topk
-    rows = torch.where(real[:, None], x[(slots // topk).clamp(max=tokens - 1)], 0)
+    rows = torch.where(real[:, None], hidden_states[(slots // topk).clamp(max=tokens - 1)], 0)
+    if apply_router_weight_on_input:  # of the chosen rows only: 0 * NaN of other tokens would reach the gradients
+        need(topk == 1, "apply_router_weight_on_input", "needs K = 1; topk_ids has K = {}: pass False", topk)
+        factors = torch.where(real[:, None], weights[slots.clamp(max=tokens - 1)], 1)
+        rows, weights = (rows.float() * factors).to(rows.dtype), torch.ones_like(weights)
     rows = grouped_mlp(rows, w1.transpose(1, 2), w2.transpose(1, 2), counts, activation=act)
     # Pairs of other ranks have no block here: their places stay zero.
     products = torch.zeros(tokens * topk, rows.shape[1], dtype=torch.float32, device=rows.device)
-    places = slots[real]
-    products[places] = rows[real].float() * weights[places]
+    products[slots[real]] = rows[real].float() * weights[slots[real]]
     out = hidden_states if inplace else hidden_states.new_empty(hidden_states.shape, dtype=dtype)
     return moe_sum(products.view(tokens, topk, hidden_states.shape[1]), out)
 
