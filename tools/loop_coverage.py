@@ -122,11 +122,11 @@ void Modes(const Info& info, uint32_t op) {{
 }}
 }}  // namespace loops
 """
-_AGAIN = "core.loops_again += core.buffers[first_].used == count_;"
+_AGAIN = "core.loops_again += chosen.npu_holds;"  # used before
 #: What the copy has beside the loops' counters: by file a line, and lines that follow it or, "<", go before it.
 EDITS = (
     ("twin/include/twin/engine/core.h", "struct Core {", ">", "uint32_t loops_taken = 0, loops_again = 0;"),
-    ("twin/include/twin/api/pipe.h", "if (core.buffers[first_].used < count_) {", "<", _AGAIN),
+    ("twin/include/twin/api/pipe.h", "chosen.npu_allocated = true;", "<", _AGAIN),
     ("twin/include/twin/api/pipe.h", "buffer.allocated = true;", ">", "++core.loops_taken;"),
     ("op_kernel/common/base.h", '#include "../protocol/window.h"', ">", '#include "loops.h"'),
     ("op_kernel/common/exchange.h", "stamps_.Init(info);", ">", "loops::Modes(info, op);"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,13 @@ def test_the_version_stands_in_one_place() -> None:
     assert "version" not in yaml.safe_load((TREE / "CITATION.cff").read_text())
     section = re.search(r"^## (.*?), ", (TREE / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert section is not None and version.startswith(section[1])
+
+
+def test_the_copy_that_counts_loops_has_its_edits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(TREE / "tools"), *sys.path])
+    from loop_coverage import EDITS
+
+    assert [line for file, line, _, _ in EDITS if (TREE / file).read_text().count(line) != 1] == []
 
 
 # ---- containers: make lint has a linter for them ----
