@@ -218,7 +218,8 @@ loop-coverage: $(bin)/scikit-build-core
 	$(loops) --build build-loops
 	$(loops) --campaign 5000 build-loops
 	$(call in_loops,tests) -n 2 -m "$(every_change)" kernels $(PYTEST_ARGS)
-	$(call in_loops,256-ranks) -m nightly "kernels/test_many_ranks.py::test_equal_to_reference[256-1-direct-1]"
+	$(call in_loops,256-ranks) -m nightly "kernels/test_many_ranks.py::test_equal_to_reference[256-1-direct-1]" \
+		"kernels/test_many_ranks.py::test_between_servers_equal_to_reference[264-8-0-1-window]"
 	$(call in_loops,layer-ops-fast) layers/test_layer_ops.py
 	$(call in_loops,layer-ops-checked,env ASCEND_MOE_LIBRARY=$(CURDIR)/build-loops/libascend_moe_checked.so) \
 		layers/test_layer_ops.py

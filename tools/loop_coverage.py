@@ -47,20 +47,16 @@ MODES = {
     "many ranks": "info.world > moe::kWholeWorld",
     "layer-ops": "false",  # all of a run of this name
 }
+_MESSAGES = "i < info_->world && prepared_ < MessagesInUb(*info_)"
 #: Cells that nothing can fill, by the loop's file and text, and why.
 NEVER: dict[tuple[str, str], tuple[tuple[int, ...], str]] = {
-    (
-        "op_kernel/common/exchange.h",
-        "for (uint32_t i = FirstPeer(); i < info_->world && prepared_ < MessagesInUb(*info_); i += Senders())",
-    ): ((THIRD,), "two messages are in UB at most"),
-    (
-        "op_kernel/common/segments.h",
-        "for (uint32_t source = 0; source < world_; source += kMostRepeats)",
-    ): ((THIRD,), "384 ranks are two times 255 repeats at most"),
-} | {
-    ("op_kernel/common/status.h", "for (uint32_t message = 0; message < count_; message += OfACall())"): (
-        (THIRD,),
-        "messages of more than 255 blocks come one by one: those of two ranks at most, with 1,024 experts",
+    (f"op_kernel/common/{file}", f"for (uint32_t {head})"): ((THIRD,), why)
+    for file, head, why in (
+        ("exchange.h", f"i = FirstPeer(); {_MESSAGES}; i += Senders()", "two messages are in UB at most"),
+        ("segments.h", "first = 0; first < count; first += kMostRepeats", "384 ranks are two times 255 at most"),
+        ("send.h", "at = 0; at < count; at += kMostItems", "an item for each rank of other servers: as above"),
+        # Messages of more than 255 blocks come one by one.
+        ("status.h", "message = 0; message < count_; message += OfACall()", "two ranks with 1,024 experts at most"),
     )
 }
 
