@@ -39,12 +39,16 @@ def test_names_are_in_the_table_and_spelt_nowhere_else() -> None:
         assert path == PACKAGE / "settings.py" or not spelt
 
 
+def test_the_algorithms_are_those_of_the_operators() -> None:
+    (names,) = re.findall(r"names\[\] = \{(.*?)\};", (ROOT / "op_host/rules/args.h").read_text(), re.DOTALL)
+    known = set(re.findall(r'"([a-z0-9_]+)"', names))
+    assert set(settings.COMM_ALG.rule.removeprefix("one of ").split(", ")) == known
+
+
 @pytest.mark.parametrize(
     "setting, text, value",
     [
-        (settings.HCCL_BUFFSIZE, "512", 512),
-        (settings.HCCL_BUFFSIZE, " 7 ", 7),
-        (settings.HCCL_BUFFSIZE, " ", settings.DEFAULT_WINDOW_MIB),
+        *((settings.HCCL_BUFFSIZE, *row) for row in (("512", 512), (" 7 ", 7), (" ", settings.DEFAULT_WINDOW_MIB))),
         (settings.TIMEOUT_S, "1.5", 1.5),
         (settings.REGISTERED_MIB, "0", 0),
         (settings.REGISTERED_MIB, "", None),
@@ -65,12 +69,8 @@ BAD = [
     *((settings.HCCL_BUFFSIZE, text) for text in ("0", "-1", "65536", "1.5", "2e2", "0x10", "1_0", "२")),
     *((settings.REGISTERED_MIB, text) for text in ("-1", "0.5", "65536", "many")),
     *((settings.TIMEOUT_S, text) for text in ("0", "-3", "nan", "inf", "soon")),
-    (settings.AIV_CORES, "65"),
-    (settings.RANKS_PER_SERVER, "-1"),
-    (settings.RDMA_FLAGS, "yes"),
-    (settings.CONTEXT, "a4"),
-    (settings.ISA, "foo"),
-    (settings.FORWARD, "2"),
+    *((settings.AIV_CORES, "65"), (settings.RANKS_PER_SERVER, "-1"), (settings.RDMA_FLAGS, "yes")),
+    *((settings.CONTEXT, "a4"), (settings.ISA, "foo"), (settings.FORWARD, "2")),
 ]
 
 
