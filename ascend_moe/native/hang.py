@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import logging
 import os
-import tempfile
 import threading
 import time
 import weakref
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .. import settings
-from .._text import reason, table
+from .._text import table
 from ..errors import ArgumentError
 from . import library, log
 from .liveness import describe_process
@@ -454,12 +453,6 @@ def _states_of_threads() -> list[GroupState]:
 
 
 def _write(groups: list[GroupState], found: list[Behind]) -> None:
-    prefix = f"ascend_moe_hang_{os.getpid()}_"
-    try:
-        file, path = tempfile.mkstemp(prefix=prefix, suffix=".txt", dir=settings.CALLS.get())
-        with os.fdopen(file, "w", encoding="utf-8") as out:
-            out.write(text(groups, found) + "\n")
-    except OSError as error:
-        path = f"not written: {reason(error)} ({settings.CALLS.name})"
+    path, _ = log.saved(f"ascend_moe_hang_{os.getpid()}_", ".txt", text(groups, found))
     why = f": {found[0].why}" if found else ""
     log.say(logging.WARNING, "an op takes more than %s s%s; all ranks: %s", settings.WATCHDOG_S.text(), why, path)

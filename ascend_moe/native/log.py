@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
+import tempfile
 
 from .. import settings
+from .._text import reason
 
 logger = logging.getLogger("ascend_moe")
 
@@ -33,6 +36,17 @@ def say(level: int, text: str, *values: object, rank: int | None = None) -> None
     """Log ``text % values`` at a level of `logging`; ``rank`` (None: no rank) is part of text and record."""
     head = "ascend_moe: " if rank is None else f"ascend_moe: rank {rank}: "
     logger.log(level, head + text, *values, extra={"rank": rank})
+
+
+def saved(prefix: str, suffix: str, text: str) -> tuple[str, bool]:
+    """Write a new file in the folder of ASCEND_MOE_CALLS; return (its name, True), or (why it is not there, False)."""
+    try:
+        file, path = tempfile.mkstemp(prefix=prefix, suffix=suffix, dir=settings.CALLS.get())
+        with os.fdopen(file, "w", encoding="utf-8") as out:
+            out.write(text + "\n")
+    except OSError as error:
+        return f"not written: {reason(error)} ({settings.CALLS.name})", False
+    return path, True
 
 
 def unproven(group: str, rank: int, command: str) -> None:

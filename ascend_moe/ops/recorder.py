@@ -9,13 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
 import threading
 import time
-from collections.abc import Iterable
 
 from .. import comm, settings
-from .._text import reason
 from ..comm.communicator import by_number
 from ..errors import AscendMoeError, CommTimeout, PeerLost
 from ..native import binding, log
@@ -63,10 +60,11 @@ def failed(error: BaseException, call: RecordedCall | None = None) -> None:
         last_calls = communicator.ops_handle.last_calls() if communicator else []
         lines = [_line(wall, _text(one, what, at)) for wall, one, what, at in last_calls]
         own = [] if call.number and lines else [_line(time.time(), _text(call, outcome, epoch))]
-        try:
-            where = error.details["calls"] = _write(call, [*lines, *own])
-        except OSError as problem:
-            where = f"not written: {reason(problem)} ({settings.CALLS.name})"
+        head = f"the last calls of rank {call.rank} on group {call.group}, oldest first; process {os.getpid()}"
+        text = "\n".join([head, *lines, *own])
+        where, written = log.saved(f"ascend_moe_rank{call.rank}_", "_calls.txt", text)
+        if written:
+            error.details["calls"] = where
         error.args = (f"{error}; the last calls of rank {call.rank}: {where}",)
 
 
@@ -107,16 +105,6 @@ def _log_algorithm(call: RecordedCall) -> None:
     if asked != "window" and (op, algorithm, dispatched) == ("combine", "window", "direct"):
         text = "combine on group %s falls back to window, dispatch ran direct: %s is too small (see ascend-moe plan)"
         log.say(logging.WARNING, text, call.group, settings.HCCL_BUFFSIZE.name, rank=call.rank)
-
-
-def _write(call: RecordedCall, lines: Iterable[str]) -> str:
-    """Write the rank's calls to a new file and return its name. Raises OSError."""
-    head = f"the last calls of rank {call.rank} on group {call.group}, oldest first; process {os.getpid()}"
-    prefix, folder = f"ascend_moe_rank{call.rank}_", settings.CALLS.get()
-    file, path = tempfile.mkstemp(prefix=prefix, suffix="_calls.txt", dir=folder)
-    with os.fdopen(file, "w", encoding="utf-8") as text:
-        text.write("\n".join([head, *lines]) + "\n")
-    return path
 
 
 def _line(wall: float, text: str) -> str:
