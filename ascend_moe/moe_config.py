@@ -143,9 +143,7 @@ class MoEConfig(WithSpecialExperts):
         need(self.top_k == most, "top_k", "is {}; router {!r} supports only {}", self.top_k, self.router, most)
         members = 2 if router.biased and self.n_group > 1 else 1  # a group's score is the sum of its two best
         divides = self.num_experts % self.n_group == 0 and self.n_group * members <= self.num_experts
-        rule = (
-            "is {} and topk_group {}; it must divide the {} experts, groups have {} or more, topk_group at most n_group"
-        )
+        rule = "is {} and topk_group {}; n_group must divide {} experts into groups of {} or more, and be >= topk_group"
         fits = divides and self.topk_group <= self.n_group
         need(fits, "n_group", rule, self.n_group, self.topk_group, self.num_experts, members)
         choice = self.num_experts // self.n_group * self.topk_group + special
