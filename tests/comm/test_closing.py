@@ -112,15 +112,6 @@ def test_a_call_whose_process_group_was_destroyed_says_so(ranks: Ranks) -> None:
         assert text.endswith("is closed, or its process group was destroyed: finish ops before that")
 
 
-def test_a_closed_communicator_names_its_rank() -> None:
-    with comm.LocalCluster(WORLD) as cluster:
-        ends = cluster.run(lambda rank, group: comm.lookup(group, WORLD, rank))
-    for rank, end in enumerate(ends):
-        with pytest.raises(CommClosed, match="is closed") as caught:
-            _ = end.handle
-        assert caught.value.details == {"rank": rank}
-
-
 @pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 500), marks=pytest.mark.nightly)])
 def test_what_runs_meanwhile_ends_by_a_named_error(ranks: Ranks, seeds: range) -> None:
     for rank in range(WORLD):

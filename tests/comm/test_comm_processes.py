@@ -150,14 +150,6 @@ def test_a_rank_without_descriptors_says_so_and_the_others_name_it(room: int) ->
             assert re.search("gave up (before )?with OSError", outcome.text), outcome.text
 
 
-def test_a_timeout_says_whose_process_is_in_python_code() -> None:
-    with Ranks(2, timeout_s=TIMEOUT_S) as ranks:
-        values(ranks.call(cases.op))
-        (outcome,) = ranks.call(cases.op, ranks=[0])
-        state = f"process {ranks.pid(1)} is running (state "
-        assert_named(outcome, "CommTimeout", 1, state, "), in Python code, in no op of this group]")
-
-
 @pytest.mark.parametrize(("victim", "point"), [(0, "record"), (1, "map")])
 def test_a_rank_stopped_while_opening_is_named(victim: int, point: str) -> None:
     there = [rank for rank in range(3) if rank != victim]

@@ -41,19 +41,14 @@ def test_the_names_are_probes() -> None:
     assert all(set(names) <= EVERY for names in probe_results.NEEDS.values())
 
 
-def test_nothing_is_proven_without_probe_results() -> None:
-    assert probe_results.proven(SOC, ONE_SERVER, 2) == frozenset()
-    assert not probe_results.allows("direct", frozenset())
-
-
 def test_probe_results_count_for_their_soc_cann_topology_and_as_many_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert probe_results.proven(SOC, ONE_SERVER, 2) == frozenset(), "without any"
     assert kept().name == "Ascend910_9391-cann_8.3.RC1-one_server.json"
     assert probe_results.proven(SOC, ONE_SERVER, 8) == EVERY and probe_results.allows("direct", EVERY)
-    assert probe_results.proven(SOC, ONE_SERVER, 9) == frozenset()
-    assert probe_results.proven(SOC, SEVERAL_SERVERS, 8) == frozenset()
-    assert probe_results.proven("Ascend910B3", ONE_SERVER, 8) == frozenset()
+    for other in ((SOC, ONE_SERVER, 9), (SOC, SEVERAL_SERVERS, 8), ("Ascend910B3", ONE_SERVER, 8)):
+        assert probe_results.proven(*other) == frozenset()
     (tmp_path / "cann" / "version.info").write_text("Version=8.5.0\n")
     assert probe_results.proven(SOC, ONE_SERVER, 8) == frozenset()
     (tmp_path / "cann" / "version.info").write_text("Version=8.3.RC1\n")
