@@ -11,7 +11,7 @@ from routed_tokens import randn, routed
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.experts import grouped_mlp, quantize_weight
 from ascend_moe.interop import vllm
-from ascend_moe.interop.vllm import make_experts, make_prepare_finalize, weight_and_reduce
+from ascend_moe.interop.vllm import make_experts, make_prepare_finalize
 
 FP32, BF16 = torch.float32, torch.bfloat16
 E, K, H, F = 8, 3, 64, 32
@@ -102,4 +102,4 @@ def finished(way: Any, experts: Any, part: Part, came: Any, name: str = "finaliz
 
 
 def impl_of(name: str, *args: Any) -> Any:
-    return getattr(weight_and_reduce, f"TopKWeightAndReduce{name}")(*args)
+    return getattr(vllm, f"TopKWeightAndReduce{name}")(*args)

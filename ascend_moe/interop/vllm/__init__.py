@@ -19,6 +19,10 @@ from ascend_moe.interop.vllm.bases import (
     FusedMoEPrepareAndFinalize,
     FusedMoEPrepareAndFinalizeModular,
     TopKWeightAndReduce,
+    TopKWeightAndReduceContiguous,
+    TopKWeightAndReduceDelegate,
+    TopKWeightAndReduceNaiveBatched,
+    TopKWeightAndReduceNoOP,
 )
 from ascend_moe.interop.vllm.experts import FusedMoEQuantConfig, int8_w8a8_moe_quant_config
 from ascend_moe.interop.vllm.kernel import (
@@ -30,12 +34,6 @@ from ascend_moe.interop.vllm.kernel import (
     maybe_make_prepare_finalize,
     select,
     select_gemm_impl,
-)
-from ascend_moe.interop.vllm.weight_and_reduce import (
-    TopKWeightAndReduceContiguous,
-    TopKWeightAndReduceDelegate,
-    TopKWeightAndReduceNaiveBatched,
-    TopKWeightAndReduceNoOP,
 )
 
 __all__ = [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ascend_moe.errors import ArgumentError, need, need_one_of, with_typed_errors
-from ascend_moe.interop.vllm import bases, weight_and_reduce
+from ascend_moe.interop.vllm import bases
 from ascend_moe.interop.vllm.all2all import DEFAULT_MAX_TOKENS, DISPATCHERS, All2AllManager
 from ascend_moe.interop.vllm.experts import Experts, check_experts, name_of
 from ascend_moe.interop.vllm.prepare_finalize import PrepareAndFinalize
@@ -218,7 +218,7 @@ def make_experts(
 
     Args:
         mk: vLLM's module fused_moe.modular_kernel, 0.11 or newer; None: ``ascend_moe.interop.vllm.bases``.
-        war: vLLM's module fused_moe.topk_weight_and_reduce; None: ``ascend_moe.interop.vllm.weight_and_reduce``.
+        war: vLLM's module fused_moe.topk_weight_and_reduce; None: ``ascend_moe.interop.vllm.bases``.
         ops: namespace with npu_grouped_matmul, npu_swiglu and npu_dequant_swiglu_quant; without them, or None, this
             package's, which are torch_npu's for NPU tensors.
         quant_config: vLLM's FusedMoEQuantConfig, or this package's `FusedMoEQuantConfig`, which describes the supported
@@ -236,7 +236,7 @@ def make_experts(
     mk = bases if mk is None else mk
     base = base_of(mk, "FusedMoEExpertsModular", "FusedMoEPermuteExpertsUnpermute")
     made = _experts_class(base, mk.FusedMoEActivationFormat, kind == "batched")
-    war = weight_and_reduce if war is None else war
+    war = bases if war is None else war
     return made(mk, war, ops, check_experts(quant_config), num_local_experts, moe_config)
 
 

@@ -18,7 +18,6 @@ from ascend_moe.errors import RoutingOverflow, need, need_shape, with_signature_
 from ascend_moe.interop.vllm import bases
 from ascend_moe.interop.vllm.all2all import All2AllHandle
 from ascend_moe.interop.vllm.experts import is_w8a8
-from ascend_moe.interop.vllm.weight_and_reduce import is_delegate
 from ascend_moe.native.torch_npu import on_npu
 from ascend_moe.permute import padded_places, segment_of_rows
 
@@ -257,14 +256,14 @@ class PrepareAndFinalize:
         """Return the experts' rows in the order of dispatch."""
         length, hidden = call.sent.expand_x.shape
         if call.batched is None:
-            if not is_delegate(weight_and_reduce_impl) and topk_ids.shape == (length, 1):
+            if not bases.is_delegate(weight_and_reduce_impl) and topk_ids.shape == (length, 1):
                 # Here each row is a token of one expert with weight 1.
                 fused = weight_and_reduce_impl.apply(None, fused, topk_weights, topk_ids, False)
             need_shape("fused_expert_output", fused, (length, hidden), (length, 1, hidden), dtypes=(call.dtype,))
             return fused.reshape(length, hidden)
         name = type(weight_and_reduce_impl).__name__
         rule = "is {}; batched rows need TopKWeightAndReduceDelegate, as combine weights and sums"
-        need(is_delegate(weight_and_reduce_impl), "weight_and_reduce_impl", rule, name)
+        need(bases.is_delegate(weight_and_reduce_impl), "weight_and_reduce_impl", rule, name)
         shape = (call.batched.local, call.batched.most, hidden)
         need_shape("fused_expert_output", fused, shape, dtypes=(call.dtype,))
         return call.batched.compacted(fused)
