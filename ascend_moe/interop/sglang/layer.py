@@ -44,6 +44,7 @@ class EPMoE(ExpertWeights):
             ``quant_method``'s ``process_weights_after_loading``, as SGLang's loader does.
         tp_size: W; None: the size of group. tp_rank: this rank; None: that of group. prefix: has no effect.
         activation: "silu", "gelu", or another gated one of `ascend_moe.experts.activations`.
+        routed_scaling_factor: has no effect, as SGLang's model multiplies the output; num_fused_shared_experts: 0.
         reduce: what forward returns. "none": this rank's part of the sum. "all_reduce": the sum over the ranks, in
             float32, rounded once. "mc2": the same sum, by dispatch and combine: each rank sends its share of the
             tokens, and gathers the results of all.
@@ -72,8 +73,10 @@ class EPMoE(ExpertWeights):
         prefix: str = "",
         correction_bias: Tensor | None = None,
         custom_routing_function: Any = None,
-        *,
         activation: str | Activation = "silu",
+        routed_scaling_factor: float | None = None,
+        *,
+        num_fused_shared_experts: int = 0,
         reduce: str = "none",
         group: dist.ProcessGroup | None = None,
         group_ep: str | None = None,
@@ -82,6 +85,8 @@ class EPMoE(ExpertWeights):
         super().__init__()
         self.activation = Activation.of(activation)
         need(self.activation.gated, "activation", "is {!r}, which has no gate: pass a gated one", activation)
+        rule = "is {}, but shared experts belong to the model here: pass 0"
+        need(num_fused_shared_experts == 0, "num_fused_shared_experts", rule, num_fused_shared_experts)
         need_one_of("reduce", reduce, ("none", "all_reduce", "mc2"))
         alone = group is None and not (dist.is_available() and dist.is_initialized())
         self.group = None if alone else group_of("group", group)

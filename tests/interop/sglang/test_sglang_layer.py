@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from bad_arguments import refused
-from gloo_ranks import run_processes, threads
+from gloo_ranks import threads
 from routed_tokens import randn
 from sglang_layers import BF16, FP32, NAN, E, F, H, K, logits_of
 
@@ -28,15 +27,6 @@ from ascend_moe.interop.sglang import (
     make_expert_params_mapping,
     select_experts,
 )
-
-
-def test_ep_takes_the_place_of_tp() -> None:
-    for rank in range(4):
-        layer = EPMoE(8, 2, 32, 16, tp_size=4, tp_rank=rank)
-        assert (layer.start_expert_id, layer.end_expert_id) == (2 * rank, 2 * rank + 1)
-        assert layer.w13_weight.shape == (2, 32, 32) and layer.w2_weight.shape == (2, 32, 16)
-    with pytest.raises(ValueError, match=r"is 10; it must be a multiple of the 4 ranks"):
-        EPMoE(10, 2, 32, 16, tp_size=4)
 
 
 def fill(layer: EPMoE) -> EPMoE:
@@ -127,22 +117,6 @@ def test_all_reduce_and_dispatch_agree(tokens: int, kind: str, dtype: torch.dtyp
         assert torch.equal(cluster.run(plain)[0], whole)
 
 
-def in_a_process(rank: int) -> list[torch.Tensor]:
-    """One rank's results of both ways, with nothing given but the default group; must be importable by name."""
-    x, logits = randn(7, H).to(BF16), logits_of(7, "random")
-    layers = [fill(EPMoE(E, K, H, F, BF16, reduce=reduce)) for reduce in ("all_reduce", "mc2")]
-    assert all((layer.tp_size, layer.tp_rank) == (2, rank) for layer in layers)
-    return [layer(x, logits) for layer in layers for _ in range(2)]
-
-
-def test_processes_of_the_default_group_give_the_whole_layer(tmp_path: Path) -> None:
-    whole = fill(EPMoE(E, K, H, F, BF16))(randn(7, H).to(BF16), logits_of(7, "random"))
-    for found in run_processes(2, in_a_process, tmp_path):
-        for reduced in found[:2]:
-            assert_one_rounding(reduced, whole)
-        assert torch.equal(found[2], whole) and torch.equal(found[3], whole)
-
-
 def dense(layer: EPMoE, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """The layer's definition in float64, from a whole layer's weights as they were before fp8."""
     weights, ids = select_experts(x, logits, layer.top_k)
@@ -178,12 +152,13 @@ def test_fp8_weights_with_dynamic_scales_are_near_the_dense_sum(tokens: int, wor
 
 def test_wrong_arguments_of_the_layer_are_refused() -> None:
     refused("group", EPMoE, E, K, H, F, reduce="mc2", says="reduce 'mc2' needs a process group")
+    refused("num_fused_shared_experts", EPMoE, E, K, H, F, num_fused_shared_experts=1, says="is 1, but shared experts")
     refused("reduce", EPMoE, E, K, H, F, reduce="sum", says="is 'sum'; need one of none, all_reduce, mc2")
     refused("tp_size", EPMoE, E, K, H, F, reduce="all_reduce", group=threads(2).groups[0], tp_size=4, says="is 4")
     layer = EPMoE(E, K, H, F, quant_config=Fp8Config())
     with pytest.raises(ArgumentError, match=r"process_weights_after_loading"):
         layer(randn(2, H), randn(2, E))
-    layer = EPMoE(E, K, H, F, FP32)
+    layer = EPMoE(E, K, H, F, FP32, routed_scaling_factor=2.5)
     for x, logits, name in ((randn(2, 5), randn(2, E), "hidden_states"), (randn(2, H), randn(3, E), "router_logits")):
         with pytest.raises(ArgumentError, match=name):
             layer(x, logits)
