@@ -26,28 +26,30 @@ def _of(module: Any, names: str) -> Names:
 
 
 #: sgl-kernel-npu's compiled module ``deep_ep_cpp``.
-CPP: Names = {"Buffer": Runtime} | _of(base, "Config get_low_latency_rdma_size_hint") | _of(base, "EventHandle")
+CPP: Names = {"Buffer": Runtime} | _of(base, "Config EventHandle get_low_latency_rdma_size_hint")
 
-_EVENTS = _of(base, "EventHandle EventOverlap")
-_KINDS = _of(strategies, "NormalStrategy LowLatencyStrategy")
-_REGISTRY = _of(strategies, "register_normal_strategy register_low_latency_strategy")
-_REGISTRY |= _of(strategies, "get_normal_strategy get_low_latency_strategy")
-_BASES = _REGISTRY | _of(strategies, "EPCommStrategy NormalEPCommStrategy LowLatencyEPCommStrategy")
-_NORMAL = _of(strategies, "DefaultNormalCommStrategy AlltoAllNormalCommStrategy")
-_LOW_LATENCY = _of(strategies, "DefaultLowLatencyCommStrategy OpsLowLatencyCommStrategy")
-_MORE = _of(strategies, "StrategyMap VALID_QUANT_MODES AllToAllLowLatencyCommStrategy")
-_BUFFER: Names = {"Buffer": Buffer, "Config": Config} | _EVENTS
-_ASCEND: Names = {"Buffer": AscendBuffer, "Config": Config} | _EVENTS | _KINDS | {"topk_idx_t": torch.int64}
+_COMMON = _of(base, "Config EventHandle EventOverlap") | {"topk_idx_t": torch.int64}
+_BUFFER: Names = {"Buffer": Buffer} | _COMMON
+_KINDS = "NormalStrategy LowLatencyStrategy"
+_STRATEGIES = _COMMON | _of(
+    strategies,
+    f"""{_KINDS} StrategyMap VALID_QUANT_MODES EPCommStrategy NormalEPCommStrategy LowLatencyEPCommStrategy
+    register_normal_strategy register_low_latency_strategy get_normal_strategy get_low_latency_strategy
+    DefaultNormalCommStrategy AlltoAllNormalCommStrategy
+    DefaultLowLatencyCommStrategy OpsLowLatencyCommStrategy AllToAllLowLatencyCommStrategy""",
+)
+_ASCEND: Names = {"Buffer": AscendBuffer, "FuseMode": FuseMode} | _STRATEGIES
+_OF_STRATEGIES = ("ep_strategy", "strategies", "strategies.normal_strategy", "strategies.low_latency_strategy")
 
-#: For each flavour, the public names of every module.
+#: For each flavour, the public names of every module; modules that share names may have more than theirs.
 OURS: Mapping[str, Mapping[str, Names]] = {
     "deepep": {
-        "deep_ep": _BUFFER | _KINDS | {"topk_idx_t": torch.int64},
+        "deep_ep": _BUFFER | _of(strategies, _KINDS),
         "deep_ep.buffer": _BUFFER,
         "deep_ep.buffers": {},
         "deep_ep.buffers.legacy": _BUFFER,
-        "deep_ep.utils": _EVENTS,
-        "deep_ep.utils.event": _EVENTS,
+        "deep_ep.utils": _COMMON,
+        "deep_ep.utils.event": _COMMON,
         "deep_ep.utils.envs": _of(utils, "init_dist init_seed get_local_seed get_global_seed dist_print"),
         "deep_ep.utils.math": _of(utils, "calc_diff safe_div ceil_div align inplace_unique per_token_cast_to_fp8")
         | _of(utils, "per_token_cast_back create_grouped_scores hash_tensor hash_tensors count_bytes"),
@@ -55,12 +57,9 @@ OURS: Mapping[str, Mapping[str, Names]] = {
     },
     "ascend": {
         "deep_ep": _ASCEND,
-        "deep_ep.buffer": _ASCEND | _REGISTRY | _MORE | {"FuseMode": FuseMode},
-        "deep_ep.ep_strategy": _KINDS | _BASES | _MORE | _EVENTS,
-        "deep_ep.strategies": _BASES | _NORMAL | _LOW_LATENCY,
-        "deep_ep.strategies.normal_strategy": _EVENTS | _BASES | _NORMAL | _MORE,
-        "deep_ep.strategies.low_latency_strategy": _EVENTS | _BASES | _LOW_LATENCY | _MORE,
-        "deep_ep.utils": {"Config": Config} | _EVENTS,
+        "deep_ep.buffer": _ASCEND,
+        **{f"deep_ep.{module}": _STRATEGIES for module in _OF_STRATEGIES},
+        "deep_ep.utils": _COMMON,
     },
 }
 

@@ -10,6 +10,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from enum import IntEnum
+from functools import partialmethod
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -24,13 +25,14 @@ from ascend_moe.errors import (
     need_one_of,
     need_shape,
     typed_methods,
+    with_signature_like,
     with_signature_of,
     with_typed_errors,
 )
 from ascend_moe.experts.quant import cast_fp8_rows
 from ascend_moe.interop.deep_ep import base, strategies
 from ascend_moe.interop.deep_ep.base import BufferBase, BufferPlace, EventHandle, Group, WaitStats, refused
-from ascend_moe.interop.deep_ep.buffer import FLAVOURS
+from ascend_moe.interop.deep_ep.buffer import FLAVOURS, Buffer
 from ascend_moe.interop.deep_ep.rows import FP8_ROWS, QUANT_MODES, pack
 from ascend_moe.interop.deep_ep.strategies import LowLatencyEPCommStrategy, NormalEPCommStrategy
 from ascend_moe.layer_ops import calls, dispatch_ffn_combine
@@ -147,10 +149,9 @@ class Runtime:
         Of num_tokens_per_expert only the size is used. x_scales and cached_rank_prefix_matrix must be None,
         num_worst_tokens 0; config, async_finish and allocate_on_comm_stream have no effect.
 
-        Returns rows ``(n, H)``; their scales ``(n,)`` float32; ids ``(n, K)`` int64, the local expert at the row's k
-        and -1 elsewhere; weights ``(n, K)``, 0 elsewhere, or None; a list of rows per local expert; three empty
-        tensors; the source index ``(3n,)`` int32: source rank, token, k of each row; int32 running sums of rows over
-        [local expert][source rank], then the most tokens of a rank; the event.
+        Returns rows, their scales, ids, weights and the list of `NormalEPCommStrategy.dispatch`; three empty tensors;
+        the source index ``(3n,)`` int32: source rank, token, k of each row; int32 running sums of rows over [local
+        expert][source rank], then the most tokens of a rank; the event.
         """
         base.begin(previous_event)
         need(cached_rank_prefix_matrix is None, "handle", "of an earlier dispatch is not supported; pass topk_idx")
@@ -250,24 +251,22 @@ class Runtime:
         layout_range: Tensor,
         num_max_dispatch_tokens_per_rank: int,
         num_experts: int,
-        packed_recv_count: Tensor,
-        zero_copy: bool = False,
-        async_finish: bool = False,
-        return_recv_hook: bool = False,
-        out: Tensor | None = None,
+        *_: Any,
     ) -> tuple[Tensor, EventHandle, Callable[[], None]]:
         """Return the weighted sums ``(T, H)`` of x's rows; the event; a hook that does nothing.
 
-        src_info, layout_range: dispatch's source index and running sums. Arguments after num_experts have no effect.
+        src_info, layout_range: dispatch's source index and running sums. Further arguments are ignored.
         """
         need_shape("layout_range", layout_range, (num_experts,))
         tokens = num_max_dispatch_tokens_per_rank
         total = self._combine(x, topk_ids, src_info, layout_range, topk_weights, tokens)
         return total, EventHandle(), base.nothing
 
+    @with_typed_errors
     @torch.no_grad()
-    def fused_deep_moe(
+    def fused(
         self,
+        whole: bool,
         x: Tensor,
         topk_ids: Tensor,
         gmm1_weight: Any,
@@ -275,52 +274,38 @@ class Runtime:
         gmm2_weight: Any,
         gmm2_weight_scale: Any,
         topk_weights: Tensor,
-        num_max_dispatch_tokens_per_rank: int,
+        most: int,
         num_experts: int,
         quant_mode: int = 1,
         profile_enable: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Run `AscendBuffer.fused_deep_moe` with fuse_mode 1; its arguments and results, with shorter names."""
+        """Run `AscendBuffer.fused_deep_moe` with fuse_mode 1 if ``whole``, else 2; its arguments with shorter names.
+
+        ``most``: its num_max_dispatch_tokens_per_rank.
+        """
+        named = wide_ids_named(topk_ids, self.place.rank)
+        ids = narrow("topk_idx", topk_ids)
+        if not whole:
+            need(quant_mode in (0, 1), "quant_mode", "is {}; it must be 0 or 1", quant_mode)
+            nums = torch.empty(self.place.local_experts(num_experts), dtype=torch.int32, device=x.device)
+            out = torch.empty_like(x)
+            with named:
+                return dispatch_ffn_combine(
+                    x, gmm1_weight, gmm2_weight, ids, gmm1_weight_scale, gmm2_weight_scale, None, None, topk_weights,
+                    self.place.group_ep, most, out, nums, swiglu_limit=0.0,
+                )  # fmt: skip
         given = {"gmm1_weight": gmm1_weight, "gmm2_weight": gmm2_weight}
         scales = {"gmm1_weight_scale": gmm1_weight_scale, "gmm2_weight_scale": gmm2_weight_scale}
         experts = experts_of(x, given | scales)
         rule = "is {}; it must be 1 for int8 weights and 0 for others"
         need(quant_mode == (experts.quant_mode != 0), "quant_mode", rule, quant_mode)
-        tokens = Tokens(x, narrow("topk_idx", topk_ids), topk_weights, None)
-        base.need_whole("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 0)
-        dispatcher = self.place.dispatcher(num_experts)
-        with wide_ids_named(topk_ids, self.place.rank):
-            bound = self.place.world * num_max_dispatch_tokens_per_rank
-            sent = calls.dispatch(dispatcher, tokens, experts, bound)
+        base.need_whole("num_max_dispatch_tokens_per_rank", most, 0)
+        tokens, dispatcher = Tokens(x, ids, topk_weights, None), self.place.dispatcher(num_experts)
+        with named:
+            sent = calls.dispatch(dispatcher, tokens, experts, self.place.world * most)
         return calls.finish(dispatcher, sent, tokens, experts), sent.ep_recv_counts
 
-    @torch.no_grad()
-    def dispatch_ffn_combine(
-        self,
-        x: Tensor,
-        topk_ids: Tensor,
-        gmm1_weight: Any,
-        gmm1_weight_scale: Any,
-        gmm2_weight: Any,
-        gmm2_weight_scale: Any,
-        topk_weights: Tensor,
-        max_output_size: int,
-        num_experts: int,
-        quant_mode: int = 1,
-    ) -> tuple[Tensor, Tensor]:
-        """Run ``fused_deep_moe``, but return the rows per local expert, ``(L,)`` int32, as second result.
-
-        max_output_size: the most rows that a rank may receive, else RoutingOverflow on every rank; 0: no limit.
-        """
-        need(quant_mode in (0, 1), "quant_mode", "is {}; it must be 0 or 1", quant_mode)
-        nums = torch.empty(self.place.local_experts(num_experts), dtype=torch.int32, device=x.device)
-        ids, out = narrow("topk_idx", topk_ids), torch.empty_like(x)
-        scales = (gmm1_weight_scale, gmm2_weight_scale)
-        with wide_ids_named(topk_ids, self.place.rank):
-            return dispatch_ffn_combine(
-                x, gmm1_weight, gmm2_weight, ids, *scales, None, None, topk_weights, self.place.group_ep,
-                max_output_size, out, nums, swiglu_limit=0.0,
-            )  # fmt: skip
+    fused_deep_moe, dispatch_ffn_combine = partialmethod(fused, True), partialmethod(fused, False)
 
 
 # ---- the Buffer
@@ -362,19 +347,17 @@ class AscendBuffer(BufferBase):
 
     flavour = "ascend"
 
+    @with_signature_like(
+        Buffer.__init__,
+        without="explicitly_destroy enable_shrink comm",
+        normal_strategy=strategies.NormalStrategy.DEFAULT,
+        low_latency_strategy=strategies.LowLatencyStrategy.DEFAULT,
+    )
     @with_typed_errors
     def __init__(
-        self,
-        group: Group,
-        num_nvl_bytes: int = 0,
-        num_rdma_bytes: int = 0,
-        low_latency_mode: bool = False,
-        num_qps_per_rank: int = 12,
-        allow_nvlink_for_low_latency_mode: bool = True,
-        allow_mnnvl: bool = False,
-        normal_strategy: str = strategies.NormalStrategy.DEFAULT,
-        low_latency_strategy: str = strategies.LowLatencyStrategy.DEFAULT,
-    ) -> None:
+        self, group: Group, num_nvl_bytes: int, num_rdma_bytes: int, low_latency_mode: bool, normal_strategy: str,
+        low_latency_strategy: str,
+    ) -> None:  # fmt: skip
         super().__init__(group, num_nvl_bytes, num_rdma_bytes, low_latency_mode)
         mode = os.environ.get("DEEP_USE_MODE", "").strip()
         if mode:
@@ -395,11 +378,12 @@ class AscendBuffer(BufferBase):
         """Run `LowLatencyEPCommStrategy.low_latency_dispatch` of the strategy; others, results and errors as there.
 
         quant_mode: a mode of the strategy; None: "int8" if use_fp8 is True (its default), else unquantized.
-        Raises ArgumentError if use_ue8m0 or use_mxfp4 is True.
+        Raises ArgumentError if use_mxfp4 is True, or use_ue8m0 with use_fp8; without, use_ue8m0 has no effect.
         """
-        for name in ("use_ue8m0", "use_mxfp4"):
-            need(not others[name], name, "is True; MX formats need the 950 series: pass False")
-        quant_mode = quant_mode or ("int8" if others["use_fp8"] else None)
+        fp8 = others["use_fp8"]
+        for name, asked in (("use_ue8m0", others["use_ue8m0"] and fp8), ("use_mxfp4", others["use_mxfp4"])):
+            need(not asked, name, "is True; MX formats need the 950 series: pass False")
+        quant_mode = quant_mode or ("int8" if fp8 else None)
         return self.low_latency_strategy.low_latency_dispatch(**others, quant_mode=quant_mode)
 
     notify_verify = Runtime.notify_verify
@@ -441,10 +425,9 @@ class AscendBuffer(BufferBase):
         breaks one of these rules, or the errors of dispatch and combine.
         """
         need(fuse_mode in (1, 2), "fuse_mode", "is {}; it must be 1 or 2", fuse_mode)
-        whole = fuse_mode == FuseMode.FUSED_DEEP_MOE
-        fused = self.runtime.fused_deep_moe if whole else self.runtime.dispatch_ffn_combine
         weights = (gmm1_permuted_weight, gmm1_permuted_weight_scale, gmm2_weight, gmm2_weight_scale)
-        return fused(x, topk_idx, *weights, topk_weights, num_max_dispatch_tokens_per_rank, num_experts, quant_mode)
+        given = (x, topk_idx, *weights, topk_weights, num_max_dispatch_tokens_per_rank, num_experts, quant_mode)
+        return self.runtime.fused(fuse_mode == FuseMode.FUSED_DEEP_MOE, *given)
 
 
 FLAVOURS[AscendBuffer.flavour] = AscendBuffer

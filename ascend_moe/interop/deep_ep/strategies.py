@@ -9,7 +9,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from ascend_moe.errors import (
     with_typed_errors,
 )
 from ascend_moe.interop.deep_ep import base
-from ascend_moe.interop.deep_ep.base import BufferPlace, EventHandle, EventOverlap, Group
+from ascend_moe.interop.deep_ep.base import BufferPlace, EventHandle, EventOverlap, Group, Handle, call_of
 from ascend_moe.interop.deep_ep.buffer import Buffer
 from ascend_moe.interop.deep_ep.rows import FP8_ROWS, QUANT_MODES, places_of
 from ascend_moe.ops.sent_ids import SentIds
@@ -166,27 +166,18 @@ class LowLatencyEPCommStrategy(EPCommStrategy):
     modes = ("low_latency",)
 
     @abstractmethod
-    def low_latency_dispatch(
-        self,
-        x: Tensor,
-        topk_idx: Tensor,
-        num_max_dispatch_tokens_per_rank: int,
-        num_experts: int,
-        cumulative_local_expert_recv_stats: Tensor | None = None,
-        use_fp8: bool = True,
-        round_scale: bool = False,
-        use_ue8m0: bool = False,
-        use_mxfp4: bool = False,
-        async_finish: bool = False,
-        return_recv_hook: bool = False,
-        topk_weights: Tensor | None = None,
-        quant_mode: str | None = None,
-    ) -> LowLatencyDispatched:
+    @with_signature_like(
+        Buffer.low_latency_dispatch,
+        without="dispatch_wait_recv_cost_stats async_finish return_recv_hook",
+        **dict.fromkeys(("use_mxfp4", "async_finish", "return_recv_hook"), False),
+        **dict.fromkeys(("topk_weights", "quant_mode")),
+    )
+    def low_latency_dispatch(self) -> LowLatencyDispatched:
         """Send each (token, expert) row to the expert's rank.
 
         Args:
             quant_mode: "none" or "bf16" (x's dtype), "int8", or with strategy "default" "pertoken_fp8_e4m3".
-            use_fp8: with quant_mode None an AscendBuffer sends int8 rows. use_ue8m0, use_mxfp4: it refuses True.
+            use_fp8: with quant_mode None an AscendBuffer sends int8 rows. use_ue8m0, use_mxfp4: ask for MX formats.
             topk_weights: stored in the handle by strategy "ops". Others: as for ``Buffer``; stats have no effect.
 
         Returns rows by local expert without gaps, if quantized a tuple of them and their scales; rows per local expert
@@ -295,11 +286,12 @@ class DefaultNormalCommStrategy(NormalEPCommStrategy):
         return total, weights, EventOverlap(event)
 
 
-class AllToAllHandle(dict):  # type: ignore[type-arg]
-    """Handle of a normal dispatch by all-to-all: topk_weights and topk_idx, and as attributes the state for combine."""
+class _Sent(NamedTuple):
+    """State of a dispatch by all-to-all for its combine, which its handle contains."""
 
     dispatched: Dispatched
     dispatcher: AllToAllDispatcher
+    ids: SentIds
 
 
 @register_normal_strategy("alltoall")
@@ -316,22 +308,20 @@ class AlltoAllNormalCommStrategy(NormalEPCommStrategy):
         rows, quant = _asked(given | {"topk_idx": topk_idx}, "bf16", "int8")
         need_dims("topk_idx", topk_idx, 2)
         experts, ids = given["num_tokens_per_expert"].numel(), narrow("topk_idx", topk_idx)
-        handle = AllToAllHandle(topk_weights=topk_weights, topk_idx=topk_idx)
-        handle.dispatcher = self.alltoall(experts)
+        dispatcher = self.alltoall(experts)
         bound = self.group_size * max(base.most_tokens_of(self.place, rows.shape[0], topk_idx, experts), 1)
-        sent = handle.dispatched = handle.dispatcher.dispatch(rows, ids, quant_mode=QUANT_MODES[quant], global_bs=bound)
+        sent = dispatcher.dispatch(rows, ids, quant_mode=QUANT_MODES[quant], global_bs=bound)
+        handle = Handle.of(_Sent(sent, dispatcher, SentIds(ids)), topk_idx, topk_weights)
         values = (sent.expand_x, sent.dynamic_scales) if quant == "int8" else sent.expand_x
         return values, None, None, sent.expert_token_nums.tolist(), handle, EventOverlap()
 
     @_as(NormalEPCommStrategy.combine)
     def combine(self, x: Tensor, handle: Any, bias: Any, previous_event: Any) -> tuple[Tensor, None, EventOverlap]:
         _begin_combine(bias, previous_event)
-        rule = "is a {}; pass the handle that dispatch of strategy 'alltoall' returned"
-        need(isinstance(handle, AllToAllHandle), "handle", rule, type(handle).__name__)
-        weights = handle["topk_weights"]
-        if weights is None:
-            weights = torch.ones(handle["topk_idx"].shape, dtype=torch.float32, device=x.device)
-        return handle.dispatcher.combine(x, handle.dispatched, weights.float()), None, EventOverlap()
+        sent = call_of(handle, _Sent, "dispatch of strategy 'alltoall'")
+        ids, weights = handle
+        weights = torch.ones(ids.shape, dtype=torch.float32, device=x.device) if weights is None else weights
+        return sent.dispatcher.combine(x, sent.dispatched, weights.float()), None, EventOverlap()
 
 
 @register_low_latency_strategy("default")
@@ -388,14 +378,6 @@ class OpsLowLatencyCommStrategy(DefaultLowLatencyCommStrategy):
         return shown, counts, (*handle, mask, narrow("topk_idx", topk_idx), topk_weights), event, hook
 
 
-class LowLatencyHandle(tuple):  # type: ignore[type-arg]
-    """Handle of a low-latency dispatch by all-to-all: seven entries, and the state for combine."""
-
-    dispatched: Dispatched
-    dispatcher: AllToAllDispatcher
-    ids: SentIds
-
-
 @register_low_latency_strategy("alltoall")
 class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
     """Low latency by torch.distributed's all-to-all. Source: sgl-kernel-npu ``AllToAllLowLatencyCommStrategy``.
@@ -422,8 +404,8 @@ class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
         block, rule = f"a source rank for an expert of rank {self.rank}", f"num_max_dispatch_tokens_per_rank {most}"
         places = places_of(sent.ep_recv_counts, rows, most, block, rule)
         counts = torch.full((local,), most * world, dtype=torch.int64, device=x.device)
-        handle = LowLatencyHandle((places, most, x.shape[1], x.shape[0], local, world, counts))
-        handle.dispatched, handle.dispatcher, handle.ids = sent, dispatcher, SentIds(ids)
+        made = _Sent(sent, dispatcher, SentIds(ids))
+        handle = Handle.of(made, places, most, x.shape[1], x.shape[0], local, world, counts)
         shown: Any = _spread(sent.expand_x, places, local * most * world)
         if QUANT_MODES[quant]:
             shown = (shown, _spread(sent.dynamic_scales[: len(places)], places, local * most * world))
@@ -433,14 +415,12 @@ class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
     def low_latency_combine(
         self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: tuple[Any, ...]
     ) -> LowLatencyCombined:
-        rule = "is a {}; pass the handle that low_latency_dispatch of strategy 'alltoall' returned"
-        need(isinstance(handle, LowLatencyHandle), "handle", rule, type(handle).__name__)
-        assert isinstance(handle, LowLatencyHandle)
+        sent = call_of(handle, _Sent, "low_latency_dispatch of strategy 'alltoall'")
         places, most, hidden, _, local, world, _ = handle
         need_shape("x", x, (local * world * most, hidden))
-        handle.ids.checked("topk_idx", narrow("topk_idx", topk_idx))
+        sent.ids.checked("topk_idx", narrow("topk_idx", topk_idx))
         rows = x.index_select(0, places.clamp(max=max(x.shape[0] - 1, 0)))
-        return handle.dispatcher.combine(rows, handle.dispatched, topk_weights.float()), EventOverlap(), base.nothing
+        return sent.dispatcher.combine(rows, sent.dispatched, topk_weights.float()), EventOverlap(), base.nothing
 
 
 def _spread(rows: Tensor, places: Tensor, size: int) -> Tensor:

@@ -126,7 +126,7 @@ def test_ascend_refuses_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         refused: list[tuple[str, Callable[[], Any]]] = [
             ("quant_mode is 'mx_fp8_e4m3'", lambda: send(case, 0, buffer, quant_mode="mx_fp8_e4m3")),
             ("quant_mode is 'mx_fp4_e2m1'", lambda: low(case, 0, buffer, quant_mode="mx_fp4_e2m1")),
-            ("use_ue8m0 is True", lambda: low(case, 0, buffer, use_ue8m0=True)),
+            ("use_ue8m0 is True", lambda: low(case, 0, buffer, use_ue8m0=True, use_fp8=True)),
             ("num_worst_tokens is 8", lambda: send(case, 0, buffer, num_worst_tokens=8)),
             ("use_mxfp4 is True", lambda: low(case, 0, buffer, use_mxfp4=True)),
             ("notify_verify", lambda: buffer.notify_verify(case.x(0))),
@@ -144,6 +144,7 @@ def test_ascend_refuses_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         for text, call in refused:
             with pytest.raises(ArgumentError, match=text):
                 call()
+        assert low(case, 0, buffer, use_ue8m0=True)[0].dtype == torch.bfloat16  # as in DeepEP, without use_fp8
         monkeypatch.setenv("DEEP_USE_MODE", "ops")
         assert AscendBuffer((group_ep, 1, 0)).low_latency_strategy.get_name() == "ops"
         monkeypatch.setenv("DEEP_USE_MODE", "other")

@@ -304,21 +304,6 @@ def test_low_latency_rows_are_cast_and_scales_packed(
     on_all(clusters, case, body)
 
 
-def test_formats_that_do_not_go_together(clusters: Clusters) -> None:
-    case = Case(world=1, hidden=256)
-
-    def body(rank: int, buffer: Any) -> None:
-        for text, given in (
-            ("use_ue8m0 is True without round_scale", {"use_fp8": True, "use_ue8m0": True}),
-            ("round_scale is True without use_fp8", {"round_scale": True}),
-            ("x has 256 columns; with use_ue8m0", {"use_fp8": True, "round_scale": True, "use_ue8m0": True}),
-        ):
-            with pytest.raises(ArgumentError, match=text):
-                low(case, rank, buffer, **given)
-
-    on_all(clusters, case, body)
-
-
 def rows_oracle(x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     value = x.float().numpy()
     top = np.abs(value).max(1)

@@ -146,12 +146,19 @@ def test_what_is_not_there_is_refused_by_name() -> None:
     def run(rank: int, group_ep: str) -> None:
         buffer = Buffer((group_ep, 1, 0))
         sent, normal = low(case, rank, buffer), send(case, 0, buffer)[4]
+        shrinkable = Buffer((group_ep, 1, 0), enable_shrink=True)
+        ue8m0 = {"use_fp8": True, "round_scale": True, "use_ue8m0": True}
         refused: list[tuple[str, Callable[[], Any]]] = [
             ("use_logfmt is True, but combine's kernel sums", lambda: finish(case, 0, buffer, sent, use_logfmt=True)),
             ("low_latency_update_mask_buffer", lambda: buffer.low_latency_update_mask_buffer(0, True)),
             ("low_latency_query_mask_buffer", lambda: buffer.low_latency_query_mask_buffer(torch.zeros(1).int())),
             ("low_latency_clean_mask_buffer", buffer.low_latency_clean_mask_buffer),
-            ("get_local_buffer_tensor", lambda: buffer.get_local_buffer_tensor(BF16)),
+            ("window_empty", lambda: buffer.get_local_buffer_tensor(BF16, use_rdma_buffer=True)),
+            ("window_empty", lambda: shrinkable.get_local_buffer_tensor(BF16)),
+            ("window_empty", lambda: shrinkable.get_local_buffer_tensor(BF16, offset=32, use_rdma_buffer=True)),
+            ("use_ue8m0 is True without round_scale", lambda: low(case, 0, buffer, use_fp8=True, use_ue8m0=True)),
+            ("round_scale is True without use_fp8", lambda: low(case, 0, buffer, round_scale=True)),
+            ("x has 256 columns; with use_ue8m0", lambda: low(case, 0, buffer, **ue8m0)),
             ("num_tokens_per_rank is missing", lambda: buffer.dispatch(case.x(0))),
             ("handle is a tuple", lambda: buffer.dispatch(case.x(0), handle=tuple(sent[2]))),
             ("topk_idx is given with a handle", lambda: send(case, 0, buffer, handle=normal)),
