@@ -5,6 +5,8 @@ One row a version of a caller: which keywords it passes to dispatch and to combi
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -76,79 +78,61 @@ def _mask(given: Given) -> Kwargs:
     return {"x_active_mask": given.x_active_mask}
 
 
-def _ascend_dispatch(tp: bool, mask: bool, nums_type: bool, **more: Any) -> Callable[[Case, int, str], Kwargs]:
-    """``more``: expert_scales=True passes the weights; anything else as it stands."""
+def _ascend_dispatch(words: str) -> Callable[[Case, int, str], Kwargs]:
+    """``words``: which keywords a version passes to both calls or to one."""
 
     def kwargs(case: Case, rank: int, group: str) -> Kwargs:
-        named = {"scales": None, "quant_mode": case.quant_mode, **_constants(case), **more}
-        if more.get("expert_scales"):
-            named["expert_scales"] = case.inputs[rank].expert_scales
-        named |= _tp(group) if tp else {}
-        named |= _mask(case.inputs[rank]) if mask else {}
-        return named | ({"expert_token_nums_type": case.expert_token_nums_type} if nums_type else {})
+        known = {
+            "tp": _tp(group),
+            "mask": _mask(case.inputs[rank]),
+            "nums_type": {"expert_token_nums_type": case.expert_token_nums_type},
+            "expert_scales": {"expert_scales": case.inputs[rank].expert_scales},
+            "hierarchy": {"comm_alg": "hierarchy"},
+        }
+        named = {"scales": None, "quant_mode": case.quant_mode, **_constants(case)}
+        return functools.reduce(operator.or_, (known.get(word, {}) for word in words.split()), named)
 
     return kwargs
 
 
-def _ascend_combine(tp: bool, mask: bool, **more: Any) -> Callable[[Case, int, str, tuple[Any, ...]], Kwargs]:
-    """``more``: expand_scales=True passes dispatch's on; anything else as it stands."""
-
+def _ascend_combine(words: str) -> Callable[[Case, int, str, tuple[Any, ...]], Kwargs]:
     def kwargs(case: Case, rank: int, group: str, sent: tuple[Any, ...]) -> Kwargs:
-        named = {**_constants(case), **more}
-        if more.get("expand_scales"):
-            named["expand_scales"] = sent[6]
-        if tp:
-            # After a quantized dispatch nobody has written this: the op must not look at it.
-            named |= _tp(group) | {"tp_send_counts": uninitialised(1) if case.quant_mode else sent[5]}
-        return named | (_mask(case.inputs[rank]) if mask else {})
+        known = {
+            # After a quantized dispatch nobody has written the counts: the op must not look at them.
+            "tp": _tp(group) | {"tp_send_counts": uninitialised(1) if case.quant_mode else sent[5]},
+            "mask": _mask(case.inputs[rank]),
+            "expand_scales": {"expand_scales": sent[6]},
+            "comm_quant_mode": {"comm_quant_mode": 0},
+            "hierarchy": {"comm_alg": "hierarchy"},
+        }
+        return functools.reduce(operator.or_, (known.get(word, {}) for word in words.split()), _constants(case))
 
     return kwargs
 
 
 VLLM_ASCEND = [
     Caller(
-        f"vllm-ascend {versions}{' int8' if quant == 'int8' else ''}{label}",
-        version,
-        replace(case, **QUANTS[quant]),
-        _ascend_dispatch(**dispatch),
-        _ascend_combine(**combine),
+        f"vllm-ascend {label}, {quant}", version, replace(case, **QUANTS[quant]), _ascend_dispatch(words),
+        _ascend_combine(words),
     )
     for quant in ("none", "int8")
-    for versions, label, version, case, dispatch, combine in (
+    for label, version, case, words in (
+        ("0.8.5rc1", "", _ascend(tp_world_size=1), "tp"),
+        ("0.9.1 A3", "_v2", _ascend(contract=2, mask="prefix", tp_world_size=1), "tp mask"),
+        ("0.9.1 A2", "", _ascend(batches="unequal"), ""),
         (
-            "0.8.5rc1", "", "", _ascend(tp_world_size=1),
-            {"tp": True, "mask": False, "nums_type": False}, {"tp": True, "mask": False},
+            "0.11.0 to 0.18.0", "_v2",
+            _ascend(contract=2, mask="prefix", tp_world_size=1, expert_token_nums_type=0),
+            "tp mask nums_type expand_scales",
         ),
         (
-            "0.9.1", " A3", "_v2", _ascend(contract=2, mask="prefix", tp_world_size=1),
-            {"tp": True, "mask": True, "nums_type": False}, {"tp": True, "mask": True},
-        ),
-        (
-            "0.9.1", " A2", "", _ascend(batches="unequal"),
-            {"tp": False, "mask": False, "nums_type": False}, {"tp": False, "mask": False},
-        ),
-        (
-            "0.11.0", "", "_v2", _ascend(contract=2, mask="prefix", tp_world_size=1, expert_token_nums_type=0),
-            {"tp": True, "mask": True, "nums_type": True}, {"tp": True, "mask": True, "expand_scales": True},
-        ),
-        (
-            "0.13.0", "", "_v2", _ascend(contract=2, batches="unequal", tp_world_size=1, expert_token_nums_type=0),
-            {"tp": True, "mask": False, "nums_type": True}, {"tp": True, "mask": False, "expand_scales": True},
-        ),
-        (
-            "0.18.0", " mask", "_v2", _ascend(contract=2, mask="nobody", tp_world_size=1, expert_token_nums_type=0),
-            {"tp": True, "mask": True, "nums_type": True}, {"tp": True, "mask": True, "expand_scales": True},
-        ),
-        (
-            "0.18.0", " hierarchy", "_v2",
+            "0.18.0 hierarchy", "_v2",
             _ascend(contract=2, batches="zero rank", expert_token_nums_type=0, weights=True),
-            {"tp": False, "mask": False, "nums_type": True, "expert_scales": True, "comm_alg": "hierarchy"},
-            {"tp": False, "mask": False, "expand_scales": True, "comm_alg": "hierarchy"},
+            "nums_type expert_scales expand_scales hierarchy",
         ),
         (
-            "0.23.0", " no mask", "_v2", _ascend(contract=2, tp_world_size=1, expert_token_nums_type=1),
-            {"tp": True, "mask": True, "nums_type": True},
-            {"tp": True, "mask": True, "expand_scales": True, "comm_quant_mode": 0},
+            "0.23.0 no mask", "_v2", _ascend(contract=2, tp_world_size=1, expert_token_nums_type=1),
+            "tp mask nums_type expand_scales comm_quant_mode",
         ),
     )
 ]  # fmt: skip

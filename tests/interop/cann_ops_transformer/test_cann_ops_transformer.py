@@ -8,17 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
-from gloo_ranks import run_processes
-from routed_tokens import randn, routed
 
 import ascend_moe
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.interop import cann_ops_transformer as adapter
-
-H = 64
-BF16 = torch.bfloat16
 
 
 def test_install_and_uninstall() -> None:
@@ -51,23 +44,3 @@ def test_it_stands_in_for_nothing_that_is_there(tmp_path: Path, monkeypatch: pyt
             assert sys.modules["cann_ops_transformer"] is real
     finally:
         del sys.modules["cann_ops_transformer"]
-
-
-def in_a_process(rank: int) -> list[torch.Tensor]:
-    """vllm-ascend's way: the module by its name, a process group; must be importable by name."""
-    adapter.install()
-    ops = importlib.import_module("cann_ops_transformer.ops")
-    torch.manual_seed(1)
-    w1, w2 = [torch.randn(H, 64).to(BF16) for _ in range(2)], [torch.randn(32, H).to(BF16) for _ in range(2)]
-    x, ids, probs = randn(6, H, seed=rank).to(BF16), routed(6, 4, 2), torch.full((6, 2), 0.5)
-    buffer = ops.get_symm_buffer_for_mega_moe(dist.group.WORLD, 4, 6, 2, hidden=H, intermediate_hidden=64)
-    mask = (torch.arange(6) < 5).to(torch.int8)
-    y, nums = ops.mega_moe(x, ids, probs, w1, w2, buffer, x_active_mask=mask)
-    return [y, nums]
-
-
-def test_processes_of_a_process_group(tmp_path: Path) -> None:
-    results = run_processes(2, in_a_process, tmp_path)
-    for y, nums in results:
-        assert bool((y[5] == 0).all()) and bool((y[:5] != 0).any()) and nums.dtype == torch.int32
-    assert sum(int(nums.sum()) for _, nums in results) == 2 * 5 * 2, "the sixth token of each rank is not active"

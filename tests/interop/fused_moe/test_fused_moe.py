@@ -128,16 +128,6 @@ def test_parts_of_all_ranks_are_the_layer(tokens: int, kind: str, dtype: torch.d
     assert bool(whole.isfinite().all())
 
 
-@pytest.mark.parametrize("block", [1, 4, 64])
-def test_local_numbers_may_be_in_any_order(block: int) -> None:
-    x, ids, probs = randn(9, H), routed(9, E, K, "-1"), randn(9, K, seed=6).softmax(1)
-    (w1, w2), order = weights(FP32), torch.tensor([6, 3, 0, 7, 1, 5, 2, 4])
-    given: dict[str, Any] = {"expert_map": order.argsort().int(), "global_num_experts": E, "block_size": block}
-    found = fused_experts(x, w1[order], w2[order], probs, ids, **given)
-    assert_one_rounding(found, dispatched(x, ids, probs))
-    assert_one_rounding(fused_experts(x, w1, w2, probs, ids, block_size=block), found)
-
-
 def test_weights_may_be_on_the_input_and_results_in_place() -> None:
     x, ids, probs = randn(9, H), routed(9, E, 1), torch.rand(9, 1)
     w1, w2 = weights(FP32)

@@ -21,7 +21,6 @@ from ascend_moe.interop.sglang import (
     select_experts,
     silu_and_mul,
 )
-from ascend_moe.permute import sort_by_expert
 from ascend_moe.routers import deepseek_v2, deepseek_v3
 
 
@@ -67,17 +66,6 @@ def test_select_experts_needs_both_groups_and_takes_a_function() -> None:
 
     weights, ids = select_experts(logits, logits, K, custom_routing_function=first)
     assert torch.equal(weights, logits[:, :K]) and ids.dtype == torch.int32 and ids[3].tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize(("tokens", "kind"), ROUTED)
-def test_preprocess_sorts_rows_by_expert(tokens: int, kind: str, dtype: torch.dtype) -> None:
-    ids = routed(tokens, E, K, kind).to(dtype)
-    ordered, src2dst, bounds = run_moe_ep_preproess(ids, E)
-    assert (ordered.dtype, src2dst.dtype, bounds.dtype) == (dtype, torch.int32, torch.int64)
-    order = sort_by_expert(ids, E)
-    assert torch.equal(ordered, order.expert_ids) and torch.equal(src2dst.long(), order.places.long())
-    assert torch.equal(bounds, order.bounds) and bounds[E] == ids.numel()
 
 
 @pytest.mark.parametrize("scaled", [False, True])

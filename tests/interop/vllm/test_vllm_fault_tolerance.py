@@ -201,20 +201,6 @@ def test_ranks_of_the_smaller_group_as_eplb_takes_them() -> None:
         assert raised.value.argument == argument
 
 
-def test_the_whole_buffer_alone_may_be_zeroed() -> None:
-    def work(rank: int, group_ep: str) -> None:
-        for buffer, given in (
-            (Buffer((group_ep, 1, 0)), {"use_rdma_buffer": True}),
-            (Buffer((group_ep, 1, 0), enable_shrink=True), {}),
-            (Buffer((group_ep, 1, 0), enable_shrink=True), {"use_rdma_buffer": True, "offset": 32}),
-        ):
-            with pytest.raises(ArgumentError, match=r"window_empty"):
-                buffer.get_local_buffer_tensor(dtype=torch.int8, **given)
-
-    with LocalCluster(1, window_mib=2) as cluster:
-        cluster.run(work)
-
-
 def test_vllm_ascends_communicator_gets_a_manager_that_sees_faults() -> None:
     with Ranks(3, timeout_s=20) as ranks:
         assert values(ranks.call(give_a_manager)) == [True] * 3
