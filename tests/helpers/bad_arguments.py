@@ -26,6 +26,10 @@ DTYPES = {
     )
 }
 ROWS_DTYPES = ("bfloat16", "float16", "float32")
+ROWS = torch.ones(BS, H, dtype=torch.bfloat16)
+CONST = ("const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v")
+#: Two const experts, and what combine takes for them.
+SPECIAL = {"const_expert_num": 2, "ori_x": ROWS} | {name: torch.ones(2, H, dtype=torch.bfloat16) for name in CONST}
 
 
 @dataclass(frozen=True)
@@ -107,19 +111,22 @@ class TensorRule:
     along: Mapping[str, Any] = field(default_factory=dict)  # itself included; empty: the valid call has it
 
 
-def tensor_rules(op: str) -> list[TensorRule]:
+def tensor_rules(op: str, world: int) -> list[TensorRule]:
     f32, i32 = ("float32",), ("int32",)
+    times = TensorRule("performance_info", ("int64",), 1, {"performance_info": torch.zeros(world, dtype=torch.int64)})
+    timed = [times] if op.endswith("_v2") else []
     ids = TensorRule("expert_ids", i32, 2)
     mask = TensorRule("x_active_mask", ("bool",), 0, {"x_active_mask": torch.ones(BS).bool()})
     if is_dispatch(op):
         scales = TensorRule("scales", f32, 2, {"quant_mode": 2, "scales": torch.ones(E, H)})
         weights = TensorRule("expert_scales", f32, 2, {"expert_scales": torch.ones(BS, K)})
-        return [TensorRule("x", ROWS_DTYPES, 2), ids, scales, mask, weights]
+        return [TensorRule("x", ROWS_DTYPES, 2), ids, scales, mask, weights, *timed]
     rules = [TensorRule("expand_x", ROWS_DTYPES, 2), ids, TensorRule(index_name(op), i32, 1)]
-    rules += [TensorRule("ep_send_counts", i32, 1), TensorRule("expert_scales", f32, 2), mask]
+    rules += [TensorRule("ep_send_counts", i32, 1), TensorRule("expert_scales", f32, 2), mask, *timed]
     if op == "combine_v2":
-        shared = {"shared_expert_x": torch.ones(BS, H, dtype=torch.bfloat16)}
-        rules.append(TensorRule("shared_expert_x", ("bfloat16",), 0, shared))
+        rules.append(TensorRule("shared_expert_x", ("bfloat16",), 0, {"shared_expert_x": ROWS}))
+        dims = {"ori_x": 2, **dict.fromkeys(CONST, 0), "const_expert_v": 2}
+        rules += [TensorRule(name, ("bfloat16",), dim, SPECIAL) for name, dim in dims.items()]
     return rules
 
 
@@ -133,7 +140,7 @@ def _with(rule: TensorRule, change: Callable[[torch.Tensor], torch.Tensor]) -> d
 
 
 def wrong_dtypes(op: str, world: int) -> Iterator[Bad]:
-    for rule in tensor_rules(op):
+    for rule in tensor_rules(op, world):
         for name, dtype in DTYPES.items():
             if name not in rule.dtypes:
                 changes = _with(rule, lambda t, dtype=dtype: t.to(dtype))
@@ -141,7 +148,7 @@ def wrong_dtypes(op: str, world: int) -> Iterator[Bad]:
 
 
 def wrong_dimensions(op: str, world: int) -> Iterator[Bad]:
-    for rule in tensor_rules(op):
+    for rule in tensor_rules(op, world):
         shapes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "0-D": lambda t: t.flatten()[0].clone(),
             "4-D": lambda t: t.reshape(1, 1, 1, -1),
@@ -156,7 +163,7 @@ def wrong_dimensions(op: str, world: int) -> Iterator[Bad]:
 
 
 def wrong_layouts(op: str, world: int) -> Iterator[Bad]:
-    rules = tensor_rules(op)
+    rules = tensor_rules(op, world)
     for rule in rules:
         sparse = _with(rule, lambda t: t.to_sparse())
         yield local(op, rule.name, "sparse", sparse, "torch.sparse_coo", "must be dense")
@@ -170,69 +177,16 @@ def wrong_layouts(op: str, world: int) -> Iterator[Bad]:
 
 
 def wrong_sizes(op: str, world: int) -> Iterator[Bad]:
-    yield from _dispatch_sizes(op) if is_dispatch(op) else _combine_sizes(op, world)
-    flat = [(0,), (BS - 1,), (BS + 1,)]
-    for shape in [*flat, (BS, K - 1), (BS, K + 1), (BS - 1, K), (0, K), (K, BS), (1, BS, K)]:
-        given = {"x_active_mask": torch.ones(shape, dtype=torch.bool)}
-        size = f"has shape ({', '.join(map(str, shape))}"
-        yield local(op, "x_active_mask", str(shape), given, size, f"({BS},) or ({BS}, {K})")
-    # Combine takes expert_scales without elements.
-    empty = [(0, K), (BS, 0)] if is_dispatch(op) else []
-    for shape in [*empty, (BS - 1, K), (BS + 1, K), (BS, K - 1), (BS, K + 1), (K, BS)]:
-        given = {"expert_scales": torch.ones(shape)}
-        yield local(op, "expert_scales", str(shape), given, str(shape), f"must be ({BS}, {K})")
-    rows = "x" if is_dispatch(op) else "expand_x"
-    hiddens = [(47, "bfloat16"), (49, "bfloat16"), (8, "float16"), (4, "float32"), (8191, "bfloat16")]
-    for hidden, dtype in hiddens:
-        given = {rows: torch.ones(BS, hidden, dtype=DTYPES[dtype])}
-        words = (f"{hidden * DTYPES[dtype].itemsize} bytes", f"H = {hidden}", "multiple of 32")
-        yield local(op, rows, f"H {hidden} {dtype}", given, *words)
-    for hidden in (0, 16385, 16400, 65536):
-        given = {rows: torch.ones(BS, hidden, dtype=torch.bfloat16)}
-        yield local(op, rows, f"H {hidden}", given, f"H = {hidden}", "1..16384")
-    for topk, experts in [(0, E), (E + 1, E), (33, 36), (64, 192)]:
-        given = {"expert_ids": torch.zeros(BS, topk, dtype=torch.int32), "moe_expert_num": experts}
-        limit = f"1..{min(32, experts)}"
-        yield local(op, "expert_ids", f"K {topk} of {experts}", given, f"K = {topk}", limit)
-    ids = torch.zeros(4097, 1, dtype=torch.int32)
-    given = {rows: torch.zeros(4097, 16, dtype=torch.bfloat16), "expert_ids": ids}
-    yield local(op, "expert_ids", "BS 4097", given, "BS = 4097", "at most 4096")
-
-
-def _dispatch_sizes(op: str) -> Iterator[Bad]:
-    for n in (0, BS - 1, BS + 1):
-        x = {"x": torch.ones(n, H, dtype=torch.bfloat16)}
-        yield local(op, "expert_ids", f"x has {n} tokens", x, f"has {BS} tokens", f"x has {n}")
-        ids = {"expert_ids": torch.zeros(n, K, dtype=torch.int32)}
-        yield local(op, "expert_ids", f"{n} tokens", ids, f"has {n} tokens", f"x has {BS}")
-    for shape in [(0, H), (1, H), (E - 1, H), (E + 1, H), (E, 0), (E, H - 1), (E, H + 1), (H, E)]:
-        given = {"quant_mode": 2, "scales": torch.ones(shape)}
-        yield local(op, "scales", str(shape), given, str(shape), f"must be ({E}, {H})")
-    scales = {"scales": torch.ones(E, H)}
-    yield local(op, "scales", "without quantizing", scales, "quant_mode 0", "quant_mode 2")
-
-
-def _combine_sizes(op: str, world: int) -> Iterator[Bad]:
-    pairs, rows = BS * K, world * BS * min(K, E // world)
+    """Beside the borders of every size, which tests/host/test_drawn_rules.py draws."""
+    if is_dispatch(op):
+        for n in (0, BS - 1, BS + 1):
+            x = {"x": torch.ones(n, H, dtype=torch.bfloat16)}
+            yield local(op, "expert_ids", f"x has {n} tokens", x, f"has {BS} tokens", f"x has {n}")
+        scales = {"scales": torch.ones(E, H)}
+        yield local(op, "scales", "without quantizing", scales, "quant_mode 0", "quant_mode 2")
+        return
     if op == "combine":
-        for n in (0, 1, pairs - 1, pairs + 1, 2 * pairs):
-            given = {"expand_idx": torch.zeros(n, dtype=torch.int32)}
-            yield local(op, "expand_idx", f"{n} elements", given, f"has {n} elements", f"BS*K = {pairs}")
-        given = {"shared_expert_x": torch.ones(BS, H, dtype=torch.bfloat16)}
-        yield local(op, "shared_expert_x", "V1", given, "npu_moe_distribute_combine_v2")
-    else:
-        for n in (0, rows, 3 * rows - 1):
-            given = {"assist_info_for_combine": torch.zeros(n, dtype=torch.int32)}
-            words = (f"has {n} elements", f"{rows} rows need at least {3 * rows}")
-            yield local(op, "assist_info_for_combine", f"{n} elements", given, *words)
-        wrong = [(0, H), (BS - 1, H), (BS + 1, H), (BS, H - 1), (BS, H + 1), (H, BS), (2, 2, H), (1, BS, K)]
-        for shape in wrong:
-            given = {"shared_expert_x": torch.ones(shape, dtype=torch.bfloat16)}
-            words = (f"has shape {shape}", f"({BS}, {H}) or (a, b, {H}) with a*b = {BS}")
-            yield local(op, "shared_expert_x", str(shape), given, *words)
-    for n in (0, 1, E - 1):
-        given = {"ep_send_counts": torch.zeros(n, dtype=torch.int32)}
-        yield local(op, "ep_send_counts", f"{n} elements", given, f"has {n} elements", f"W*L = {E}")
+        yield local(op, "shared_expert_x", "V1", {"shared_expert_x": ROWS}, "npu_moe_distribute_combine_v2")
     huge = {"expand_x": torch.zeros(1, 16, dtype=torch.bfloat16).expand(INT32_MAX + 1, 16)}
     yield local(op, "expand_x", "too many rows", huge, INT32_MAX + 1, INT32_MAX)
 
@@ -335,30 +289,13 @@ def wrong_special_tensors(op: str, world: int) -> Iterator[Bad]:
     """Of copy and const experts."""
     if op != "combine_v2":
         return
-
-    def ones(*shape: int, dtype: str = "bfloat16") -> torch.Tensor:
-        return torch.ones(shape, dtype=DTYPES[dtype])
-
-    alphas = {f"const_expert_alpha_{i}": ones(2) for i in (1, 2)}
-    whole = {"const_expert_num": 2, "ori_x": ones(BS, H), **alphas, "const_expert_v": ones(2, H)}
     yield local(op, "ori_x", "none for a copy", {"copy_expert_num": 1}, "ori_x is None", "copy_expert_num 1")
-    for name in (*alphas, "const_expert_v", "ori_x"):
-        yield local(op, name, "none for a const", whole | {name: None}, f"{name} is None", "const_expert_num 2")
-        if name != "ori_x":
-            yield local(op, name, "without experts", {name: whole[name]}, f"{name} has shape", "(0")
-        given = whole | {name: torch.ones_like(whole[name], dtype=torch.float16)}
-        yield local(op, name, "float16", given, f"{name} is float16, it must be bfloat16")
-    for shape in ((BS - 1, H), (BS, H - 16), (0, H)):
-        yield local(op, "ori_x", str(shape), whole | {"ori_x": ones(*shape)}, f"{shape}, it must be ({BS}, {H})")
-    for shape in ((1, H), (3, H), (2, H - 16)):
-        given = whole | {"const_expert_v": ones(*shape)}
-        yield local(op, "const_expert_v", str(shape), given, f"{shape}, it must be (2, {H})")
-    for name in alphas:
-        for shape in ((1,), (3,), (3, H), (2, H - 16), (2, 1), (2, H, 1)):
-            words = (f"has shape {shape}", f"(2,) or (2, {H})")
-            yield local(op, name, str(shape), whole | {name: ones(*shape)}, *words)
-    other = whole | {"const_expert_alpha_2": ones(2, H)}
-    yield local(op, "const_expert_alpha_2", "another shape", other, "they must be equal")
+    for name in ("ori_x", *CONST):
+        yield local(op, name, "none for a const", SPECIAL | {name: None}, f"{name} is None", "const_expert_num 2")
+    for name in CONST:
+        yield local(op, name, "without experts", {name: SPECIAL[name]}, f"{name} has shape", "(0")
+    other = SPECIAL | {CONST[0]: torch.ones(2, dtype=torch.bfloat16)}
+    yield local(op, CONST[1], "another shape", other, "they must be equal")
 
 
 # ---- bad values in good tensors: ids, counts, positions and source indices, which the kernels find

@@ -15,7 +15,6 @@ from ascend_moe.validate.run import DevicePlace
 
 BEGIN = {"dispatch": ascend_moe.begin_dispatch, "combine": ascend_moe.begin_combine}
 _open: list[Any] = []  # of this process
-_groups: list[Any] = []
 
 
 def two_launches(op: str, place: DevicePlace, case: Case, arguments: dict[str, Any]) -> Any:
@@ -36,20 +35,13 @@ class TwoLaunches:
         return validate_run.combine(self.place, self.case, rows, sent, call=two_launches, **changes)
 
 
-def here(name: str = "0") -> DevicePlace:
-    return DevicePlace(name, dist.get_world_size(), dist.get_rank())
-
-
-def round_trip(seed: int = 0) -> None:
+def round_trip() -> None:
     """The two ops themselves."""
-    place = here()
-    sent = cases.dispatch(place, seed, 2)
-    cases.check_dispatch(place, sent, seed, 2)
-    cases.check_combine(place, cases.combine(place, sent, seed, 2), seed)
+    cases.run_round_trip(contract=2)
 
 
 def begin(seed: int = 0) -> None:
-    _open.append(TwoLaunches(here(), cases.case_of(dist.get_world_size(), seed, 2)).dispatch())
+    _open.append(TwoLaunches(cases.here(), cases.case_of(dist.get_world_size(), seed, 2)).dispatch())
 
 
 def drop() -> None:
@@ -57,7 +49,7 @@ def drop() -> None:
 
 
 def finish(seed: int = 0) -> None:
-    cases.check_dispatch(here(), _open[-1].finish(), seed, 2)
+    cases.check_dispatch(cases.here(), _open[-1].finish(), seed, 2)
 
 
 def close() -> None:

@@ -28,8 +28,6 @@ from ascend_moe.validate import run as validate_run
 from ascend_moe.validate.run import DevicePlace
 
 TOPK, HIDDEN, MAX_BS, LOCAL = 2, 48, 4, 3
-DISPATCH = {1: ascend_moe.npu_moe_distribute_dispatch, 2: ascend_moe.npu_moe_distribute_dispatch_v2}
-COMBINE = {1: ascend_moe.npu_moe_distribute_combine, 2: ascend_moe.npu_moe_distribute_combine_v2}
 
 
 @functools.cache

@@ -1,16 +1,12 @@
-"""Sets of the options that dispatch and combine have together: drawn, counted by pairs, and run.
-
-python tests/helpers/option_sets.py        # prints how often each pair of values meets in ``ALL`` sets
-"""
+"""Sets of the options that dispatch and combine have together: drawn, counted by pairs, and run."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, count
-from typing import Any, Protocol, TypeVar
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -103,16 +99,6 @@ class OptionSet:
         return list(combinations(self.values.items(), 2))
 
 
-class HasPairs(Protocol):
-    """A set of values, of which every two meet."""
-
-    @property
-    def pairs(self) -> list[Pair]: ...
-
-
-Drawn = TypeVar("Drawn", bound=HasPairs)
-
-
 def legal_pairs(options: Options = OPTIONS, apart: Sequence[Pair] = (*REFUSED, *APART)) -> list[Pair]:
     """Every two values of two options that may meet, in the order of ``options``; those of ``apart`` may not."""
     values = [(option, value) for option, several in options.items() for value in several]
@@ -167,26 +153,13 @@ def _case(seed: int, chosen: dict[str, str]) -> Case:
     )
 
 
-def covering(sets: Sequence[Drawn]) -> list[Drawn]:
-    """Some of ``sets`` in which each pair that meets in them meets: again and again the one with most new pairs."""
-    missing, chosen = {pair for each in sets for pair in each.pairs}, list[Drawn]()
+def covering(sets: Sequence[Any]) -> list[Any]:
+    """Some of ``sets`` in which each pair that meets in them meets: again and again the one with most new ``pairs``."""
+    missing, chosen = {pair for each in sets for pair in each.pairs}, list[Any]()
     while missing:
         chosen.append(max(sets, key=lambda each: len(missing.intersection(each.pairs))))
         missing.difference_update(chosen[-1].pairs)
     return chosen
-
-
-def table(sets: Sequence[OptionSet]) -> str:
-    """How often each pair of values meets: a row and a column each value, "-" where the pair is refused."""
-    met = Counter(frozenset(pair) for each in sets for pair in each.pairs)
-    values = [(option, value) for option, several in OPTIONS.items() for value in several]
-    legal = {frozenset(pair) for pair in legal_pairs()}
-    lines = ["{:>37} ".format("") + "".join(f"{number:5}" for number in range(len(values)))]
-    for number, (option, value) in enumerate(values):
-        cells = [frozenset(((option, value), other)) for other in values[:number] if other[0] != option]
-        counts = [f"{met[cell]:5}" if cell in legal else "    -" for cell in cells]
-        lines.append(f"{number:2} {option + ' ' + value:>34} " + "".join(counts))
-    return "\n".join(lines)
 
 
 # ---- running them
@@ -234,7 +207,3 @@ def _finished(op: str, place: DevicePlace, case: Case, arguments: dict[str, Any]
 
 def _uncounted(case: Case, runs: Sequence[op_runs.RankRun]) -> None:
     pass
-
-
-if __name__ == "__main__":
-    print(table([draw(seed) for seed in range(ALL)]))

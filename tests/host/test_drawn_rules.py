@@ -106,22 +106,27 @@ def algorithms_at(needs: Needs, mib: int) -> list[str] | None:
 
 
 def test_windows_are_what_python_states_of_drawn_configurations() -> None:
+    """The least window is that of packed rows; in a larger one rows begin at multiples of 512 bytes."""
     seen: Counter[str] = Counter()
     for number, one in enumerate(drawn_requests(1, 1000)):
-        packed = Needs(one, BLOCK)
+        packed, spread = Needs(one, BLOCK), Needs(one, ROW_UNIT)
         found = plan.window_need(one)
         name = plans.ALGORITHMS[found["algorithm"]]
         assert [found["dispatch_bytes"], found["combine_bytes"]] == packed.bytes_of(name), one
         assert found["buffsize_mib"] == packed.mib_of(*packed.bytes_of(name)), one
-        aligned = 0 if packed.inter_node else Needs(one, ROW_UNIT).mib_of(*Needs(one, ROW_UNIT).bytes_of(name))
+        aligned = 0 if packed.inter_node else spread.mib_of(*spread.bytes_of(name))
         assert found["aligned_mib"] == aligned, one
         if number % 4 != 0:
             continue
         steps = {1 + (one.soc == A2), *itertools.chain(*packed.mib().values())}
         least = min(mib for mib in steps if mib > (one.soc == A2) and algorithms_at(packed, mib))
-        for mib in {least, max(least, found["buffsize_mib"] - 1), found["buffsize_mib"]}:
+        edges = {found["buffsize_mib"] - 1, found["buffsize_mib"], aligned - 1, aligned}
+        for mib in {least, *(mib for mib in edges if mib > least)}:
             report = plan.plan(replace(one, window_mib=mib))
             assert [report.ops[op].algorithm for op in ("dispatch", "combine")] == algorithms_at(packed, mib), one
+            for at, op in enumerate(report.ops.values()):
+                room = not packed.inter_node and spread.mib()[op.algorithm][at] <= mib
+                assert op.tiling["row_unit"] == (ROW_UNIT if room else BLOCK), one
             seen[" ".join(op.algorithm for op in report.ops.values())] += 1
         if least > 1 + (one.soc == A2):
             (refused, *_) = plan.plan(replace(one, window_mib=least - 1)).violations
@@ -173,11 +178,13 @@ def borders(one: Request, op: str, spec: Any) -> Iterator[Border]:
     pairs, experts = one.batch * one.topk, one.experts
     unit = BLOCK // SIZES[one.dtype]
     rows = "x" if op == "dispatch" else "expand_x"
+    yield Border(rows, 1, unit, 0, "H = 0, it must be in 1..")
     yield Border(rows, 1, one.hidden, one.hidden + 1, f"pad H to {up(one.hidden + 1, unit)}")
     yield Border(rows, 1, limits["hidden"], limits["hidden"] + unit, f"H = {limits['hidden'] + unit}")
     yield Border("expert_ids", 0, one.batch, limits["batch"] + 1, f"BS = {limits['batch'] + 1}")
     most = min(limits["topk"], experts + one.special.total)
     yield Border("expert_ids", 1, most, most + 1, f"1..{most}")
+    yield Border("expert_ids", 1, 1, 0, f"1..{most}")
     if op == "dispatch" or one.comm_alg != "hierarchy":  # whose records would need more room
         yield Border("global_bs", None, one.ranks * limits["batch"], one.ranks * (limits["batch"] + 1))
     if one.batch > 1:
@@ -192,9 +199,12 @@ def borders(one: Request, op: str, spec: Any) -> Iterator[Border]:
     same = {"scales", "expert_scales", "x_active_mask", "performance_info", "ori_x", "shared_expert_x"}
     same |= {"const_expert_alpha_1", "const_expert_alpha_2", "const_expert_v"}
     for name in sorted(same & exact.keys()):
-        for at in range(exact[name].rank):
-            size = exact[name].dims[at]
-            yield Border(name, at, size, size + 1)
+        sizes = exact[name].dims[: exact[name].rank]
+        for at, size in enumerate(sizes):
+            for other in (size + 1, *[size - 1] * (size > 1)):
+                given = tuple(other if i == at else n for i, n in enumerate(sizes))
+                shape = f"has {other} elements" if name == "performance_info" else f"has shape {given}"
+                yield Border(name, at, size, other, shape)
     if op == "dispatch":
         return
     yield Border("ep_send_counts", 0, experts, experts - 1)

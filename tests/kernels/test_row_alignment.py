@@ -88,19 +88,3 @@ def test_rows_lie_at_multiples_with_nothing_between(
     assert len(places) >= case.batch
     for at in places:
         assert found[at + written : at + unit] == b"\xff" * (unit - written)
-
-
-def test_no_call_needs_more_than_before() -> None:
-    """The least window is that of packed rows; with a larger one rows begin at multiples of 512 bytes."""
-    one = Request(8, 64, 6, 2880, 256, comm_alg="window", quant_mode=2)
-    need = plan.window_need(one)
-    assert units(replace(one, window_mib=need["buffsize_mib"]))[0] == 32
-    assert units(replace(one, window_mib=need["aligned_mib"])) == [512, 512]
-    assert units(replace(one, window_mib=need["aligned_mib"] - 1))[0] == 32
-
-
-@pytest.mark.parametrize("comm_alg", ["window", "hierarchy"])
-def test_rows_between_servers_are_packed(comm_alg: str) -> None:
-    one = Request(8, 64, 6, 2880, 64, comm_alg=comm_alg, soc="Ascend910B1", ranks_per_server=4, weights=True)
-    assert units(replace(one, window_mib=4000)) == [32, 32]
-    assert plan.window_need(one)["aligned_mib"] == 0

@@ -197,19 +197,6 @@ def test_special_values(clusters: Clusters, dtype: torch.dtype, quant: str) -> N
         assert result[:9].isnan().any(), "0 * NaN must stay NaN"
 
 
-def test_zero_rows_quantized(clusters: Clusters) -> None:
-    """Scale 1 and codes 0; the rows around them keep their own scales."""
-    x = torch.randn(6, 48, generator=torch.Generator().manual_seed(3)).bfloat16()
-    x[::2] = 0
-    case = one_expert_case(x, torch.ones(6, 2), quant_mode=2)
-    for result in op_runs.run(clusters[2], case):
-        rows, scales = result.dispatched[0][:12], result.dispatched[1][:12]  # type: ignore[union-attr]
-        zero = ~rows.any(dim=1)
-        assert int(zero.sum()) == 6
-        assert torch.equal(scales[zero], torch.ones(6))
-        assert bool((scales[~zero] != 1).all())
-
-
 # ---- ids that are masked, bad or too many, counts that are not dispatch's
 
 

@@ -12,7 +12,7 @@ import torch
 from failure_cases import case_of, check_combine, check_dispatch
 
 import ascend_moe
-from ascend_moe.errors import ArgumentError, CommTimeout
+from ascend_moe.errors import CommTimeout
 from ascend_moe.ops.begin import begin_combine, begin_dispatch
 from ascend_moe.validate import run as validate_run
 from ascend_moe.validate.run import DevicePlace
@@ -114,20 +114,5 @@ def test_a_rank_that_never_comes_counts_until_the_end(algorithm: str, monkeypatc
             validate_run.dispatch(place, case, comm_alg=algorithm, performance_info=times)
         over.set()
         assert 0.29e6 <= times[1] < 20e6 and times[0] < times[1], times
-
-    on_ranks(work, 2)
-
-
-def test_wrong_tensors_are_refused() -> None:
-    def work(place: DevicePlace) -> None:
-        case = case_of(2, 1, 2)
-        for given, words in (
-            (torch.zeros(3, dtype=torch.int64), "has 3 elements, it must have ep_world_size = 2"),
-            (torch.zeros(2, dtype=torch.int32), "int64"),
-            (torch.zeros(1, 2, dtype=torch.int64), "1"),
-        ):
-            with pytest.raises(ArgumentError, match=words) as caught:
-                validate_run.dispatch(place, case, performance_info=given)
-            assert caught.value.argument == "performance_info"
 
     on_ranks(work, 2)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 # Who finds a mutant. On the fast engine: a part of the suite, the tests of zero copy, of "many ranks", those at the
 # "borders" of what the kernels check, those of what comes of "failures", those of the "times" in performance_info,
-# those of the "two levels" of hierarchy, also "killed" in processes, or "explored" (these on both engines). On the
+# those of the "two levels" of hierarchy, also "explored" (these on both engines). On the
 # checked engine: explore mode with cases of the algorithm "window" or "direct", of ranks on several "servers", also
 # with "flags" in blocks that come in any order, of registered rows ("registered"), of "roles" (direct, some cores make
 # lists), of all ranks in one launch ("one card"), of "long lists", of "shared rows" (direct, owners read a row once for
@@ -24,7 +24,7 @@ LARGE, FORGED, SUMS, TWO_LAUNCHES, DRAWN = "large", "forged", "sums", "two launc
 FLAGS, ONE_CARD = "flags", "one card"
 MANY_RANKS, IN_PARTS = "many ranks", "parts"
 TIMES = "times"
-LEVELS, LEVELS_KILLED, LEVELS_EXPLORED = "two levels", "two levels killed", "two levels explored"
+LEVELS, LEVELS_EXPLORED = "two levels", "two levels explored"
 
 
 @dataclass(frozen=True)
@@ -194,12 +194,12 @@ PATCHES = r"""
 = meetings_of_both_levels_alike: the second level's core barriers have the first one's tag
 - { barrierTag_ = WaitTag(waits); }
 + { barrierTag_ = 0; }
-% two levels killed
 = nobody_is_asked: a rank names the one that it misses, which may wait itself
 - if (SendsHints() && status_.code == kCommTimeout && status_.reporter == info_->rank)
 + if (false)
 @ common/aborts
 = nobody_answers: a rank that is asked goes on waiting
+! two levels
 - if (hint.code == kOk && turns_ < kMostTurns && AscendC::GetSystemCycle() >= answerFrom_) hint.code = kAccused;
 
 # Pipes that do not wait for another.
@@ -533,6 +533,7 @@ PATCHES = r"""
 + if (Failed() || counts.Rows(peer, 0) != 0) sender_.PutStatus(peer, MessageAt(at), bytes);
 @ common/core_barrier
 = the higher rank's error is reported
+! faults | wrong failure
 - one.source < other.source
 + one.source > other.source
 = of batches that differ the lowest rank's is named, not the largest
