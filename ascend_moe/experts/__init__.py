@@ -136,19 +136,18 @@ def grouped_mlp(
         if output_dtype is None:
             narrow = (torch.bfloat16, torch.float16)
             output_dtype = scales.down.dtype if scales.down.dtype in narrow else torch.bfloat16
-    if scales is not None and gate_up_weights[0].dtype == torch.int32:
-        # The NPU's int4 product needs counts.
-        by_counts = partial(ops.npu_grouped_matmul, group_type=0, group_list=counts, group_list_type=COUNTS)
-        hidden, scale = _w4a8_hidden(ops, by_counts, x, gate_up_weights, biases[0], weights, scales, act)
-        y = by_counts(
-            [hidden], down_weights, split_item=2, output_dtype=output_dtype, per_token_scale=[scale],
-            scale=_scale_list(scales.down, down_weights), **biases[1],
-        )[0]  # fmt: skip
-    elif scales is not None:
-        hidden, scale = _w8a8_hidden(ops, multiply, x, gate_up_weights, counts, weights, scales, act)
+        if gate_up_weights[0].dtype == torch.int32:
+            # The NPU's int4 product needs counts.
+            multiply = partial(ops.npu_grouped_matmul, group_type=0, group_list=counts, group_list_type=COUNTS)
+            hidden, scale = _w4a8_hidden(ops, multiply, x, gate_up_weights, biases[0], scales, act)
+        else:
+            hidden, scale = _w8a8_hidden(ops, multiply, x, gate_up_weights, counts, scales, act)
+        if weights is not None:
+            # The down product is linear, so a row's weight can be part of its scale.
+            scale = scale * weights
         y = multiply(
             [hidden], down_weights, split_item=2, output_dtype=output_dtype, per_token_scale=[scale],
-            scale=_scale_list(scales.down, down_weights),
+            scale=_scale_list(scales.down, down_weights), **biases[1],
         )[0]  # fmt: skip
     if out is not None:
         _check_out(out, expand_x.shape, y)
@@ -291,7 +290,6 @@ def _w4a8_hidden(
     x: torch.Tensor,
     w_gate_up: list[torch.Tensor],
     bias: dict[str, Any],
-    weights: torch.Tensor | None,
     scales: _Scales,
     act: Activation,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -300,8 +298,8 @@ def _w4a8_hidden(
         [x], w_gate_up, split_item=2, scale=_scale_list(scales.gate_up, w_gate_up), per_token_scale=[scales.dynamic],
         output_dtype=torch.bfloat16 if on_npu(x) else torch.float32, **bias,
     )[0]  # fmt: skip
-    hidden, hidden_scale = ops.npu_dynamic_quant(_activated(ops, gate_up, act))
-    return hidden, hidden_scale if weights is None else hidden_scale * weights
+    hidden: tuple[torch.Tensor, torch.Tensor] = ops.npu_dynamic_quant(_activated(ops, gate_up, act))
+    return hidden
 
 
 def _w8a8_hidden(
@@ -310,7 +308,6 @@ def _w8a8_hidden(
     x: torch.Tensor,
     w_gate_up: list[torch.Tensor],
     counts: torch.Tensor,
-    weights: torch.Tensor | None,
     scales: _Scales,
     act: Activation,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -322,13 +319,9 @@ def _w8a8_hidden(
         of_swiglu = {"alpha": 1.0, "bias": 0.0}  # with these numbers the mode is SwiGLU with clamped inputs
         mode |= {f"glu_{name}": act.number(name) if act.has(name) else of_swiglu[name] for name in of_swiglu}
     if mode or (act.name == "swiglu" and not act.interleaved):
-        hidden, hidden_scale = ops.npu_dequant_swiglu_quant(
+        hidden: tuple[torch.Tensor, torch.Tensor] = ops.npu_dequant_swiglu_quant(
             sums, weight_scale=scales.gate_up, activation_scale=scales.dynamic, group_index=counts,
             activate_left=True, quant_mode=DYNAMIC, **mode,
         )  # fmt: skip
-    else:
-        hidden, hidden_scale = dequant_activate_quant(sums, scales.gate_up, scales.dynamic, counts, act)
-    if weights is not None:
-        # The down product is linear, so a row's weight can be part of its scale.
-        hidden_scale = hidden_scale * weights
-    return hidden, hidden_scale
+        return hidden
+    return dequant_activate_quant(sums, scales.gate_up, scales.dynamic, counts, act)

@@ -156,35 +156,32 @@ def _scale(name: str, tensors: list[Tensor], count: int, width: int, x: Tensor) 
     rule = "has shapes {}; int8 weights need {} tensors ({},), or one ({}, {})"
     need(len(tensors) in (1, count) and values == count * width, name, rule, shapes, count, width, count, width)
     need_beside(x, name, *tensors)
+    floats = [scale.reshape(-1) for scale in _unpacked_scales(name, tensors)]
+    return torch.cat(floats).reshape(count, width) if len(floats) > 1 else floats[0].reshape(count, width)
+
+
+def _unpacked_scales(name: str, tensors: list[Tensor]) -> list[Tensor]:
+    """Return scales as floats. Raises ArgumentError for other dtypes than the supported ones, or several."""
     for tensor in tensors:
         need_dtype(name, tensor, torch.float32, torch.bfloat16, torch.int64, torch.uint64)
         need(tensor.dtype == tensors[0].dtype, name, "mixes {} and {}; pass one dtype", tensors[0].dtype, tensor.dtype)
-    floats = [scale_of_bits(tensor).reshape(-1) for tensor in tensors]
-    return torch.cat(floats).reshape(count, width) if len(floats) > 1 else floats[0].reshape(count, width)
+    return [scale_of_bits(tensor) for tensor in tensors]
 
 
 def _int4_scale(name: str, tensors: list[Tensor], rows: int, width: int, count: int, x: Tensor) -> Tensor:
     """Return scales (L, G, width) of G groups of rows in `grouped_mlp`'s form: fp32, or on an NPU int64."""
     need_beside(x, name, *tensors)
-    single = len(tensors) == 1 and tensors[0].dim() > 1
-    each = (
-        list(tensors[0].reshape(count, -1, width).unbind(0)) if single and _fits(tensors[0], count, width) else tensors
-    )
+    one = len(tensors) == 1 and tensors[0].dim() > 1
+    whole = one and tensors[0].shape[0] == count and tensors[0].shape[-1] == width
+    each = list(tensors[0].reshape(count, -1, width).unbind(0)) if whole else tensors
     shapes = [tuple(tensor.shape) for tensor in tensors]
     rule = "has shapes {}; int4 weights need {} tensors ({},) or (G, {}), or one of all experts, G a divisor of {}"
     groups = [tensor.numel() // width for tensor in each]
     fits = len(each) == count and len(set(groups)) == 1 and groups[0] > 0 and rows % groups[0] == 0
     fits = fits and all(tensor.shape[-1] == width for tensor in each)
     need(fits, name, rule, shapes, count, width, width, rows)
-    for tensor in each:
-        need_dtype(name, tensor, torch.float32, torch.bfloat16, torch.int64, torch.uint64)
-        need(tensor.dtype == each[0].dtype, name, "mixes {} and {}; pass one dtype", each[0].dtype, tensor.dtype)
-    scale = torch.stack([scale_of_bits(tensor).reshape(groups[0], width).float() for tensor in each])
+    scale = torch.stack([scale.reshape(groups[0], width).float() for scale in _unpacked_scales(name, each)])
     return bits_of(scale) if on_npu(x) else scale
-
-
-def _fits(tensor: Tensor, count: int, width: int) -> bool:
-    return tensor.shape[0] == count and tensor.shape[-1] == width
 
 
 def _int4_bias(name: str, tensors: list[Tensor], width: int, count: int, x: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from ascend_moe.routers.replay import RouterReplay, divided, given_ids, taken
 SCORE_FUNCTIONS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "sqrtsoftplus": SQRT_SOFTPLUS}
 DROP_POLICIES = ("probs", "position")
 _MOST_ROUNDS = 1000  # of sinkhorn: few tokens and wide logits might not converge in float32
-_Find = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 @with_typed_errors
@@ -75,9 +73,10 @@ def topk_routing_with_score_function(
         choice = scores.detach()
         if expert_bias is not None and not softmax:
             choice = choice + expert_bias.detach().float()
-        find: _Find = _limited_topk
-        find = find if router_replay is None else _replayed(router_replay)
-        ids = find(choice, topk, num_groups, group_topk)[1]
+        if router_replay is None:
+            _, ids = _limited_topk(choice, topk, num_groups, group_topk)
+        else:
+            _, ids = router_replay.get_replay_topk(choice, topk, num_groups, group_topk, _limited_topk)
     given = precomputed_indices is not None or router_replay is not None
     weights = _weights_of(scores, ids, late, not softmax and topk > 1, given)
     if scaling_factor:
@@ -169,16 +168,6 @@ def check_logits(logits: torch.Tensor, topk: int, score_function: str) -> None:
     need_one_of("score_function", score_function, SCORE_FUNCTIONS)
     experts = logits.shape[1]
     need(1 <= topk <= experts, "topk", "is {}; it must be 1..{}, the number of experts", topk, experts)
-
-
-def _replayed(router_replay: Any) -> _Find:
-    def find(
-        scores: torch.Tensor, topk: int, num_groups: int | None, group_topk: int | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        values, ids = router_replay.get_replay_topk(scores, topk, num_groups, group_topk, _limited_topk)
-        return values, ids
-
-    return find
 
 
 def _limited_topk(

@@ -220,8 +220,7 @@ def test_what_is_not_in_the_table_is_refused_by_name() -> None:
         ("situglu", {"beta": 0.0}, r"beta is 0.0; it must be above 0"),
         ("situ", {"beta": math.nan}, r"beta is nan; it must be a finite number"),
     ):
-        with pytest.raises(ArgumentError, match=rule):
-            Activation(name, numbers)
+        refused(rule.split()[0], Activation, name, numbers, says=rule)
     refused("activation", EPMoE, 4, 2, H, INNER, activation="relu2", says="which has no gate")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import random
 import re
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from bad_arguments import refused
 from hf_models import LAYER, MODELS, MORE_MODELS, RENAMED, saved
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import (
@@ -130,37 +132,27 @@ def test_broken_checkpoints_name_what_is_missing(
 
 def test_wrong_arguments_and_indices_are_refused(tmp_path: Path) -> None:
     directory = saved("deepseek_v3").directory
-    with pytest.raises(ArgumentError, match=r"layer 0 .* no router .*layers with one: 1$") as caught:
-        load_layer(directory, 0)
-    assert caught.value.argument == "layer"
+    refused("layer", load_layer, directory, 0, says=r"layer 0 .* no router .*layers with one: 1$")
     for rank, world, argument in [(2, 2, "rank"), (-1, 2, "rank"), (0, 0, "rank"), (0, 3, "world")]:
-        with pytest.raises(ArgumentError) as caught:
-            load_layer(directory, LAYER, rank=rank, world=world)
-        assert caught.value.argument == argument
+        refused(argument, load_layer, directory, LAYER, rank=rank, world=world)
     wrong = {"directory": None, "dtype": torch.int8, "layer": "1", "rank": None, "world": 2.0, "config": {}}
     for name, value in wrong.items():
-        with pytest.raises(ArgumentError, match=f"^{name} is .*; (it must be|need) ") as caught:
-            load_layer(**{"directory": directory, "layer": LAYER} | {name: value})
-        assert caught.value.argument == name
-    with pytest.raises(ArgumentError, match=r"config\.json does not exist"):
-        load_layer(tmp_path, LAYER)
+        given = {"directory": directory, "layer": LAYER} | {name: value}
+        refused(name, load_layer, **given, says=f"^{name} is .*; (it must be|need) ")
+    in_files = functools.partial(refused, "directory", load_layer, tmp_path, LAYER)
+    in_files(says=r"config\.json does not exist")
     (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
-    with pytest.raises(ArgumentError, match=r"neither model\.safetensors\.index\.json nor a \.safetensors"):
-        load_layer(tmp_path, LAYER)
-    for outside in ("../other.safetensors", "/etc/passwd"):
-        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": outside}}))
-        with pytest.raises(ArgumentError, match=f"names '{outside}', which is not a file in it"):
-            load_layer(tmp_path, LAYER)
-    index = tmp_path / "model.safetensors.index.json"
+    in_files(says=r"neither model\.safetensors\.index\.json nor a \.safetensors")
     for text, message in (
+        *((json.dumps({"weight_map": {"a": outside}}), f"names '{outside}', which is not a file in it")
+          for outside in ("../other.safetensors", "/etc/passwd")),
         ("[1]", "contains a list"),
         ("{", "cannot be read"),
         ("{}", "no weight_map"),
         ("\0", "cannot be read"),
-    ):
-        index.write_text(text)
-        with pytest.raises(ArgumentError, match=message):
-            load_layer(tmp_path, LAYER)
+    ):  # fmt: skip
+        (tmp_path / "model.safetensors.index.json").write_text(text)
+        in_files(says=message)
 
 
 # ---- what a config.json says and the layer does not compute

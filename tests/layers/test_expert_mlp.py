@@ -63,12 +63,10 @@ def looped_w8a8(inputs: dict[str, torch.Tensor], weights: torch.Tensor | None = 
 
 
 def given(kind: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Arguments of a plain call, of one with transposed weights, of a W8A8 one."""
+    """Arguments of a plain call, or of a W8A8 one."""
     if kind == "w8a8":
         return dict(w8a8_inputs()) | {"output_dtype": dtype}
     gate_up, down = expert_weights(dtype)
-    if kind == "transposed weights":
-        down = down.transpose(1, 2).contiguous().transpose(1, 2)
     weights = {"w_gate_up": gate_up, "w_down": down, "expert_token_nums": torch.tensor(COUNTS)}
     return {"expand_x": rows_of(dtype), **weights}
 
@@ -140,43 +138,23 @@ def test_weights_of_rows_are_not_rounded(dtype: torch.dtype) -> None:
     assert torch.equal(found, float_matmul((hidden * weights[:, None]).to(dtype), w_down[0], None))
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("kind", ["plain", "transposed weights", "w8a8"])
+@pytest.mark.parametrize("kind", ["plain", "w8a8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_the_same_bits_in_out_and_no_others(dtype: torch.dtype, kind: str, weighted: bool) -> None:
+def test_the_same_bits_in_out_and_no_others(dtype: torch.dtype, kind: str) -> None:
+    """Also in an out with strides, and in one without rows."""
     values = given(kind, dtype)
-    if weighted:
-        values["topk_scales"] = torch.linspace(0.1, 2, ROWS)
     for counts in (COUNTS, [0, 0, 0, 0], [ROWS, 0, 0, 0], [0, 0, 0, 1]):
         values["expert_token_nums"] = torch.tensor(counts)
         want, used = grouped_mlp(**values), sum(counts)
-        out = torch.full((ROWS, H), -77.0, dtype=dtype)
-        place = out.data_ptr()
-        assert grouped_mlp(**values, out=out) is out and out.data_ptr() == place
-        assert same_bits(out[:used], want[:used])
-        assert (out[used:] == -77).all() and not want[used:].any()
-
-
-@pytest.mark.parametrize("hidden", [1, 7, 96, 1000])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_bits_at_widths_that_products_treat_differently(dtype: torch.dtype, hidden: int) -> None:
-    generator = torch.Generator().manual_seed(hidden)
-    counts = [0, 1, 37, 64, 5, 0]
-    x = torch.randn(sum(counts) + 3, hidden, generator=generator).to(dtype)
-    gate_up = torch.randn(len(counts), hidden, 2 * 48, generator=generator).to(dtype)
-    down = torch.randn(len(counts), 48, hidden, generator=generator).to(dtype)
-    want = grouped_mlp(x, gate_up, down, torch.tensor(counts))
-    out = grouped_mlp(x, gate_up, down, torch.tensor(counts), out=torch.empty_like(x))
-    assert same_bits(out[: sum(counts)], want[: sum(counts)])
-
-
-def test_out_may_have_strides_or_no_rows() -> None:
-    values = given("plain", torch.float32)
-    wide = torch.full((ROWS, 2 * H), -77.0)
-    grouped_mlp(**values, out=wide[:, ::2])
-    assert same_bits(wide[:USED, ::2], grouped_mlp(**values)[:USED]) and (wide[:, 1::2] == -77).all()
-    empty = {"expand_x": torch.empty(0, H), "expert_token_nums": NOBODY, "out": torch.empty(0, H)}
-    assert grouped_mlp(**values | empty).shape == (0, H)
+        wide = torch.full((ROWS, 2 * H), -77.0, dtype=dtype)
+        for out in (torch.full((ROWS, H), -77.0, dtype=dtype), wide[:, ::2]):
+            assert grouped_mlp(**values, out=out) is out
+            assert used == 0 or same_bits(out[:used], want[:used])
+            assert (out[used:] == -77).all()
+        assert not want[used:].any() and (wide[:, 1::2] == -77).all()
+    rows = {"expand_x": values["expand_x"][:0], "expert_token_nums": NOBODY, "out": torch.empty(0, H, dtype=dtype)}
+    rows |= {"dynamic_scales": torch.empty(0)} if kind == "w8a8" else {}
+    assert grouped_mlp(**values | rows).shape == (0, H)
 
 
 @pytest.mark.parametrize("name", ["expand_x", "w_gate_up", "w_down", "out"])
@@ -234,7 +212,6 @@ def test_only_rows_that_arrived_touch_memory() -> None:
         ("out", {"out": torch.empty(ROWS - 1, H)}),
         ("out", {"out": torch.empty(ROWS, H, dtype=torch.bfloat16)}),
         ("out", {"out": torch.empty(ROWS, H, device="meta")}),
-        ("out", {"out": torch.empty(H, ROWS)}),
         *((missing, missing) for missing in ("dynamic_scales", "w_gate_up_scale", "w_down_scale")),
     ],
 )

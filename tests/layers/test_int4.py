@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from bad_arguments import refused
 from expert_values import EACH_FLOAT, int8s
 from torch import Tensor
 
@@ -59,10 +60,8 @@ def test_worked_numbers_of_the_layout() -> None:
     every = torch.arange(-8, 8, dtype=torch.int8).repeat(3, 1)
     for dtype in (torch.int32, torch.int8, torch.uint8):
         assert torch.equal(unpack_int4(pack_int4(every).view(dtype)), every)
-    with pytest.raises(ArgumentError, match=r"codes is \(1, 7\); its last dimension must be a multiple of 8"):
-        pack_int4(codes[:, 1:])
-    with pytest.raises(ArgumentError, match=r"codes must be -8\.\.7"):
-        pack_int4(codes + 1)
+    refused("codes", pack_int4, codes[:, 1:], says=r"codes is \(1, 7\); its last dimension must be a multiple of 8")
+    refused("codes", pack_int4, codes + 1, says=r"codes must be -8\.\.7")
 
 
 def test_worked_numbers_of_w4a8() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from bad_arguments import refused
 from layer_op_ranks import BF16, I32, MOST, NAN, F, H, K, L, Rank, outcomes, same
 from routed_tokens import randn
 
@@ -266,8 +267,7 @@ def test_vllm_ascend_sets_the_quantization_of_its_buffer(clusters: Any) -> None:
         buffer.dispatch_quant_mode, buffer.dispatch_quant_out_dtype = 2, 258
         options = {"weight1_type": 258, "weight2_type": 258, "l1_bias": None}
         same(quantized.mega(buffer, "int64", **options), quantized.three_calls(group))
-        with pytest.raises(ArgumentError, match="dispatch_quant_mode is 2"):
-            plain.mega(buffer)
+        refused("l1_weights", plain.mega, buffer, says="dispatch_quant_mode is 2")
 
     clusters[2].run(body)
 

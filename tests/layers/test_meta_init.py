@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from bad_arguments import refused
 from gloo_ranks import threads
 from torch import Tensor, nn
 
@@ -157,8 +158,7 @@ def test_a_module_on_meta_says_what_to_do(name: str) -> None:
     module = kind.make(META)
     assert any(tensor.is_meta for tensor in module.state_dict().values() or module.buffers())
     rule = rf"^{kind.named} is on meta, without values: load a state dict with assign=True, or call to_empty\(device=.*"
-    with pytest.raises(ArgumentError, match=rule):
-        kind.call(module)
+    refused(kind.named, kind.call, module, says=rule)
 
 
 @pytest.mark.parametrize("seed", range(80))
@@ -236,8 +236,7 @@ def test_saving_a_layer_whole_says_to_save_its_state_dict() -> None:
         wholes += cluster.run(lambda rank, name: MC2Dispatcher(name, 1, rank, E))
     for whole in wholes:
         with pytest.raises(
-            ArgumentError,
-            match=r"is a \w+ of this process and cannot be saved: save the layer's state_dict\(\) and load",
+            ArgumentError, match=r"is a \w+ of this process and cannot be saved: save the layer's state_"
         ):
             torch.save(whole, io.BytesIO())
     torch.save([router(None), shared(None), ep_moe(None), RouteCapture(6, K)], io.BytesIO())

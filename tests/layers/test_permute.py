@@ -8,6 +8,7 @@ import random
 
 import pytest
 import torch
+from bad_arguments import refused
 from routed_tokens import aligned, randn
 
 from ascend_moe.errors import ArgumentError
@@ -62,8 +63,7 @@ def test_ids_that_are_no_experts_are_in_no_block(seed: int, dtype: torch.dtype) 
     bounds = [sum(each < expert for each in flat) for expert in range(experts + 1)]
     assert order.bounds.tolist() == bounds and order.expert_ids.tolist() == sorted(flat)
     for sizes, named in (((block, 0), "num_experts"), ((0, experts), "block_size")):
-        with pytest.raises(ArgumentError, match=f"{named} is 0"):
-            moe_align_block_size(ids, *sizes)
+        refused(named, moe_align_block_size, ids, *sizes, says=f"{named} is 0")
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -158,8 +158,7 @@ def test_permute_sorts_rows_by_expert_and_unpermute_adds_them_up(tokens: int) ->
     assert weights is not None and weights.tolist() == [float(probs[pair]) for pair in pairs]
     assert torch.equal(permute(x, chosen)[0], rows)
     torch.testing.assert_close(unpermute(rows, sources, x.shape), x * chosen.sum(1, keepdim=True))
-    with pytest.raises(ValueError, match="align_size is 16"):
-        permute(x, chosen, align_size=16)
+    refused("align_size", permute, x, chosen, align_size=16, says="align_size is 16")
 
 
 def test_rows_are_weighed_and_added_in_the_wider_type() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from bad_arguments import refused
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -83,26 +84,19 @@ def test_wrong_ids_and_numbers_are_refused() -> None:
     ):
         if ids is not None:
             replay.set_target_indices(ids)
-        with pytest.raises(ArgumentError, match=text):
-            topk_routing_with_score_function(logits, 2, router_replay=replay)
+        refused(text.split()[0], topk_routing_with_score_function, logits, 2, router_replay=replay, says=text)
     replay.clear_indices()
     replay.set_router_replay_action(BACKWARD)
     with pytest.raises(ArgumentError, match="has no ids left for a backward"):
         topk_routing_with_score_function(logits, 2, router_replay=replay)
     capture = RouteCapture(4, 2)
     for tokens, topk in ((5, 2), (4, 1)):
-        with pytest.raises(
-            ArgumentError, match=rf"ids are \({tokens}, {topk}\); the capture takes up to 4 tokens of 2"
-        ):
-            capture(torch.zeros(tokens, topk, dtype=torch.int32))
-    with pytest.raises(ArgumentError, match=r"topk_indices is torch\.float32"):
-        replay.set_target_indices(torch.zeros(3, 2))
-    with pytest.raises(ArgumentError, match="steps is 2; the ring stores 1"):
-        capture.last(2)
-    with pytest.raises(ArgumentError, match=r"dtype is torch\.int64; need torch\.int16 or"):
-        RouteCapture(4, 2, dtype=torch.int64)
-    with pytest.raises(ArgumentError, match="steps is 0"):
-        RouteCapture(4, 2, steps=0)
+        ids = torch.zeros(tokens, topk, dtype=torch.int32)
+        refused("ids", capture, ids, says=rf"are \({tokens}, {topk}\); the capture takes up to 4 tokens of 2")
+    refused("topk_indices", replay.set_target_indices, torch.zeros(3, 2), says=r"topk_indices is torch\.float32")
+    refused("steps", capture.last, 2, says="steps is 2; the ring stores 1")
+    refused("dtype", RouteCapture, 4, 2, dtype=torch.int64, says=r"dtype is torch\.int64; need torch\.int16 or")
+    refused("steps", RouteCapture, 4, 2, steps=0, says="steps is 0")
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
@@ -140,11 +134,12 @@ def test_captures_and_static_buffers_keep_every_id_or_refuse_it(dtype: torch.dty
     kept, seen = capture.ring.clone(), int(capture.seen)
     assert seen == 200 and capture.last(0) == [] and len(capture.last()) == 3
     for wrong in (most + 1, 2**40):
-        for ask, name in ((capture, "ids"), (routers[1].record_indices, "topk_indices")):
-            with pytest.raises(
-                ArgumentError, match=f"{name} contains id {wrong}; {dtype} holds ids up to {most}: use a wider"
-            ):
-                ask(torch.tensor([[0, 1], [wrong, 2]]))
+        ids, rule = (
+            torch.tensor([[0, 1], [wrong, 2]]),
+            f"contains id {wrong}; {dtype} holds ids up to {most}: use a wider",
+        )
+        refused("ids", capture, ids, says=rule)
+        refused("topk_indices", routers[1].record_indices, ids, says=rule)
     with pytest.raises(ArgumentError, match=rf"topk_indices is \(2, 1\).*must be \(2, {K}\)"):
         routers[1].record_indices(torch.zeros(2, 1, dtype=torch.int64))
     assert torch.equal(capture.ring, kept) and int(capture.seen) == seen and torch.equal(shared, before)

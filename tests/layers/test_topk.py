@@ -137,8 +137,7 @@ def test_ids_that_are_given_and_what_is_refused() -> None:
     assert torch.equal(replayed[0], probs) and torch.equal(replayed[1], chosen)
     with pytest.raises(ValueError, match="score_function is 'tanh'"):
         topk_routing_with_score_function(logits, 2, score_function="tanh")
-    with pytest.raises(ValueError, match="topk is 9"):
-        topk_routing_with_score_function(logits, 9)
+    refused("topk", topk_routing_with_score_function, logits, 9, says="topk is 9")
 
 
 def test_a_choice_without_any_score_has_weights_of_zero() -> None:
@@ -286,8 +285,7 @@ def test_z_loss_is_in_float32_and_of_no_token_0() -> None:
     assert torch.equal(z_loss_func(logits, 0.1, padding_mask=~mask), z_loss_func(logits, 0.1, mask=mask))
     for given, active in ((logits, torch.zeros(40, dtype=torch.bool)), (logits[:0], None)):
         assert float(z_loss_func(given, 0.1, mask=active)) == 0.0
-    with pytest.raises(ValueError, match="mask and padding_mask are given"):
-        z_loss_func(logits, 0.1, mask, mask=mask)
+    refused("mask", z_loss_func, logits, 0.1, mask, mask=mask, says="mask and padding_mask are given")
 
 
 @pytest.mark.parametrize("function", ["softmax", "sigmoid", "sqrtsoftplus"])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from bad_arguments import refused
 from gloo_ranks import threads
 from torch import Tensor, nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -149,8 +150,7 @@ def test_another_tensor_in_the_place_of_codes_is_refused_before_anything_is_sent
     made, floats = layer(1), layer(2, 0)
     with pytest.raises(ArgumentError, match=r"codes are torch.int8, and torch.bfloat16 is copied into them"):
         made.w_down.data = floats.w_down.data
-    with pytest.raises(ArgumentError, match=r"codes are torch.int8"):
-        made.init_weights(2)
+    refused("codes", made.init_weights, 2, says=r"codes are torch.int8")
     made.w_gate_up = floats.w_gate_up
     made.dispatcher.dispatch = None  # type: ignore[assignment]
     with pytest.raises(ArgumentError, match=r"w_gate_up is torch.bfloat16, but w_gate_up_scale belongs to codes"):
@@ -242,8 +242,7 @@ def test_averages_of_codes_are_refused(options: dict[str, Any]) -> None:
     source = layer(1)
     mean = AveragedModel(source, **options)
     mean.update_parameters(source)  # a copy
-    with pytest.raises(ArgumentError, match=r"codes are torch.int8"):
-        mean.update_parameters(source)
+    refused("codes", mean.update_parameters, source, says=r"codes are torch.int8")
     x = torch.randn(5, 32).to(BF16)
     assert torch.equal(mean.module(x), source(x))
 
@@ -280,8 +279,7 @@ def test_scales_and_corrections_that_were_written_alone_are_refused(kind: str, p
     expected, kept = output(make(1)), made.state_dict()[scale].clone()
     SCALES[way](made, scale)
     for _ in range(2):
-        with pytest.raises(ArgumentError, match=rf"{scale} was written without {name}: load codes and scales together"):
-            output(made)
+        refused(scale, output, made, says=rf"{scale} was written without {name}: load codes and scales together")
     made.state_dict()[scale].copy_(kept)  # the same values again, as DDP writes them
     assert torch.equal(output(made), expected)
     SCALES[way](made, scale)

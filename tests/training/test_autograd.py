@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from bad_arguments import refused
 from gloo_ranks import threads
 from gradient_cases import Trip, check_numbers, small
 from rank_processes import Ranks, assert_named
@@ -414,15 +415,12 @@ def test_int8_gradients_of_half_tokens_are_half(straight_through: None, clusters
 def test_int8_gradients_that_would_be_wrong_are_refused(clusters: Any) -> None:
     case = small(world=2, ids="distinct")
 
-    def refused(dispatcher: Dispatcher) -> None:
-        with pytest.raises(
-            AscendMoeError, match=r"quant_mode 2 are not differentiable: use quant_mode 0, or ascend_moe\.set"
-        ):
+    def backward(dispatcher: Dispatcher) -> None:
+        with pytest.raises(AscendMoeError, match=r"are not differentiable: use quant_mode 0, or ascend_moe\.set"):
             quantized(dispatcher, case, 2)
 
-    transports(case, clusters[2], refused)
-    with pytest.raises(ArgumentError, match="mode is 'on'; need one of refuse, straight_through"):
-        ascend_moe.set_int8_gradient("on")
+    transports(case, clusters[2], backward)
+    refused("mode", ascend_moe.set_int8_gradient, "on", says="mode is 'on'; need one of refuse, straight_through")
 
 
 def test_int8_straight_through_needs_the_rows_and_no_scales(straight_through: None, clusters: Any) -> None:
@@ -436,8 +434,7 @@ def test_int8_straight_through_needs_the_rows_and_no_scales(straight_through: No
             ascend_moe.dequantize_rows(sent.expand_x, sent.dynamic_scales * 1).sum().backward()
         with pytest.raises(ArgumentError, match="scales have no gradient"):
             quantized(dispatcher, case, 2, scales=torch.ones(case.experts, case.hidden))
-        with pytest.raises(ArgumentError, match="expand_x is"):
-            ascend_moe.dequantize_rows(sent.expand_x.float(), sent.dynamic_scales)
+        refused("expand_x", ascend_moe.dequantize_rows, sent.expand_x.float(), sent.dynamic_scales, says="expand_x is")
         with pytest.raises(ArgumentError, match="dynamic_scales is"):
             ascend_moe.dequantize_rows(sent.expand_x, sent.dynamic_scales[1:])
 

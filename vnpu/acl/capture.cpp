@@ -1,4 +1,5 @@
 // Capture, replay and update (aclmdlRI*): what torch.npu.NPUGraph is made of.
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
@@ -161,9 +162,7 @@ VNPU_EXPORT AclError aclmdlRIDestroy(Handle model) {
     doomed = GraphOf(model, "aclmdlRIDestroy");
     if (!doomed) return kInvalidHandle;
     auto& graphs = Graphs();
-    for (size_t i = 0; i < graphs.size(); ++i) {
-        if (graphs[i] == doomed) graphs.erase(graphs.begin() + static_cast<std::ptrdiff_t>(i--));
-    }
+    graphs.erase(std::find(graphs.begin(), graphs.end(), doomed));
     return kSuccess;
 }
 

@@ -47,9 +47,8 @@ AclError Create(Handle* out, uint32_t flags) {
 }
 
 // Runs in the queue, also at every replay; the event may be gone by then.
-void Mark(void* arg) {
+void Mark(Event* event) {
     std::lock_guard<std::mutex> lock(GraphMutex());
-    auto* event = static_cast<Event*>(arg);
     if (!Events().count(event)) return;
     event->ns = std::chrono::steady_clock::now().time_since_epoch().count();
     event->recorded = true;
@@ -69,18 +68,12 @@ VNPU_EXPORT AclError aclrtDestroyEvent(Handle handle) {
 }
 
 VNPU_EXPORT AclError aclrtRecordEvent(Handle handle, Handle stream_handle) {
-    {
-        std::lock_guard<std::mutex> lock(GraphMutex());
-        Event* event = EventOf(handle, "aclrtRecordEvent");
-        Stream* stream = StreamOf(stream_handle, "aclrtRecordEvent");
-        if (!event || !stream) return kInvalidHandle;
-        event->capture = stream->capture;
-    }
-    if (AclError code = vnpu_enqueue(stream_handle, Mark, handle, nullptr, kNeedsNothing)) return code;
     std::lock_guard<std::mutex> lock(GraphMutex());
     Event* event = EventOf(handle, "aclrtRecordEvent");
     Stream* stream = StreamOf(stream_handle, "aclrtRecordEvent");
     if (!event || !stream) return kInvalidHandle;
+    event->capture = stream->capture;
+    Enqueue(*stream, WorkOf([event] { Mark(event); }));
     if (!stream->capture) event->last = stream->last;
     return kSuccess;
 }

@@ -269,7 +269,7 @@ AclError Check(const char* function, const void* destination, size_t room, const
 AclError CopyAsync(const char* function, void* destination, size_t room, const void* source, size_t count,
                    Handle stream) {
     if (AclError code = Check(function, destination, room, source, count)) return code;
-    return vnpu_enqueue_call(stream, [=] { std::memmove(destination, source, count); });
+    return vnpu_enqueue(stream, [=] { std::memmove(destination, source, count); });
 }
 
 // Calls copy(i) for every copy of a batch, until one fails.
@@ -328,5 +328,5 @@ VNPU_EXPORT AclError aclrtMemset(void* destination, size_t room, int32_t value, 
 
 VNPU_EXPORT AclError aclrtMemsetAsync(void* destination, size_t room, int32_t value, size_t count, Handle stream) {
     if (AclError code = Check("aclrtMemsetAsync", destination, room, destination, count)) return code;
-    return vnpu_enqueue_call(stream, [=] { std::memset(destination, value, count); });
+    return vnpu_enqueue(stream, [=] { std::memset(destination, value, count); });
 }

@@ -1,5 +1,5 @@
-// Python's lock (the GIL) as seen from the virtual NPU's libraries. Its functions are looked up by name: the build
-// needs no Python, and one library serves every Python version.
+// Python, with its lock (the GIL), as seen from the virtual NPU's libraries. Its functions are looked up by name: the
+// build needs no Python, and one library serves every Python version.
 #pragma once
 
 #include <dlfcn.h>
@@ -25,6 +25,12 @@ struct Python {
     void* (*save)() = Find<void*()>("PyEval_SaveThread");
     void (*restore)(void*) = Find<void(void*)>("PyEval_RestoreThread");
     int (*check_signals)() = Find<int()>("PyErr_CheckSignals");
+    void* (*import_module)(const char*) = Find<void*(const char*)>("PyImport_ImportModule");
+    void* (*call_method)(void*, const char*, const char*,
+                         ...) = Find<void*(void*, const char*, const char*, ...)>("PyObject_CallMethod");
+    const char* (*as_utf8)(void*) = Find<const char*(void*)>("PyUnicode_AsUTF8");
+    void (*release_object)(void*) = Find<void(void*)>("Py_DecRef");
+    void (*print_error)() = Find<void()>("PyErr_Print");
 };
 
 // Whether this process runs a Python that is not shutting down.

@@ -159,7 +159,7 @@ thread_local bool Queue::serving_ = false;
 }  // namespace
 
 void Run(const Work& work) {
-    if (work.needs == kNeedsNothing) return work.Run();
+    if (work.needs == kNeedsNothing) return work.run();
     if (!PythonRuns()) {
         vnpu_error(
             "the virtual NPU computes with Python, which is shutting down or absent; synchronize the device before the "
@@ -167,7 +167,7 @@ void Run(const Work& work) {
         return vnpu_fault();
     }
     const HeldGil gil;
-    work.Run();
+    work.run();
 }
 
 uint64_t Put(std::shared_ptr<Work> work, const void* stream) { return Queue::the().Put(std::move(work), stream); }

@@ -22,28 +22,14 @@ VNPU_EXPORT int vnpu_wait(void);
 namespace vnpu {
 
 struct Work {
-    Work(void (*fn_in)(void*), void* arg_in, void (*drop_in)(void*), VnpuNeeds needs_in)
-        : fn(fn_in), arg(arg_in), drop(drop_in), needs(needs_in) {}
-    Work(const Work&) = delete;
-    Work& operator=(const Work&) = delete;
-    ~Work() {
-        if (drop) drop(arg);
-    }
-    void Run() const { fn(arg); }
-
-    void (*fn)(void*);
-    void* arg;
-    void (*drop)(void*);
-    VnpuNeeds needs;
+    std::function<void()> run;
+    VnpuNeeds needs = kNeedsNothing;
     uint64_t after = 0;                     // runs when work of this number has run
     std::function<bool()> ready = nullptr;  // and when this is true, by other work
 };
 
-// A call without arguments as work.
-template <typename F>
-std::shared_ptr<Work> WorkOf(F call, VnpuNeeds needs = kNeedsNothing) {
-    return std::make_shared<Work>([](void* held) { (*static_cast<F*>(held))(); }, new F(std::move(call)),
-                                  [](void* held) { delete static_cast<F*>(held); }, needs);
+inline std::shared_ptr<Work> WorkOf(std::function<void()> run, VnpuNeeds needs = kNeedsNothing) {
+    return std::make_shared<Work>(Work{std::move(run), needs});
 }
 
 // Puts work at the end, for a stream of which nothing but its address matters. Returns its number, from 1 on.
@@ -66,15 +52,7 @@ bool HasRun(uint64_t last);
 
 // For all of the virtual NPU's libraries (stream.cpp, in libascendcl.so).
 //
-// Runs fn(arg) after all that was enqueued before, on a thread of the device; on a stream that is being captured, at
-// every replay of the graph. `drop` (may be null) is called once when arg is no longer needed. Returns 0, or an ACL
-// code when the stream is no stream. A null stream is the current device's default stream.
-VNPU_EXPORT int vnpu_enqueue(void* stream, void (*fn)(void*), void* arg, void (*drop)(void*), VnpuNeeds needs);
-
-// The same for anything that can be called without arguments; it lives as long as it may run.
-template <typename F>
-int vnpu_enqueue_call(void* stream, F call, VnpuNeeds needs = kNeedsNothing) {
-    return vnpu_enqueue(
-        stream, [](void* held) { (*static_cast<F*>(held))(); }, new F(std::move(call)),
-        [](void* held) { delete static_cast<F*>(held); }, needs);
-}
+// Runs a function after all that was enqueued before, on a thread of the device; on a stream that is being captured, at
+// every replay of the graph. It lives as long as it may run. Returns 0, or an ACL code when the stream is no stream. A
+// null stream is the current device's default stream.
+VNPU_EXPORT int vnpu_enqueue(void* stream, std::function<void()> run, VnpuNeeds needs = kNeedsNothing);

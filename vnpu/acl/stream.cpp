@@ -124,13 +124,9 @@ AclError SynchronizeDevice(const char* function = __builtin_FUNCTION()) {
 
 using namespace vnpu;
 
-VNPU_EXPORT int vnpu_enqueue(Handle handle, void (*fn)(void*), void* arg, void (*drop)(void*), VnpuNeeds needs) {
-    auto work = std::make_shared<Work>(fn, arg, drop, needs);
-    std::lock_guard<std::mutex> lock(GraphMutex());
-    Stream* stream = StreamOf(handle, "vnpu_enqueue");
-    if (!stream) return kInvalidHandle;
-    Enqueue(*stream, std::move(work));
-    return kSuccess;
+VNPU_EXPORT int vnpu_enqueue(Handle handle, std::function<void()> run, VnpuNeeds needs) {
+    auto work = WorkOf(std::move(run), needs);
+    return WithStream(handle, [&](Stream& stream) { return Enqueue(stream, std::move(work)), kSuccess; });
 }
 
 VNPU_EXPORT AclError aclrtCreateStream(Handle* stream) { return Create(stream); }
@@ -170,7 +166,7 @@ VNPU_EXPORT AclError aclrtGetStreamOverflowSwitch(Handle handle, uint32_t* flag)
 
 VNPU_EXPORT AclError aclrtValueWrite(void* address, uint64_t value, uint32_t, Handle stream) {
     if (!address) return kParamInvalid;
-    return vnpu_enqueue_call(stream, [=] { *static_cast<volatile uint64_t*>(address) = value; });
+    return vnpu_enqueue(stream, [=] { *static_cast<volatile uint64_t*>(address) = value; });
 }
 
 VNPU_EXPORT AclError aclrtValueWait(void* address, uint64_t value, uint32_t mode, Handle handle) {
@@ -184,7 +180,7 @@ VNPU_EXPORT AclError aclrtValueWait(void* address, uint64_t value, uint32_t mode
 }
 
 VNPU_EXPORT AclError aclrtLaunchHostFunc(Handle stream, void (*fn)(void*), void* data) {
-    return fn ? vnpu_enqueue_call(stream, [=] { fn(data); }, kNeedsPython) : kParamInvalid;
+    return fn ? vnpu_enqueue(stream, [=] { fn(data); }, kNeedsPython) : kParamInvalid;
 }
 VNPU_EXPORT AclError aclrtLaunchCallback(void (*fn)(void*), void* data, int, Handle stream) {
     return aclrtLaunchHostFunc(stream, fn, data);

@@ -7,6 +7,9 @@
 #include <cstring>
 
 #include "queue.h"
+#ifdef VNPU_OP_COMPILER
+#include "opapi/call.h"
+#endif
 
 #define VNPU_NOTHING(name) \
     VNPU_EXPORT int64_t name() { return 0; }
@@ -69,17 +72,13 @@ VNPU_EXPORT int aclrtGetSysParamOpt(int, int64_t* value) {
 #else  // libacl_op_compiler.so
 
 // Single operators: they are compiled from CANN's operator library, which is not here, so running one is
-// refused by its name. Only the two that copy are here. Nobody looks into the descriptions of arguments.
+// refused by its name. Only those that copy are here.
 
-#define VNPU_MADE(name)        \
-    VNPU_EXPORT void* name() { \
-        static char anything;  \
-        return &anything;      \
-    }
-VNPU_MADE(aclCreateTensorDesc)
-VNPU_MADE(aclopCreateAttr)
+VNPU_EXPORT void* aclopCreateAttr() {
+    static char anything;
+    return &anything;
+}
 
-VNPU_NOTHING(aclDestroyTensorDesc)
 VNPU_NOTHING(aclGetTensorDescType)
 VNPU_NOTHING(aclGetTensorDescFormat)
 VNPU_NOTHING(aclGetTensorDescNumDims)
@@ -100,6 +99,15 @@ VNPU_NOTHING(aclopSetAttrListFloat)
 VNPU_NOTHING(aclopSetAttrListListInt)
 VNPU_NOTHING(aclSetCompileopt)
 
+struct TensorDesc {
+    int dtype;
+    std::vector<int64_t> dims;
+};
+VNPU_EXPORT TensorDesc* aclCreateTensorDesc(int dtype, int rank, const int64_t* dims, int) {
+    return new TensorDesc{dtype, {dims, dims + rank}};
+}
+VNPU_EXPORT void aclDestroyTensorDesc(const TensorDesc* desc) { delete desc; }
+
 struct DataBuffer {
     void* data;
     size_t bytes;
@@ -110,13 +118,41 @@ VNPU_EXPORT int aclDestroyDataBuffer(const DataBuffer* buffer) {
     return vnpu::kSuccess;
 }
 
-// Tensors of blocked formats keep their plain bytes here, at the beginning of memory that is large enough for both.
-VNPU_EXPORT int aclopCompileAndExecute(const char* type, int, const void* const*, const DataBuffer* const* inputs, int,
-                                       const void* const*, DataBuffer* const* outputs, const void*, int, int,
-                                       const char*, void* stream) {
-    if (type != nullptr && (strcmp(type, "Identity") == 0 || strcmp(type, "TransData") == 0)) {
+VNPU_EXPORT int aclnnInplaceCopyGetWorkspaceSize(const aclTensor*, const aclTensor*, uint64_t*, aclOpExecutor**);
+VNPU_EXPORT int aclnnInplaceCopy(void*, uint64_t, aclOpExecutor* executor, void* stream);
+
+// A buffer as its description says, or as the three inputs after it say: sizes, strides and offset.
+static const aclTensor* ViewOf(const TensorDesc& desc, const DataBuffer* const* buffers, bool strided) {
+    const auto numbers = [&](int at) { return static_cast<const int64_t*>(buffers[at]->data); };
+    void* data = buffers[0]->data;
+    if (!strided) {
+        return aclCreateTensor(desc.dims.data(), desc.dims.size(), desc.dtype, nullptr, 0, -1, nullptr, 0, data);
+    }
+    const uint64_t rank = buffers[1]->bytes / sizeof(int64_t);
+    return aclCreateTensor(numbers(1), rank, desc.dtype, numbers(2), *numbers(3), -1, nullptr, 0, data);
+}
+
+VNPU_EXPORT int aclopCompileAndExecute(const char* type, int, const TensorDesc* const* input_descs,
+                                       const DataBuffer* const* inputs, int, const TensorDesc* const* output_descs,
+                                       DataBuffer* const* outputs, const void*, int, int, const char*, void* stream) {
+    const auto is = [&](const char* name) { return type != nullptr && strcmp(type, name) == 0; };
+    // Tensors of blocked formats keep their plain bytes here, at the beginning of memory that is large enough for both.
+    if (is("Identity") || is("TransData")) {
         const DataBuffer from = *inputs[0], to = *outputs[0];
-        return vnpu_enqueue_call(stream, [from, to] { memmove(to.data, from.data, std::min(from.bytes, to.bytes)); });
+        return vnpu_enqueue(stream, [from, to] { memmove(to.data, from.data, std::min(from.bytes, to.bytes)); });
+    }
+    // Of tensors on two devices: for those on one, torch_npu calls aclnnInplaceCopy itself.
+    if (is("ViewCopy") || is("AsStrided") || is("Cast")) {
+        const int source = is("ViewCopy") ? 4 : 0;  // before it: the target and its three inputs
+        const aclTensor* to = source ? ViewOf(*input_descs[0], inputs, true) : ViewOf(*output_descs[0], outputs, false);
+        const aclTensor* from = ViewOf(*input_descs[source], inputs + source, !is("Cast"));
+        uint64_t workspace = 0;
+        aclOpExecutor* executor = nullptr;
+        int code = aclnnInplaceCopyGetWorkspaceSize(to, from, &workspace, &executor);
+        if (code == vnpu::kOk) code = aclnnInplaceCopy(nullptr, 0, executor, stream);
+        aclDestroyTensor(from);
+        aclDestroyTensor(to);
+        return code;
     }
     // A fault of the stream, not an error of the launch: after such an error torch_npu drops all further work
     // silently.

@@ -433,7 +433,7 @@ int Capture(uint32_t op, int64_t first, va_list rest) {
 int Run(aclOpExecutor* executor, void* stream) {
     if (executor == nullptr) return kNullArgument;
     const std::unique_ptr<aclOpExecutor> owned(executor);
-    if (owned->run) return vnpu_enqueue_call(stream, std::move(owned->run));
+    if (owned->run) return vnpu_enqueue(stream, std::move(owned->run));
     Count(counts.skips, owned->type);
     return kOk;
 }

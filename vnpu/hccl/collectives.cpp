@@ -77,7 +77,7 @@ uint64_t ShareBytes(const Comm& comm, int shares) {
 }
 
 HcclResult Enqueue(std::shared_ptr<Comm> comm, Collective collective, void* stream) {
-    return vnpu_enqueue_call(stream, [comm = std::move(comm), collective = std::move(collective)] {
+    return vnpu_enqueue(stream, [comm = std::move(comm), collective = std::move(collective)] {
         if (Run(*comm, collective) != kHcclSuccess) vnpu_fault();
     });
 }
@@ -321,7 +321,7 @@ VNPU_EXPORT HcclResult HcclReduceScatterV(void* send, const void* send_counts, c
     const HcclResult code = Exchange("ReduceScatterV", send, FromCounts(send_counts, send_offsets, world, SizeOf(type)),
                                      scratch->data(), Equal(world, bytes), type, comm, stream);
     if (code) return code;
-    return vnpu_enqueue_call(stream, [=] {
+    return vnpu_enqueue(stream, [=] {
         std::vector<const void*> sources;
         for (uint64_t r = 0; r < static_cast<uint64_t>(world); ++r) sources.push_back(scratch->data() + r * bytes);
         Reduce(type, static_cast<ReduceOp>(op), receive, sources.data(), world, receive_count);

@@ -96,7 +96,7 @@ HcclResult EnqueueItems(const char* function, const SendRecvItem* items, uint32_
         transfers.push_back(
             {item->kind == 0, static_cast<uint8_t*>(item->data), item->count * SizeOf(item->type), peer});
     }
-    return vnpu_enqueue_call(stream, [comm, transfers = std::move(transfers)] {
+    return vnpu_enqueue(stream, [comm, transfers = std::move(transfers)] {
         if (Run(comm, transfers) != kHcclSuccess) vnpu_fault();
     });
 }

@@ -71,20 +71,16 @@ public:
 private:
     static void Put(vnpu::Call& call, const Tensor& tensor) {
         if (tensor.rank == 0) return call.words.push_back(vnpu::kNone);
-        const aclTensor described{std::make_shared<vnpu::TensorValue>()};
-        vnpu::TensorValue& value = *described.value;
-        value.dtype = tensor.dtype;
-        value.format = tensor.format;
-        value.data = tensor.device_data;
-        if (value.data == nullptr) {  // host memory, which the caller may change after the call
+        void* data = tensor.device_data;
+        if (data == nullptr) {  // host memory, which the caller may change after the call
             const auto* bytes = static_cast<const char*>(tensor.host_data);
             call.texts.push_back(std::make_shared<std::string>(bytes, tensor.bytes));
-            value.data = call.texts.back()->data();
+            data = call.texts.back()->data();
         }
-        value.dims.assign(tensor.dims, tensor.dims + tensor.rank);
-        value.strides.assign(tensor.rank, 1);
-        for (uint64_t i = tensor.rank; i > 1; i--) value.strides[i - 2] = value.strides[i - 1] * value.dims[i - 1];
-        call.put(&described);
+        const aclTensor* described =
+            aclCreateTensor(tensor.dims, tensor.rank, tensor.dtype, nullptr, 0, tensor.format, nullptr, 0, data);
+        call.put(described);
+        aclDestroyTensor(described);
     }
 
     vnpu::Call call_;
@@ -125,12 +121,16 @@ struct SelfAttentionParam;
 
 namespace {
 template <typename... Values>
-int create(Operation** out, const char* name, Values... values) {
+vnpu::Call call_of(const char* name, Values... values) {
     vnpu::Call call;
     call.name = name;
     (call.put(values), ...);
-    *out = new Operation(std::move(call));
-    return 0;
+    return call;
+}
+
+template <typename... Values>
+int create(Operation** out, const char* name, Values... values) {
+    return *out = new Operation(call_of(name, values...)), 0;
 }
 
 // So that the kind is in the message of whoever cannot have it.
@@ -196,11 +196,8 @@ uint64_t Utils::GetTensorSize(const Tensor& tensor) {
 namespace {
 template <typename... Values>
 int plan(const char* name, uint64_t* workspace_size, atb::Operation** operation, Values... values) {
-    vnpu::Call call;
-    call.name = name;
-    (call.put(values), ...);
     if (*operation == nullptr) *operation = new atb::Operation({});
-    (*operation)->Remember(std::move(call));
+    (*operation)->Remember(atb::call_of(name, values...));
     return *workspace_size = 0, 0;
 }
 }  // namespace

@@ -1,7 +1,7 @@
 // Captured calls: from the caller's argument objects to words, and from an executor to a stream.
 #include "call.h"
 
-#include <dlfcn.h>
+#include "acl/python.h"
 
 namespace vnpu {
 void Call::put(int64_t number) { words.insert(words.end(), {kInt, number}); }
@@ -87,53 +87,39 @@ int execute(aclOpExecutor* executor, void* stream) {
         vnpu_error("%s", problem.c_str());
         vnpu_fault();
     };
-    return vnpu_enqueue_call(stream, run, kNeedsPython);
+    return vnpu_enqueue(stream, run, kNeedsPython);
 }
 
-// ---- into the Python that runs the caller's script; the queue holds its lock. Its functions are looked up by name:
-// the build needs no Python, and one library serves every Python version ----
+// ---- into the Python that runs the caller's script; the queue holds its lock ----
 
 namespace {
 
-// clang-format off
-#define VNPU_PYTHON_FUNCTIONS(X)                                                             \
-    X(void*, PyImport_ImportModule, (const char*)) X(const char*, PyUnicode_AsUTF8, (void*)) \
-    X(void*, PyObject_CallMethod, (void*, const char*, const char*, ...)) X(void, Py_DecRef, (void*)) X(void, PyErr_Print, ())
-// clang-format on
-
-struct Python {
-#define VNPU_FUNCTION(type, name, parameters) \
-    type(*name) parameters = reinterpret_cast<type(*) parameters>(dlsym(RTLD_DEFAULT, #name));
-    VNPU_PYTHON_FUNCTIONS(VNPU_FUNCTION)
-#undef VNPU_FUNCTION
-};
-
 // run() never raises, except for an interrupt.
-std::string raised(const Python& p, const char* what) {
-    p.PyErr_Print();
+std::string raised(const char* what) {
+    Python::the().print_error();
     return std::string(what) + " has raised the Python error above";
 }
 
 // The error, or empty when there is none.
-std::string call_python(const Python& p, const Call& call) {
-    void* module = p.PyImport_ImportModule("ascend_vnpu.operators");
-    if (module == nullptr) return raised(p, "the import of ascend_vnpu.operators");
+std::string call_python(const Call& call) {
+    const Python& python = Python::the();
+    void* module = python.import_module("ascend_vnpu.operators");
+    if (module == nullptr) return raised("the import of ascend_vnpu.operators");
     void* answer =
-        p.PyObject_CallMethod(module, "run", "sKK", call.name, reinterpret_cast<unsigned long long>(call.words.data()),
-                              static_cast<unsigned long long>(call.words.size()));
-    p.Py_DecRef(module);
-    if (answer == nullptr) return raised(p, "the operator");
-    const char* utf8 = p.PyUnicode_AsUTF8(answer);
+        python.call_method(module, "run", "sKK", call.name, reinterpret_cast<unsigned long long>(call.words.data()),
+                           static_cast<unsigned long long>(call.words.size()));
+    python.release_object(module);
+    if (answer == nullptr) return raised("the operator");
+    const char* utf8 = python.as_utf8(answer);
     std::string problem = utf8 == nullptr ? "run() gave no text" : utf8;
-    p.Py_DecRef(answer);
+    python.release_object(answer);
     return problem;
 }
 
 }  // namespace
 
 std::string run_in_python(const Call& call) {
-    static const Python python;
-    const std::string problem = call_python(python, call);
+    const std::string problem = call_python(call);
     return problem.empty() ? problem : std::string(call.name) + ": " + problem;
 }
 

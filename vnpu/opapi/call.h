@@ -32,6 +32,11 @@ struct TensorValue {
 struct aclTensor {
     std::shared_ptr<vnpu::TensorValue> value;
 };
+VNPU_EXPORT aclTensor* aclCreateTensor(const int64_t* dims, uint64_t rank, int dtype, const int64_t* strides,
+                                       int64_t offset, int format, const int64_t* storage, uint64_t storage_rank,
+                                       void* data);
+VNPU_EXPORT int aclDestroyTensor(const aclTensor* tensor);
+
 struct aclScalar {
     enum { kInteger, kReal, kComplex } kind;
     int64_t integer;

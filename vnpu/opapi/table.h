@@ -56,17 +56,20 @@ using C = const char*;
         return vnpu::kOk;                                                                        \
     }
 
-// aclnnName(types..., out) and aclnnInplaceName(types...), which writes to its first tensor.
-#define VNPU_BOTH(name, ...)             \
-    VNPU_OP(aclnn##name, __VA_ARGS__, T) \
-    VNPU_OP(aclnnInplace##name, __VA_ARGS__)
-
-// A comparison with a tensor and with a number.
-#define VNPU_COMPARISON(name)     \
-    VNPU_BOTH(name##Tensor, T, T) \
-    VNPU_BOTH(name##Scalar, T, S)
-
-// On lists of tensors, with a number: one for all, or one for each.
-#define VNPU_FOREACH(name)                         \
-    VNPU_OP(aclnnForeach##name##ScalarV2, L, S, L) \
-    VNPU_OP(aclnnForeach##name##ScalarList, L, SL, L)
+// VNPU_OPS((types...), names...): aclnnName(types...) for every name.
+#define VNPU_OPS(types, ...) VNPU_NAMES1(VNPU_NEXT_NAME(VNPU_ONE, types, __VA_ARGS__))
+// VNPU_BOTH((types...), names...): aclnnName(types..., out) and aclnnInplaceName(types...), which writes to its first
+// tensor.
+#define VNPU_BOTH(types, ...) VNPU_NAMES1(VNPU_NEXT_NAME(VNPU_TWO, types, __VA_ARGS__))
+#define VNPU_ONE(name, types) VNPU_OP(aclnn##name, VNPU_BARE types)
+#define VNPU_TWO(name, types)                \
+    VNPU_OP(aclnn##name, VNPU_BARE types, T) \
+    VNPU_OP(aclnnInplace##name, VNPU_BARE types)
+#define VNPU_BARE(...) __VA_ARGS__
+#define VNPU_NEXT_NAME(form, types, name, ...) \
+    form(name, types) __VA_OPT__(VNPU_LATER_NAME VNPU_PARENTHESES(form, types, __VA_ARGS__))
+#define VNPU_LATER_NAME() VNPU_NEXT_NAME
+#define VNPU_NAMES1(...) VNPU_NAMES2(VNPU_NAMES2(VNPU_NAMES2(VNPU_NAMES2(__VA_ARGS__))))
+#define VNPU_NAMES2(...) VNPU_NAMES3(VNPU_NAMES3(VNPU_NAMES3(VNPU_NAMES3(__VA_ARGS__))))
+#define VNPU_NAMES3(...) VNPU_NAMES4(VNPU_NAMES4(VNPU_NAMES4(VNPU_NAMES4(__VA_ARGS__))))
+#define VNPU_NAMES4(...) __VA_ARGS__
