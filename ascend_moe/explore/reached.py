@@ -78,7 +78,8 @@ class _Reach:
         if self.call.algorithm == TWO_LEVELS:
             tokens = max(end - begin for begin, end in self._shares(len(self._ids())))
             yield "records" if dispatch else "servers' sums", self._crosses()
-            yield "record batches", dispatch and tokens > 2 * self._record_tokens()
+            record_tokens = max(1, min(32, 256 // case.topk))  # whose records fit into UB together, as RecordTokens()
+            yield "record batches", dispatch and tokens > 2 * record_tokens
             yield "server chunks", tokens > 2 * (tiling["chunk_pairs"] // case.topk)
             return
         yield "flag loads", case.flags and self._inter_node_bytes() > 2 * self.FLAGS_BYTES
@@ -135,10 +136,6 @@ class _Reach:
         """Whether rows of ranks of other servers have arrived."""
         sources = self.call.result.assist_info[:, 0] // self.program.program.servers
         return bool((sources != self.call.rank // self.program.program.servers).any())
-
-    def _record_tokens(self) -> int:
-        """Tokens whose records fit into UB together, as RecordTokens()."""
-        return max(1, min(32, 256 // self.program.program.topk))
 
     def _inter_node_bytes(self) -> int:
         """Largest number of bytes of rows exchanged with a rank of another server, without trailers."""

@@ -325,7 +325,8 @@ def combine(
             if mask is not None and not bool(mask[token].any()):
                 continue
             if ranks_per_server == 0:
-                out[token] = _sum(given, token, returned[rank], hidden)
+                total = _add_pairs(given, token, returned[rank], np.zeros(hidden, np.float32))
+                out[token] = _add_shared(given, token, total)
                 continue
             of_server = ranks_per_server * group.local_experts
             servers = {
@@ -337,10 +338,6 @@ def combine(
             out[token] = _sum_by_server(given, token, returned[rank], hidden, servers, rounding)
         outputs.append(torch.from_numpy(out).to(expand_xs[rank].dtype))
     return outputs
-
-
-def _sum(given: RankInput, token: int, returned: dict[tuple[int, int], Row], hidden: int) -> Row:
-    return _add_shared(given, token, _add_pairs(given, token, returned, np.zeros(hidden, np.float32)))
 
 
 def _add_pairs(given: RankInput, token: int, returned: dict[tuple[int, int], Row], acc: Row) -> Row:

@@ -63,32 +63,6 @@ constexpr Mc2Task kMc2Rdma = {kMc2BatchWrite, "BatchWrite=level1:fullmesh", kEng
 // The first toolkit whose HCCL knows level1.
 constexpr int32_t kLevelsMajor = 8, kLevelsMinor = 3;
 
-// HCCL's variables; null: not set.
-struct HcclVariables {
-    const char* pcie;
-    const char* roce;
-    bool MapsServer() const {
-        return pcie != nullptr && strcmp(pcie, "1") == 0 && (roce == nullptr || strcmp(roce, "0") == 0);
-    }
-};
-
-// The task of a launch on A2 whose kernel stores to `intraNodeRanks` ranks, of groups with `ranksPerServer` a server.
-// Null: this toolkit cannot make these links, for the reason in `why`.
-inline const Mc2Task* Mc2TaskOfA2(uint32_t world, uint32_t ranksPerServer, uint32_t intraNodeRanks, bool hasLevels,
-                                  const HcclVariables& variables, const char*& why) {
-    if (ranksPerServer == 0 || ranksPerServer >= world) return &kMc2TaskA2;
-    const bool stores = intraNodeRanks > 1;
-    if (hasLevels) return stores ? &kMc2Stores : &kMc2Rdma;
-    const bool alone = ranksPerServer == 1;  // no window to map, and RDMA to all others with either links
-    if (alone || variables.MapsServer() == stores) return &kMc2TaskA2;
-    why = stores ? "stores within a server (comm_alg 'hierarchy', ASCEND_MOE_INTRA_NODE_STORES=1, a probe) need CANN "
-                   "8.3, or "
-                   "HCCL_INTRA_PCIE_ENABLE=1 and HCCL_INTRA_ROCE_ENABLE=0 on all ranks before the group is made"
-                 : "RDMA between all ranks (comm_alg 'window') needs CANN 8.3 where HCCL_INTRA_PCIE_ENABLE is 1 and "
-                   "HCCL_INTRA_ROCE_ENABLE 0: unset both on all ranks before the group is made";
-    return nullptr;
-}
-
 // ---- what the tiling function must know of the machine: SoC family, vector cores, window, deadline ----
 
 constexpr int64_t kDefaultWindowMiB = 200;  // HCCL's own default of HCCL_BUFFSIZE
@@ -190,15 +164,29 @@ inline bool HasLevels() {
     return major > kLevelsMajor || (major == kLevelsMajor && minor >= kLevelsMinor);
 }
 
-// The task of a launch whose kernel stores to `intraNodeRanks` ranks, or null if it is refused.
+// Whether HCCL_INTRA_PCIE_ENABLE and HCCL_INTRA_ROCE_ENABLE make HCCL map the windows of the own server.
+inline bool VariablesMapServer() {
+    const char *pcie = getenv("HCCL_INTRA_PCIE_ENABLE"), *roce = getenv("HCCL_INTRA_ROCE_ENABLE");
+    return pcie != nullptr && strcmp(pcie, "1") == 0 && (roce == nullptr || strcmp(roce, "0") == 0);
+}
+
+// The task of a launch whose kernel stores to `intraNodeRanks` ranks, of groups with `ranksPerServer` a server. Null:
+// it is refused, because this toolkit cannot make these links.
 inline const Mc2Task* TaskOf(const char* op, const SocName& soc, uint32_t world, uint32_t ranksPerServer,
                              uint32_t intraNodeRanks) {
     if (!soc.IsA2()) return &kMc2TaskA3;
-    const HcclVariables variables = {getenv("HCCL_INTRA_PCIE_ENABLE"), getenv("HCCL_INTRA_ROCE_ENABLE")};
-    const char* why = nullptr;
-    const Mc2Task* task = Mc2TaskOfA2(world, ranksPerServer, intraNodeRanks, HasLevels(), variables, why);
-    if (task == nullptr) ReportError(op, "%u ranks with %u a server: %s", world, ranksPerServer, why);
-    return task;
+    if (ranksPerServer == 0 || ranksPerServer >= world) return &kMc2TaskA2;
+    const bool stores = intraNodeRanks > 1;
+    if (HasLevels()) return stores ? &kMc2Stores : &kMc2Rdma;
+    const bool alone = ranksPerServer == 1;  // no window to map, and RDMA to all others with either links
+    if (alone || VariablesMapServer() == stores) return &kMc2TaskA2;
+    ReportError(op, "%u ranks with %u a server: %s", world, ranksPerServer,
+                stores ? "stores within a server (comm_alg 'hierarchy', ASCEND_MOE_INTRA_NODE_STORES=1, a probe) need "
+                         "CANN 8.3, or HCCL_INTRA_PCIE_ENABLE=1 and HCCL_INTRA_ROCE_ENABLE=0 on all ranks before the "
+                         "group is made"
+                       : "RDMA between all ranks (comm_alg 'window') needs CANN 8.3 where HCCL_INTRA_PCIE_ENABLE is 1 "
+                         "and HCCL_INTRA_ROCE_ENABLE 0: unset both on all ranks before the group is made");
+    return nullptr;
 }
 
 // Available in newer toolkits: the communication engine of a task, and the number of AICPU threads of a launch.

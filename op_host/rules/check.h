@@ -9,7 +9,7 @@
 
 namespace moe {
 
-constexpr int32_t kCheckOk = 0, kCheckArgument = 1, kCheckWindow = 2;
+constexpr int32_t kCheckArgument = 1, kCheckWindow = 2;  // 0: no error
 
 struct CheckResult {
     int32_t kind;
@@ -412,7 +412,5 @@ private:
     const CallSpec& call_;
     CheckResult& result_;
 };
-
-inline bool CheckCall(const CallSpec& call, CheckResult& result) { return Checker(call, result).Run(); }
 
 }  // namespace moe

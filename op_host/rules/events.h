@@ -9,11 +9,6 @@ namespace moe {
 
 // As AscendC's HardEvent names them.
 enum class EventPair : uint32_t { kMte2V, kVMte2, kMte3V, kVMte3, kMte3Mte2, kMte2Mte3, kMte2S, kCount };
-inline const char* PairName(EventPair pair) {
-    static constexpr const char* kNames[] = {"MTE2_V",    "V_MTE2",    "MTE3_V", "V_MTE3",
-                                             "MTE3_MTE2", "MTE2_MTE3", "MTE2_S"};
-    return kNames[static_cast<uint32_t>(pair)];
-}
 
 class EventBudget {
 public:
@@ -42,10 +37,8 @@ public:
         const bool forwards = step == Step::kForward || step == Step::kServerSum || step == Step::kCopy;
         if (info_.algorithm == kAlgorithmHierarchy && !forwards) In(1, 1);  // ServerTokens
     }
-    uint32_t Of(EventPair pair) const { return held_[static_cast<uint32_t>(pair)]; }
-    EventPair Fullest() const { return static_cast<EventPair>(std::max_element(held_, held_ + kPairs) - held_); }
     // The number for the pair with most.
-    uint32_t Most() const { return Of(Fullest()); }
+    uint32_t Most() const { return *std::max_element(held_, held_ + kPairs); }
 
 private:
     void Hold(EventPair pair, uint32_t ids) { held_[static_cast<uint32_t>(pair)] += ids; }

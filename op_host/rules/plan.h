@@ -268,7 +268,7 @@ inline bool CheckUb(const CallSpec& call, const CallPlan& plan, CheckResult& res
 // Plans everything a launch needs, or reports why it cannot run.
 inline bool PlanCall(const CallSpec& call, CallPlan& plan, CheckResult& result) {
     plan = CallPlan();
-    if (!CheckCall(call, result)) return false;
+    if (!Checker(call, result).Run()) return false;
     MoeDistributeInfo info;
     FillInfo(call, info);
     if (!CheckWindow(call, info, plan, result)) return false;

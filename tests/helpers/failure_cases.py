@@ -191,10 +191,8 @@ def run_combine(group_ep: str = "") -> str:
     else:
         seed, ids = 0, case_of(place.world, 0).inputs[place.rank].expert_ids
         rows, none = torch.zeros(1, HIDDEN, dtype=torch.bfloat16), torch.zeros(0)
-        index, counts = (
-            torch.zeros(ids.numel(), dtype=torch.int32),
-            torch.zeros(place.world * LOCAL, dtype=torch.int32),
-        )
+        index = torch.zeros(ids.numel(), dtype=torch.int32)
+        counts = torch.zeros(place.world * LOCAL, dtype=torch.int32)
         sent = (rows, none, index, none, counts, torch.zeros(0, dtype=torch.int32), torch.zeros(1))
     check_combine(place, combine(place, sent, seed), seed)
     return "right"

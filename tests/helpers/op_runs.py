@@ -198,19 +198,13 @@ def check_traffic(case: Case, runs: Sequence[RankRun]) -> None:
         index = 4 * case.inputs[rank].expert_ids.numel() if case.contract == 1 else 12 * rows
         factors = (case.quant_mode != 0) + case.weights
         counts = 4 * case.experts + 8 * case.local + 4 * case.tp_world_size
-        wanted = {
-            "written_window_data": want.dispatch_window_write,
-            "written_tensor": want.expand_x_write + 4 * rows * factors + index + counts,
-        }
-        assert {name: one.traffic[0][name] for name in wanted} == wanted, f"dispatch on rank {rank}"
-        read = one.traffic[0]["read_window_data"]
-        more, slack = read - want.dispatch_window_read, want.dispatch_window_read_slack
-        assert 0 <= more <= slack, f"dispatch on rank {rank} reads {more} bytes more, at most {slack}: {case}"
-        wanted = {
-            "written_window_data": back.combine_window_write,
-            "written_tensor": one.result.numel() * one.result.element_size(),
-        }
-        assert {name: one.traffic[1][name] for name in wanted} == wanted, f"combine on rank {rank}"
-        read = one.traffic[1]["read_window_data"]
-        more, slack = read - back.combine_window_read, back.combine_window_read_slack
-        assert 0 <= more <= slack, f"combine on rank {rank} reads {more} bytes more, at most {slack}: {case}"
+        written = want.expand_x_write + 4 * rows * factors + index + counts, one.result.nbytes
+        windows = (
+            (want.dispatch_window_write, want.dispatch_window_read, want.dispatch_window_read_slack),
+            (back.combine_window_write, back.combine_window_read, back.combine_window_read_slack),
+        )
+        ops = zip(("dispatch", "combine"), one.traffic, written, windows, strict=True)
+        for op, moved, tensor, (write, read, slack) in ops:
+            assert (moved["written_window_data"], moved["written_tensor"]) == (write, tensor), f"{op} on rank {rank}"
+            more = moved["read_window_data"] - read
+            assert 0 <= more <= slack, f"{op} on rank {rank} reads {more} bytes more, at most {slack}: {case}"

@@ -27,11 +27,7 @@ class Seen:
     codes: list[list[int]]
     texts: list[list[str]]
     steps: int
-    blocks: int
     time_passed: bool
-
-    def all_right(self) -> bool:
-        return not any(code for codes in self.codes for code in codes)
 
 
 def seen(world: World, seed: int, policy: str, **faults: object) -> Seen:
@@ -50,7 +46,7 @@ def seen(world: World, seed: int, policy: str, **faults: object) -> Seen:
         codes[call.rank].append(code)
         texts[call.rank].append(text)
         assert "\n" not in text
-    return Seen(codes, texts, run.steps, run.status_blocks, bool(run.time_passed))
+    return Seen(codes, texts, run.steps, bool(run.time_passed))
 
 
 def bits(*codes: int) -> int:

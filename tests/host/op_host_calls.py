@@ -179,12 +179,8 @@ class OpCall:
     def spec(self, window_mib: int, deadline_micros: int) -> Any:
         """The CallSpec that Python makes of the same call, with op_host's rules for SoCs written out here."""
         known = definition(self.op_type)
-        names = {
-            name: int(value)
-            for name, (kind, default) in known.attributes.items()
-            if kind == "int"
-            for value in [self.attributes.get(name, default)]
-        }
+        integers = {name: default for name, (kind, default) in known.attributes.items() if kind == "int"}
+        names = {name: int(self.attributes.get(name, default)) for name, default in integers.items()}
         renamed = {"expand_idx": "assist_info_for_combine"} if self.contract == 2 else {}
         shapes = tuple((renamed.get(name, name), *given) for name, given in self.tensors.items())
         comm_alg = str(self.attributes.get("comm_alg", ""))

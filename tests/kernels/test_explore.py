@@ -28,13 +28,6 @@ def test_a_case_is_what_its_text_says() -> None:
     assert (case.world, case.cores, case.local, case.topk, case.batch, case.units) == (3, 4, 2, 3, 1, 4)
     assert (case.contract, case.seed, case.dtype, case.quant) == (2, 9, "fp32", "smooth")
     assert (case.mask, case.ids, case.batches, case.sequence) == ("pair", "hot", "equal", "DDCC")
-    case = explore.parse("v2,s7,fault:source_index")
-    assert (case.fault_kind, explore.with_fault(case, 3).seed) == ("source_index", 7) and explore.parse(
-        str(case)
-    ) == case
-    for changes in MODES.values():
-        case = Program(**changes)
-        assert explore.parse(str(case)) == case
 
 
 def test_every_kind_of_case_is_spelled_out_and_fits() -> None:

@@ -24,16 +24,11 @@ from ascend_moe.reference.cases import Case
 WORLD = 4
 BASE = Case(world=WORLD, comm_quant_mode=2, cores=3, local=3, topk=4, batch=6, units=5, seed=7)
 CASES = {
-    "plain": BASE,
     "a row a core and more": replace(BASE, cores=48),
-    "one core": replace(BASE, cores=1, batch=13),
     "hot expert, NaN and infinities": replace(BASE, ids="hot", odd=True),
-    "plain sum, weights travel": replace(BASE, plain=True, weights=True),
     "fp16 with NaN rows behind": replace(BASE, dtype="fp16", tail=True, odd=True),
-    "shared expert's rows": replace(BASE, contract=2, shared=3),
     "shared expert's rows in parts": replace(BASE, contract=2, shared=2, units=66, batch=2, cores=9, topk=3),
     "parts, the last one shorter": replace(BASE, units=133, batch=2, cores=9),
-    "rows of 32 bytes": replace(BASE, units=1),
     "rows of H 7168": replace(BASE, units=448, batch=3),
     "rows in pieces": replace(BASE, units=1024, topk=2, batch=3, cores=2),
 }

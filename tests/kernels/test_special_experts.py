@@ -41,32 +41,10 @@ def test_rows_in_parts(clusters: Clusters) -> None:
             run(clusters, case_with(1, 1, 3, alphas=2, width=width, cores=cores, batch=3, seed=cores))
 
 
-def test_more_tokens_than_a_chunk_has(clusters: Clusters) -> None:
-    """ChunkTokens in op_kernel/protocol/tiling.h: 170 tokens of one pair each, 7 of 32 pairs."""
-    for topk, batch in ((1, 360), (32, 20)):
-        for special in ((1, 1, 3), (1, 1, 0)):
-            run(clusters, case_with(*special, topk=topk, batch=batch, cores=1, batches="unequal"))
-
-
 def test_more_picks_than_experts(clusters: Clusters) -> None:
     """K is 12, E is 4; and 32, which is the most, of 2 and 1024 of each other kind."""
     run(clusters, case_with(4, 4, 0, topk=12, ids="distinct"))
     run(clusters, case_with(1024, 1024, 1024, local=1, topk=32, ids="distinct", alphas=1))
-
-
-def test_nothing_travels(clusters: Clusters) -> None:
-    """All ids are of special experts, or -1: counts are zero, and sums are what this rank adds itself."""
-    x = torch.linspace(-2, 2, 3 * 32).reshape(3, 32)
-    ids = torch.tensor([[3, 3], [-1, 2], [2, -1]], dtype=torch.int32)  # copy twice, zero, zero
-    weights = torch.tensor([[0.5, 0.25], [1.0, 2.0], [3.0, 4.0]])
-    own = local_addends(x * 8)
-    given = ref.RankInput(x, ids, expert_scales=weights, ori_x=x, **own)
-    case = Case.of([given, given], 2, contract=2, **SpecialExperts(1, 1, 0).given)
-    runs = op_runs.run(clusters[2], case)
-    op_runs.check(case, runs)
-    for one in runs:
-        assert not one.dispatched[4].any() and not one.dispatched[3].any()
-        assert torch.equal(one.result, x * torch.tensor([[0.75], [0], [0]]) + sum(own.values()))
 
 
 def test_inputs_may_share_memory(clusters: Clusters) -> None:

@@ -41,7 +41,7 @@ CHOICES = {
     "local": (2, 1, 3, 5, 9),
     "topk": (2, 1, 3, 4, 8, 16),
     "units": (2, 1, 3, 4, 5, 33, 130),
-    "batch": (4, 1, 2, 3, 7, 12),
+    "batch": (4, 1, 2, 3, 7, 12, 0),
     "cores": (7, 1, 2, 24, 48),
     "ids": ("distinct", "any", "minus", "hot", "overflow", "bad", "mixed", "duplicates", "zipf"),
 }
@@ -49,6 +49,7 @@ COVERAGE = {"batches": BATCHES, "ids": CHOICES["ids"], "mask": MASKS, "shared": 
 COVERAGE |= dict.fromkeys(("odd", "tail"), (False, True))
 
 
+@pytest.mark.asan
 @pytest.mark.row("twin = reference")
 def test_equal_to_reference(clusters: Clusters, tally: Tally) -> None:
     """One test, so that what the cases cover is counted in one process."""
@@ -70,48 +71,6 @@ def test_equal_to_reference(clusters: Clusters, tally: Tally) -> None:
     tally.count("equal bits", cases=sound)
 
 
-# A quick walk through the kernels; real processes and mutants run the same specs.
-FIXED = [
-    Case(seed=1),
-    Case(world=3, local=3, topk=3, units=3, batch=6, batches="unequal", seed=2, cores=2, weights=True),
-    Case(world=2, local=5, topk=4, units=5, batch=9, dtype="fp16", quant_mode=2, batches="zero rank", seed=3),
-    Case(local=3, topk=3, units=3, dtype="fp32", quant_mode=2, smooth=True, contract=2, mask="pair", seed=4, cores=24),
-    Case(world=3, local=2, topk=4, batch=7, contract=2, ids="minus", shared=2, batches="unequal", seed=5, weights=True),
-    Case(
-        world=2,
-        local=4,
-        topk=2,
-        batch=8,
-        ids="hot",
-        mask="token",
-        expert_token_nums_type=0,
-        tp_world_size=1,
-        seed=6,
-        cores=7,
-    ),
-    Case(world=2, local=2, topk=3, batch=5, quant_mode=2, odd=True, tail=True, seed=7, cores=3, weights=True),
-    Case(world=3, local=1, topk=2, ids="overflow", seed=8),
-    Case(world=3, local=2, topk=2, ids="bad", contract=2, seed=9),
-    Case(local=2, topk=4, batch=6, contract=2, odd=True, tail=True, mask="prefix", shared=2, seed=10),
-    Case(world=2, local=40, topk=8, batch=70, ids="any", batches="unequal", units=1, seed=11, cores=5),
-    Case(local=2, topk=2, batch=1, units=130, dtype="fp32", contract=2, shared=2, seed=12, cores=48),
-    Case(world=3, batch=0, quant_mode=2, tp_world_size=1, seed=15),
-    Case(world=3, batch=0, batches="global_bs", quant_mode=2, contract=2, tp_world_size=1, seed=16),
-    Case(world=1, batch=0, batches="global_bs", quant_mode=2, seed=17),
-    Case(world=1, batch=0, quant_mode=2, contract=2, seed=18),
-    # The shapes of the run whose printed numbers the reference gives.
-    Case(local=16, topk=8, batch=6, ids="distinct", seed=13, cores=8),
-    Case(local=16, topk=12, batch=4, ids="distinct", expert_token_nums_type=0, seed=14, cores=48),
-]
-
-
-@pytest.mark.asan
-@pytest.mark.parametrize("spec", FIXED, ids=lambda spec: f"case{spec.seed}")
-def test_fixed(clusters: Clusters, spec: Case) -> None:
-    case = legal(spec)
-    op_runs.check(case, op_runs.run(clusters[case.world], case))
-
-
 # ---- many ranks, many experts, many tokens, long rows
 
 
@@ -125,15 +84,13 @@ LIMITS = {
     "E 1024": Case(world=4, local=256, topk=16, batch=9, mask="pair", batches="unequal", seed=23),
     "one rank": Case(world=1, local=1024, topk=16, batch=16, contract=2, ids="distinct", cores=48, seed=24),
     "one core": Case(world=64, local=16, topk=2, batch=1, units=1, dtype="fp32", cores=1, seed=25),
-    "K 16": Case(world=2, local=8, topk=16, ids="distinct", cores=24, seed=26, **MANY),
     "UB, W 1": Case(world=1, local=1024, **LARGEST_UB),
     "UB, W 16": Case(world=16, local=64, **LARGEST_UB),
-    "K 22": Case(world=4, local=128, topk=22, ids="distinct", cores=5, seed=32, batch=40, quant_mode=2, contract=2),
     "K 32": Case(world=2, local=16, topk=32, ids="distinct", cores=24, seed=33, batch=70, units=3, mask="pair"),
     "K 1": Case(world=3, local=2, topk=1, mask="token", batches="unequal", seed=27, **MANY),
     "K 16, V2": Case(local=9, topk=16, contract=2, mask="pair", ids="minus", cores=7, seed=28, batch=500),
 }
-SLOW = ("W 64, V2", "K 16", "UB, W 16")
+SLOW = ("W 64, V2", "UB, W 16")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in SLOW)) for name in LIMITS])

@@ -13,7 +13,6 @@ from failure_cases import case_of, check_combine, check_dispatch
 
 import ascend_moe
 from ascend_moe.errors import CommTimeout
-from ascend_moe.ops.begin import begin_combine, begin_dispatch
 from ascend_moe.validate import run as validate_run
 from ascend_moe.validate.run import DevicePlace
 
@@ -72,28 +71,6 @@ def test_the_late_rank_has_the_time(way: str, monkeypatch: pytest.MonkeyPatch) -
         check_combine(place, result, 1)
         for each in times:
             check_times(place, each)
-
-    on_ranks(work)
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_two_launches_add_to_it_too(algorithm: str) -> None:
-    """What finish waits; the late rank sleeps before it sends."""
-    gate = threading.Barrier(WORLD)
-
-    def work(place: DevicePlace) -> None:
-        x, ids = torch.full((2, 16), float(place.rank)), torch.tensor([[0, 1], [2, 1]], dtype=torch.int32)
-        call = place.arguments(moe_expert_num=WORLD, comm_alg=algorithm)
-        times = BEFORE.clone()
-        ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, **call)
-        others_wait(place, gate)
-        started = begin_dispatch(x, ids, performance_info=times, **call)
-        sent = started.finish()
-        check_times(place, times)
-        once = times.clone()
-        back = begin_combine(sent[0], ids, sent[2], sent[4], torch.ones(2, 2), performance_info=times, **call)
-        assert torch.equal(back.finish(), 2 * x)
-        assert bool((times >= once).all())
 
     on_ranks(work)
 

@@ -37,19 +37,12 @@ class BuildError(Exception):
     """Holds what the compiler said."""
 
 
-def apply(mutant: Mutant, root: Path) -> None:
-    """Makes the mutant's edits in the sources below ``root``.
+def applied(mutant: Mutant, files: Mapping[str, str]) -> dict[str, str]:
+    """The texts of ``files``, by path, with the mutant's edits.
 
     Raises:
         AssertionError: an edit's old text is not in its file exactly once.
     """
-    files = {edit.file: (root / edit.file).read_text() for edit in mutant.edits}
-    for file, text in applied(mutant, files).items():
-        (root / file).write_text(text)
-
-
-def applied(mutant: Mutant, files: Mapping[str, str]) -> dict[str, str]:
-    """The texts of ``files``, by path, with the mutant's edits. Raises as ``apply`` does."""
     texts = dict(files)
     for edit in mutant.edits:
         text = texts[edit.file]

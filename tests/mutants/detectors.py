@@ -58,21 +58,20 @@ FORGERY = {table.FORGED: (FORGED_CASES, OUTSIDE), table.SUMS: (SUMS_CASES, {"wro
 TESTS = Path(__file__).resolve().parents[1]
 PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:xdist", "-p", "no:randomly")
 HANGS = ("--timeout=120", "--timeout-method=thread")  # a test that takes so long ends the run with code 1
-SUITE_TESTS = [
-    *(
-        f"kernels/test_twin_reference.py::test_{name}"
-        for name in (*("fixed", "special_values", "masked_ids_are_not_looked_at"),)
-    ),
-    "kernels/test_failures_collective.py::test_every_rank_reports_the_global_bs_of_the_largest_batch",
-    "torch/test_bad_arguments.py",
-    "kernels/test_special_experts.py",
-    "kernels/test_quantized_rows.py",
-    "kernels/test_row_alignment.py",
-    "kernels/test_failures_corrupt.py::test_another_alignment_of_rows_is_a_mismatch",
-    "kernels/test_sequences.py",
-]
-# The tests of ZERO_COPY, those on both sides of what the kernels check, and those of what comes of a failure.
+#: Tests on the fast engine, by detector.
 PARTS = {
+    table.SUITE: [
+        "kernels/test_twin_reference.py::test_equal_to_reference",
+        "kernels/test_twin_reference.py::test_special_values",
+        "kernels/test_twin_reference.py::test_masked_ids_are_not_looked_at",
+        "kernels/test_failures_collective.py::test_every_rank_reports_the_global_bs_of_the_largest_batch",
+        "torch/test_bad_arguments.py",
+        "kernels/test_special_experts.py",
+        "kernels/test_quantized_rows.py",
+        "kernels/test_row_alignment.py",
+        "kernels/test_failures_corrupt.py::test_another_alignment_of_rows_is_a_mismatch",
+        "kernels/test_sequences.py",
+    ],
     table.ZERO_COPY: ["kernels/direct/test_combine.py"],
     table.BORDERS: [
         "kernels/test_borders.py",
@@ -120,8 +119,11 @@ def first_failure(build: Build, suite: Sequence[str], seconds: float, **environm
     return (failed or ["hangs"])[0].removeprefix("FAILED ")[:160]
 
 
-def first_failure_of_suite(build: Build) -> str | None:
-    return first_failure(build, SUITE_TESTS, seconds=150, ASCEND_MOE_TIMEOUT_S="3", ASCEND_MOE_COMM_ALG="window")
+def first_failure_of_part(build: Build, detector: str, **environment: str) -> str | None:
+    """What ``first_failure`` returns of a detector's tests."""
+    if detector == table.SUITE:
+        environment |= {"ASCEND_MOE_TIMEOUT_S": "3", "ASCEND_MOE_COMM_ALG": "window"}
+    return first_failure(build, PARTS[detector], 300, **environment)
 
 
 def cases(seed: int, detector: str) -> Iterator[explore.Program]:
@@ -190,14 +192,12 @@ def forged(build: Build, programs: Sequence[explore.Program], finds: set[str]) -
 
 def check(mutant: Mutant, detector: str, builds: MutantBuilds) -> str:
     """How the detector finds the mutant; AssertionError when it does not."""
-    build = builds.library("fast" if detector in (table.SUITE, *PARTS) else "checked", mutant)
-    if detector in (table.SUITE, *PARTS):
+    build = builds.library("fast" if detector in PARTS else "checked", mutant)
+    if detector in PARTS:
         checked = {}
         if detector == table.LEVELS_EXPLORED:
             checked = {"ASCEND_MOE_CHECKED_LIBRARY": str(builds.library("checked", mutant).path)}
-        tests = PARTS.get(detector, [])
-        found_by_suite = detector == table.SUITE
-        failure = first_failure_of_suite(build) if found_by_suite else first_failure(build, tests, 300, **checked)
+        failure = first_failure_of_part(build, detector, **checked)
         assert failure is not None, f"no test of the {detector} sees {mutant.name}"
         return failure
     if detector in FORGERY:

@@ -482,6 +482,7 @@ PATCHES = r"""
 + end > static_cast<int32_t>(info_->expandRows) + 1
 @ common/inputs
 = window, the position behind the last
+! faults | success
 - if (position >= total)
 + if (position > total)
 @ common/segments
@@ -490,6 +491,7 @@ PATCHES = r"""
 + result.GetValue(0) <= static_cast<float>(info_->capacity) + 1
 @ common/inputs
 = the first triple that there is not
+! suite
 - if (value[w] >= limits[w])
 + if (value[w] > limits[w])
 @ common/report

@@ -139,9 +139,7 @@ def test_the_shared_experts_row_comes_after_the_servers() -> None:
 def test_one_server_for_all_rounds_twice_the_same(coded: bool) -> None:
     """With all ranks on one server the second rounding changes nothing; codes are made of sums, not of rows."""
     case = Case(world=4, local=2, topk=3, contract=2, batches="unequal", batch=6, seed=3, comm_quant_mode=2 * coded)
-    rows = [
-        case.expert_rows(r, d.expand_x, d.dynamic_scales, d.ep_recv_counts) for r, d in enumerate(case.dispatched())
-    ]
+    rows = case.rows_of(case.dispatched())
     plain = replace(case, comm_quant_mode=0)
     for one, all_ranks in zip(_combined(case, 4, rows), _combined(plain, 0, rows), strict=True):
         want = ref.restore_blocks(*ref.quantize_blocks(all_ranks)) if coded else all_ranks
