@@ -36,8 +36,7 @@ class Event:
     def wait(self, stream: Stream | None = None) -> None:
         """Do nothing: no work is pending."""
 
-    def reset(self, stream: Stream | None = None) -> None:
-        """Do nothing: no work is pending."""
+    reset = wait
 
     def query(self) -> bool:
         return True
@@ -159,19 +158,17 @@ def is_current_stream_capturing() -> bool:
 
 
 def init() -> None:
-    """Do nothing: there is no device to initialize."""
+    """Do nothing: there is no device to initialize, and no cache."""
+
+
+empty_cache = init
 
 
 def synchronize(device: Any = None) -> None:
-    """Do nothing: no work is pending."""
+    """Do nothing: no work is pending, and there are no statistics."""
 
 
-def empty_cache() -> None:
-    """Do nothing: there is no cache."""
-
-
-def reset_peak_memory_stats(device: Any = None) -> None:
-    """Do nothing: there are no statistics."""
+reset_peak_memory_stats = synchronize
 
 
 def memory_allocated(device: Any = None) -> int:

@@ -13,6 +13,7 @@ torch_npu wheel, use `ascend-moe vnpu`, which runs the real one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import logging
@@ -39,16 +40,8 @@ from ascend_moe.shim import ABOUT, VERSION
 from ascend_moe.shim import npu as shim_npu
 from ascend_moe.shim import profiler as shim_profiler
 
-_MISSING: Any = object()
-
-# torch functions with an argument device
-_FACTORIES = (
-    *("arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_like"),
-    *("empty_permuted", "empty_strided", "eye", "full", "full_like", "hamming_window", "hann_window"),
-    *("kaiser_window", "linspace", "logspace", "normal", "ones", "ones_like", "rand", "rand_like", "randint"),
-    *("randint_like", "randn", "randn_like", "randperm", "range", "scalar_tensor", "sparse_coo_tensor"),
-    *("sparse_csr_tensor", "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like"),
-)
+# torch functions with an argument device, beside those that torch's device modes list
+_FACTORIES = ("empty_like", "full_like", "normal", "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like")
 _METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 # torch_npu's numbers of dtypes: 256 + aclDataType
 _DTYPES = {
@@ -67,41 +60,16 @@ _DTYPES = {
 }
 
 
-class _Changes:
-    """Changes of install, undone in reverse order."""
-
-    def __init__(self) -> None:
-        self._attributes: list[tuple[Any, str, Any]] = []
-        self._modules: list[tuple[str, Any]] = []
-        self._calls: list[Callable[[], None]] = []
+class _Changes(contextlib.ExitStack):
+    """Changes of install, undone in reverse order by `close`."""
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute. `undo` restores the one that ``owner`` itself had, or deletes the new one."""
-        self._attributes.append((owner, name, vars(owner).get(name, _MISSING)))
+        """Set an attribute until `close`, which restores the one that ``owner`` itself had, or deletes the new one."""
+        if name in vars(owner):
+            self.callback(setattr, owner, name, vars(owner)[name])
+        else:
+            self.callback(delattr, owner, name)
         setattr(owner, name, value)
-
-    def add_module(self, name: str, module: ModuleType) -> None:
-        self._modules.append((name, sys.modules.get(name, _MISSING)))
-        sys.modules[name] = module
-
-    def call_at_undo(self, function: Callable[[], None]) -> None:
-        self._calls.append(function)
-
-    def undo(self) -> None:
-        while self._calls:
-            self._calls.pop()()
-        while self._attributes:
-            owner, name, before = self._attributes.pop()
-            if before is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
-        while self._modules:
-            name, before = self._modules.pop()
-            if before is _MISSING:
-                sys.modules.pop(name, None)
-            else:
-                sys.modules[name] = before
 
 
 _changes: _Changes | None = None
@@ -129,19 +97,13 @@ def install(quiet: bool = False) -> None:
             "torch_npu is installed or imported; the shim is for machines without it. On NPUs call "
             "ascend_moe.patch_torch_npu(); without an NPU start the program with `ascend-moe vnpu -- `"
         )
-    # torch caches its factory functions for device modes in this call, before they are replaced
-    _device._device_constructors()
-    changes = _Changes()
-    changes.call_at_undo(_forget_functions)
-    try:
+    with _Changes() as changes:
+        changes.callback(_forget_functions)
         _add_modules(changes)
         _change_devices(changes)
         _change_groups(changes)
         _add_operators(changes)
-    except BaseException:
-        changes.undo()
-        raise
-    _changes = changes
+        _changes = changes.pop_all()
     if not quiet:
         log.say(logging.WARNING, "torch_npu %s: %s", VERSION, ABOUT)
 
@@ -157,7 +119,7 @@ def uninstall() -> None:
     """Undo `install`; do nothing if the shim is not installed. Existing groups and tensors stay valid."""
     global _changes
     if _changes is not None:
-        _changes.undo()
+        _changes.close()
         _changes = None
 
 
@@ -223,14 +185,15 @@ def _add_modules(changes: _Changes) -> None:
         ("torch_npu.profiler", profiler),
         ("torch.npu", runtime),
     ):
-        changes.add_module(name, module)
+        sys.modules[name] = module
+        changes.callback(sys.modules.pop, name, None)
     changes.set(torch, "npu", runtime)
 
 
 def _add_operators(changes: _Changes) -> None:
     """Define ``torch.ops.npu``, whose operators call those of ``torch.ops.ascend_moe`` with the same name."""
     library: Any = torch.library.Library("npu", "FRAGMENT")  # type: ignore[no-untyped-call]
-    changes.call_at_undo(library._destroy)
+    changes.callback(library._destroy)
     for name, schema in {**SCHEMAS, **TORCH_NPU_SCHEMAS}.items():
         packet, _, overload = name.partition(".")
         ours = getattr(getattr(torch.ops.ascend_moe, packet), overload or "default")
@@ -394,7 +357,9 @@ def _change_devices(changes: _Changes) -> None:
     tensor, module = torch.Tensor, torch.nn.Module
     changes.set(torch, "device", _standing_for(torch.device, "device"))
     changes.set(torch, "Generator", _standing_for(torch.Generator, "Generator"))
-    for name in _FACTORIES:
+    # torch caches this list for its modes, here before the functions are replaced
+    listed = (each.__name__ for each in _device._device_constructors() if hasattr(torch, each.__name__))
+    for name in (*_FACTORIES, *listed):
         changes.set(torch, name, _on_cpu(getattr(torch, name)))
     changes.set(torch, "load", _on_cpu(torch.load, "map_location", first=True))
     for name in _METHODS:

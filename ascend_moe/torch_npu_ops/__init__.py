@@ -7,7 +7,6 @@ an NPU it is ``torch.ops.npu``'s, except for the two that use the windows, which
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,24 +20,7 @@ from ascend_moe.ops import registration
 from ascend_moe.ops.registration import NAMESPACE, TORCH_NPU_SCHEMAS, list_overload_of, schema_of
 from ascend_moe.torch_npu_ops import alltoallv, collectives, init_routing, matmul_epilogues, meta, permute, sharding
 
-
-@dataclass(frozen=True)
-class _Kind:
-    """The functions of one operator.
-
-    ``differentiable``: torch's gradients on the CPU, torch_npu's on an NPU. ``collective``: the operator waits for the
-    other ranks. ``windows``: it uses this package's windows on every device.
-    """
-
-    run: Callable[..., Any]
-    differentiable: bool = False
-    collective: bool = False
-    windows: bool = False
-
-    def meta(self, call: Any) -> Any:
-        return getattr(meta, self.run.__name__)(call)
-
-
+# Operators by what holds for them. Differentiable: by torch's gradients on the CPU, by torch_npu's on an NPU.
 _DIFFERENTIABLE = (
     experts.npu_grouped_matmul,
     experts.npu_swiglu,
@@ -49,6 +31,7 @@ _DIFFERENTIABLE = (
     permute.npu_moe_token_unpermute,
 )
 _OVER_SHARDS = (permute.npu_moe_token_permute, permute.npu_moe_token_unpermute)
+# They use this package's windows on every device, and wait for the other ranks, as those of an all-to-all do.
 _WINDOWS = (collectives.npu_moe_distribute_combine_add_rms_norm, collectives._npu_distribute_barrier)
 _ALL_TO_ALL = (alltoallv.npu_alltoallv_gmm, alltoallv.npu_gmm_alltoallv)
 _OTHERS = (
@@ -87,16 +70,19 @@ def _contiguous(outputs: Any) -> Any:
 class _VendorOp(registration.Operator):
     """One overload of one operator, and its implementation for each dispatch key."""
 
-    def __init__(self, qualified: str, kind: _Kind) -> None:
-        super().__init__(qualified, TORCH_NPU_SCHEMAS[qualified])
-        self.kind = kind
+    def __init__(self, qualified: str, run: Callable[..., Any], schema: str) -> None:
+        TORCH_NPU_SCHEMAS[qualified] = schema
+        super().__init__(qualified, schema)
+        self.run, self.windows = run, run in _WINDOWS
+        self.collective = run in (*_WINDOWS, *_ALL_TO_ALL)
+        self.differentiable = run in (*_DIFFERENTIABLE, collectives.npu_moe_distribute_combine_add_rms_norm)
         registration.LIBRARY.impl(qualified, self.cpu, "CPU")
         registration.LIBRARY.impl(qualified, self.npu, "PrivateUse1")
         registration.LIBRARY.impl(qualified, self.autograd, "Autograd", with_keyset=True)
         torch.library.register_fake(f"{NAMESPACE}::{qualified}", self.fake, lib=registration.LIBRARY)
-        if kind.collective:
+        if self.collective:
             self.keep_calls()
-        if kind.run in _OVER_SHARDS:
+        if run in _OVER_SHARDS:
             for callable_ in (self.packet, self.overload):
                 callable_._op = sharding.over_shards(callable_._op, self.bind)
 
@@ -107,12 +93,12 @@ class _VendorOp(registration.Operator):
                     f"{self.name}: {name} is on {tensor.device}, other tensors are on cpu: move all to one device",
                     argument=name,
                 )
-        return _contiguous(self.kind.run(*args, **kwargs))
+        return _contiguous(self.run(*args, **kwargs))
 
     def npu(self, *args: Any, **kwargs: Any) -> Any:
         """Run torch_npu's operator, or this package's if it uses windows or that one refuses the arguments."""
-        if self.kind.windows or refused(self.name, kwargs):
-            return self.kind.run(*args, **kwargs)
+        if self.windows or refused(self.name, kwargs):
+            return self.run(*args, **kwargs)
         # The tensors are on its device, so torch_npu is already imported.
         theirs = getattr(getattr(torch.ops.npu, self.name, None), self.overload._overloadname, None)
         if theirs is None:
@@ -122,7 +108,7 @@ class _VendorOp(registration.Operator):
         return theirs(*args, **kwargs)
 
     def fake(self, *args: Any, **kwargs: Any) -> Any:
-        if self.kind.collective:
+        if self.collective:
             # Called by every compiler after its import.
             registration.keep_order_in_inductor(self.overload)
         given = self.bind(args, kwargs)
@@ -132,7 +118,7 @@ class _VendorOp(registration.Operator):
                 text = f"{self.name}: {name} is on meta, other tensors are not; put all or none there"
                 raise ArgumentError(text, argument=name)
         try:
-            return self.kind.meta(SimpleNamespace(**given))
+            return getattr(meta, self.run.__name__)(SimpleNamespace(**given))
         except ArgumentError as error:
             raise ArgumentError(f"{self.name}: {error}", **error.details) from None
 
@@ -143,13 +129,13 @@ class _VendorOp(registration.Operator):
         if not needing_grad or not torch.is_grad_enabled():
             return self.below_autograd(keys, args, kwargs)
         bound = self.bind(args, kwargs)
-        if self.kind.run in _ALL_TO_ALL:
+        if self.run in _ALL_TO_ALL:
             return alltoallv.with_gradients(self.name, bound)
-        if self.kind.run is experts.npu_grouped_matmul and grouped_matmul.has_products_for_gradients(bound):
+        if self.run is experts.npu_grouped_matmul and grouped_matmul.has_products_for_gradients(bound):
             return grouped_matmul.multiply_with_gradient(self.overload, bound)
         # Operators over the windows consist of ops with gradients on every device.
-        npu = given[0].device.type == "npu" and not self.kind.windows
-        if not self.kind.differentiable or (npu and not self._torch_npu_differentiates()):
+        npu = given[0].device.type == "npu" and not self.windows
+        if not self.differentiable or (npu and not self._torch_npu_differentiates()):
             outputs = self.below_autograd(keys, args, kwargs)
             listed = isinstance(outputs, list)  # torch would take the tensors in a list for constants
             made = registration.NotDifferentiable.apply(  # type: ignore[no-untyped-call]
@@ -171,14 +157,7 @@ class _VendorOp(registration.Operator):
 OPS: dict[str, _VendorOp] = {}
 
 
-def _register(name: str, kind: _Kind, schema: str) -> None:
-    TORCH_NPU_SCHEMAS[name] = schema
-    OPS[name] = _VendorOp(name, kind)
-
-
 for _run in (*_WINDOWS, *_ALL_TO_ALL, *_DIFFERENTIABLE, *_OTHERS):
-    _differentiable = _run in (*_DIFFERENTIABLE, collectives.npu_moe_distribute_combine_add_rms_norm)
-    _kind = _Kind(_run, _differentiable, _run in (*_WINDOWS, *_ALL_TO_ALL), _run in _WINDOWS)
-    _register(_run.__name__, _kind, schema_of(_run))
+    OPS[_run.__name__] = _VendorOp(_run.__name__, _run, schema_of(_run))
 _LIST = "npu_grouped_matmul.List"
-_register(_LIST, OPS["npu_grouped_matmul"].kind, list_overload_of(OPS["npu_grouped_matmul"].schema))
+OPS[_LIST] = _VendorOp(_LIST, experts.npu_grouped_matmul, list_overload_of(OPS["npu_grouped_matmul"].schema))

@@ -5,7 +5,8 @@ Rows or outputs that an operator leaves unspecified on a device are left unchang
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,11 +33,19 @@ from ascend_moe.torch_npu_ops.init_routing import (
 )
 from ascend_vnpu.operators.registry import DTYPES, effect, returns, write
 
+Arguments = dict[str, Any]
+Named = TypeVar("Named", bound=Callable[..., None])
 
-def _named(names: str, values: tuple[Any, ...]) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """Return the arguments by name, and the remaining values, which are the outputs."""
+
+def _by_name(function: str, names: str) -> Callable[[Named], Named]:
+    """Return a decorator like `effect`; the function gets a dict of the arguments by name, and the outputs behind."""
     words = names.split()
-    return dict(zip(words, values, strict=False)), values[len(words) :]
+
+    def register(run: Named) -> Named:
+        effect(function)(lambda *values: run(dict(zip(words, values, strict=False)), *values[len(words) :]))
+        return run
+
+    return register
 
 
 def _write_all(outputs: tuple[Any, ...], *results: Tensor | None) -> None:
@@ -53,36 +62,28 @@ returns("aclnnMoeInitRouting", outputs=3)(npu_moe_init_routing)
 returns("aclnnMoeComputeExpertTokens")(npu_moe_compute_expert_tokens)
 
 
-def _gating(given: dict[str, Any], outputs: tuple[Any, ...]) -> None:
+_GATING = "k k_group group_count group_select_mode renorm norm_type out_flag routed_scaling_factor eps"
+
+
+@_by_name("aclnnMoeGatingTopK", f"x bias {_GATING}")
+@_by_name("aclnnMoeGatingTopKV2", f"x bias input_ids tid2eid {_GATING}")
+def _gating_top_k(given: Arguments, *outputs: Any) -> None:
     weights, ids, scores = routers.npu_moe_gating_top_k(**given)
     _write_all(outputs, weights, ids, scores if given["out_flag"] else None)
 
 
-_GATING = "k k_group group_count group_select_mode renorm norm_type out_flag routed_scaling_factor eps"
-
-
-@effect("aclnnMoeGatingTopK")
-def _gating_top_k(*values: Any) -> None:
-    _gating(*_named(f"x bias {_GATING}", values))
-
-
-@effect("aclnnMoeGatingTopKV2")
-def _gating_top_k_by_table(*values: Any) -> None:
-    _gating(*_named(f"x bias input_ids tid2eid {_GATING}", values))
-
-
-@effect("aclnnMoeGatingTopKSoftmaxV2")
-def _gating_top_k_softmax_v2(*values: Any) -> None:
-    given, outputs = _named("x finished k renorm output_softmax", values)
+@_by_name("aclnnMoeGatingTopKSoftmaxV2", "x finished k renorm output_softmax")
+def _gating_top_k_softmax_v2(given: Arguments, *outputs: Any) -> None:
     weights, ids, softmax = routers.npu_moe_gating_top_k_softmax_v2(**given)
     asked = given["output_softmax"] and not given["renorm"]
     _write_all(outputs, weights, ids, softmax if asked else None)
 
 
-@effect("aclnnMoeInitRoutingV2")
-def _init_routing_v2(*values: Any) -> None:
-    names = "x expert_idx active_num expert_capacity expert_num drop_pad_mode counts_form before_capacity"
-    given, outputs = _named(names, values)
+@_by_name(
+    "aclnnMoeInitRoutingV2",
+    "x expert_idx active_num expert_capacity expert_num drop_pad_mode counts_form before_capacity",
+)
+def _init_routing_v2(given: Arguments, *outputs: Any) -> None:
     # This older version numbers the kinds of counts differently: 0 none, 1 running sums, 2 counts.
     form, _ = given.pop("counts_form"), given.pop("before_capacity")
     rows, places, tokens, _ = npu_moe_init_routing_v2(
@@ -91,11 +92,12 @@ def _init_routing_v2(*values: Any) -> None:
     _write_all(outputs, rows, places, tokens if form else None)
 
 
-@effect("aclnnMoeInitRoutingV3")
-def _init_routing_v3(*values: Any) -> None:
-    names = """x expert_idx scale offset active_num expert_capacity expert_num drop_pad_mode
-        expert_tokens_num_type expert_tokens_num_flag quant_mode active_expert_range row_idx_type"""
-    given, outputs = _named(names, values)
+@_by_name(
+    "aclnnMoeInitRoutingV3",
+    """x expert_idx scale offset active_num expert_capacity expert_num drop_pad_mode expert_tokens_num_type
+    expert_tokens_num_flag quant_mode active_expert_range row_idx_type""",
+)
+def _init_routing_v3(given: Arguments, *outputs: Any) -> None:
     rows, places, tokens, scales = npu_moe_init_routing_v2(**given)
     scaled = given["quant_mode"] == 1 or (given["quant_mode"] == -1 and given["scale"] is not None)
     counted = given["expert_tokens_num_flag"]
@@ -120,17 +122,16 @@ def _finalize_routing(rows: Tensor, places: Tensor, *rest: Any) -> Tensor:
     return permute.npu_moe_finalize_routing(rows, skip1, skip2, bias, scales, places, expert_ids, mode)
 
 
-@returns("aclnnMoeReRouting", outputs=4)
-def _re_routing(*values: Any) -> tuple[Tensor, ...]:
-    names = "tokens expert_token_num_per_rank per_token_scales expert_token_num_type idx_type"
-    return permute.npu_moe_re_routing(**_named(names, values)[0])
+@_by_name("aclnnMoeReRouting", "tokens expert_token_num_per_rank per_token_scales expert_token_num_type idx_type")
+def _re_routing(given: Arguments, *outputs: Any) -> None:
+    _write_all(outputs, *permute.npu_moe_re_routing(**given))
 
 
-@effect("aclnnMoeUpdateExpert")
-def _update_expert(*values: Any) -> None:
-    names = """expert_ids eplb_table expert_scales pruning_threshold active_mask local_rank_id world_size
-        balance_mode"""
-    given, outputs = _named(names, values)
+@_by_name(
+    "aclnnMoeUpdateExpert",
+    "expert_ids eplb_table expert_scales pruning_threshold active_mask local_rank_id world_size balance_mode",
+)
+def _update_expert(given: Arguments, *outputs: Any) -> None:
     ids, mask = npu_moe_update_expert(**given)
     _write_all(outputs, ids, None if given["pruning_threshold"] is None else mask)
 
@@ -164,17 +165,15 @@ def _token_unpermute_grad(
 # ---- experts: grouped matmul, SwiGLU and quantization, alone and fused
 
 
-@effect("aclnnGroupedMatmulV4")
-def _grouped_matmul_v4(*values: Any) -> None:
-    _grouped_matmul_v5(*values[:16], None, *values[16:])  # tuning_config
+_GROUPED_MATMUL = """x weight bias scale offset antiquant_scale antiquant_offset per_token_scale group_list
+    activation_input activation_quant_scale activation_quant_offset split_item group_type group_list_type act_type"""
 
 
-@effect("aclnnGroupedMatmulV5")
-def _grouped_matmul_v5(*values: Any) -> None:
-    names = """x weight bias scale offset antiquant_scale antiquant_offset per_token_scale group_list
-        activation_input activation_quant_scale activation_quant_offset split_item group_type group_list_type
-        act_type tuning_config"""
-    given, outputs = _named(names, values)
+@_by_name("aclnnGroupedMatmulV4", _GROUPED_MATMUL)
+@_by_name("aclnnGroupedMatmulV5", f"{_GROUPED_MATMUL} tuning_config")
+@_by_name("aclnnGroupedMatmulWeightNz", f"{_GROUPED_MATMUL} tuning_config group_size")
+def _grouped_matmul_of_tensors(given: Arguments, out: Any, *_: Any) -> None:
+    given.pop("group_size", None)  # the scales' shape says it
     x, weight, group_list = given["x"], given["weight"], given["group_list"]
     if len(x) == 1 and group_list is not None and given["group_type"] == 0:
         experts = weight[0].shape[0] if weight[0].dim() == 3 else len(weight)
@@ -183,35 +182,28 @@ def _grouped_matmul_v5(*values: Any) -> None:
         given["x"] = [x[0][:used]]
         scales = given["per_token_scale"] or []
         given["per_token_scale"] = [scale.reshape(-1)[:used] for scale in scales]
-    _write_all(outputs[0], *npu_grouped_matmul(**given, output_dtype=outputs[0][0].dtype))
+    _write_all(out, *npu_grouped_matmul(**given, output_dtype=out[0].dtype))
 
 
-@effect("aclnnGroupedMatmulWeightNz")
-def _grouped_matmul_of_blocks(*values: Any) -> None:
-    _grouped_matmul_v5(*values[:17], *values[18:])  # the size of groups, which the scales' shape says
-
-
-@effect("aclnnGroupedMatmul")
-def _grouped_matmul(*values: Any) -> None:
-    names = "x weight bias scale offset antiquant_scale antiquant_offset group_list split_item"
-    given, (out,) = _named(names, values)
+@_by_name("aclnnGroupedMatmul", "x weight bias scale offset antiquant_scale antiquant_offset group_list split_item")
+def _grouped_matmul_of_a_list(given: Arguments, out: Any) -> None:
     given["group_list"] = given["group_list"] or None
     _write_all(out, *npu_grouped_matmul(**given, output_dtype=out[0].dtype))
 
 
-@effect("aclnnGroupedMatmulSwigluQuantWeightNZ")
-def _swiglu_quant(*values: Any) -> None:
-    given, outputs = _named("x weight bias offset weight_scale x_scale group_list", values)
+@_by_name("aclnnGroupedMatmulSwigluQuantWeightNZ", "x weight bias offset weight_scale x_scale group_list")
+def _swiglu_quant(given: Arguments, *outputs: Any) -> None:
     codes, scale, _ = matmul_epilogues.npu_grouped_matmul_swiglu_quant(**given)
     used = int(given["group_list"][-1])
     _write_all(outputs, codes[:used], scale[:used])
 
 
-@effect("aclnnGroupedMatmulSwigluQuantV2")
-def _swiglu_quant_v2(*values: Any) -> None:
-    names = """x weight weight_scale weight_assist_matrix bias x_scale smooth_scale group_list dequant_mode
-        dequant_dtype quant_mode group_list_type tuning_config"""
-    given, outputs = _named(names, values)
+@_by_name(
+    "aclnnGroupedMatmulSwigluQuantV2",
+    """x weight weight_scale weight_assist_matrix bias x_scale smooth_scale group_list dequant_mode dequant_dtype
+    quant_mode group_list_type tuning_config""",
+)
+def _swiglu_quant_v2(given: Arguments, *outputs: Any) -> None:
     del given["dequant_dtype"]  # numbered as aclDataType; float32 is all there is
     codes, scale = matmul_epilogues.npu_grouped_matmul_swiglu_quant_v2(**given)
     used = int(as_counts(given["group_list"], given["group_list_type"]).sum())
@@ -221,9 +213,8 @@ def _swiglu_quant_v2(*values: Any) -> None:
 returns("aclnnSwiGlu")(npu_swiglu)
 
 
-@effect("aclnnClippedSwiglu")
-def _clipped_swiglu(*values: Any) -> None:
-    given, (out,) = _named("x group_index dim alpha limit bias interleaved", values)
+@_by_name("aclnnClippedSwiglu", "x group_index dim alpha limit bias interleaved")
+def _clipped_swiglu(given: Arguments, out: Tensor) -> None:
     y, groups = npu_clipped_swiglu(**given), given["group_index"]
     rows = given["x"].shape[: given["dim"] % y.dim()].numel()
     used = rows if groups is None else int(groups.sum())
@@ -240,16 +231,10 @@ def _swiglu_grad(grad: Tensor, x: Tensor, dim: int) -> Tensor:
     return torch.cat([wide * right * slope, wide * silu(left)], dim)
 
 
-@effect("aclnnDynamicQuantV2")
-def _dynamic_quant_v2(*values: Any) -> None:
-    _dynamic_quant_v3(*values[:4], 1, "pertoken", *values[4:])
-
-
-@effect("aclnnDynamicQuantV3")
-def _dynamic_quant_v3(*values: Any) -> None:
-    names = "input smooth_scales group_index dst_type symmetrical quant_mode"
-    given, (y, scale, offset) = _named(names, values)
-    if not given.pop("symmetrical") or offset is not None:
+@_by_name("aclnnDynamicQuantV2", "input smooth_scales group_index dst_type")
+@_by_name("aclnnDynamicQuantV3", "input smooth_scales group_index dst_type symmetrical quant_mode")
+def _dynamic_quant(given: Arguments, y: Tensor, scale: Tensor, offset: Tensor | None) -> None:
+    if not given.pop("symmetrical", True) or offset is not None:
         text = "asymmetric quantization is not supported on the virtual NPU: quantize symmetrically, without offset"
         raise ArgumentError(text, argument="offset")
     given["dst_type"] = _dtype(given["dst_type"], "dst_type")
@@ -273,11 +258,12 @@ def _write_int4(values: Tensor, scales: Tensor, codes: Tensor, scales_out: Tenso
     write(scales_out, scales)
 
 
-@effect("aclnnDequantSwigluQuantV2")
-def _dequant_swiglu_quant_v2(*values: Any) -> None:
-    names = """x weight_scale activation_scale bias quant_scale quant_offset group_index activate_left
-        quant_mode dst_type round_mode activate_dim swiglu_mode clamp_limit glu_alpha glu_bias"""
-    given, outputs = _named(names, values)
+@_by_name(
+    "aclnnDequantSwigluQuantV2",
+    """x weight_scale activation_scale bias quant_scale quant_offset group_index activate_left quant_mode dst_type
+    round_mode activate_dim swiglu_mode clamp_limit glu_alpha glu_bias""",
+)
+def _dequant_swiglu_quant_v2(given: Arguments, *outputs: Any) -> None:
     mode, round_mode, groups = given["quant_mode"], given.pop("round_mode"), given["group_index"]
     need(round_mode == "rint", "round_mode", "is {}; the virtual NPU supports rint", round_mode)
     given["quant_mode"] = ("static", "dynamic").index(mode)
@@ -298,9 +284,8 @@ def _quantize(x: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: int,
     write(out, values.clamp(limits.min, limits.max).to(out.dtype))
 
 
-@effect("aclnnAscendQuantV3")
-def _ascend_quant(*values: Any) -> None:
-    given, (out,) = _named("x scales offset sqrt_mode round_mode dst_type axis", values)
+@_by_name("aclnnAscendQuantV3", "x scales offset sqrt_mode round_mode dst_type axis")
+def _ascend_quant(given: Arguments, out: Tensor) -> None:
     if out.dtype != torch.int8 or given["sqrt_mode"]:
         text = f"the output is {out.dtype}, sqrt_mode {given['sqrt_mode']}; the virtual NPU needs int8 and False"
         raise ArgumentError(text, argument="dtype")
@@ -313,18 +298,10 @@ def _ascend_quant(*values: Any) -> None:
 
 
 @effect("aclnnQuantMatmulV5", "aclnnQuantMatmulWeightNz")
-def _quant_matmul(*values: Any) -> None:
-    names = "x1 x2 x1_scale scale y_scale x1_offset offset y_offset bias transpose_x1 transpose_x2 group_size"
-    given, (out,) = _named(names, values)
-    _scaled_product(out=out, **given)
-
-
-def _scaled_product(
-    x1: Tensor, x2: Tensor, scale: Tensor, offset: Any, x1_scale: Any, bias: Any, out: Tensor, **other: Any
-) -> None:
+def _quant_matmul(x1: Tensor, x2: Tensor, x1_scale: Tensor | None, scale: Tensor, *rest: Any) -> None:
+    y_scale, x1_offset, offset, y_offset, bias, *transposed, _, out = rest
     offset, x1_scale, bias, *others = (
-        x if x is not None and x.numel() else None
-        for x in (offset, x1_scale, bias, other.get("y_scale"), other.get("y_offset"), other.get("x1_offset"))
+        x if x is not None and x.numel() else None for x in (offset, x1_scale, bias, y_scale, y_offset, x1_offset)
     )
     if x1.dtype == x2.dtype == torch.int32:  # eight int4 in each
         x1, x2 = unpack_int4(x1), unpack_int4(x2.mT).mT if x2.stride(-1) != 1 else unpack_int4(x2)
@@ -334,11 +311,11 @@ def _scaled_product(
             "y_scale, y_offset and x1_offset",
             argument="x1",
         )
-    left, right = (x.mT if other[f"transpose_{name}"] else x for name, x in (("x1", x1), ("x2", x2)))
+    left, right = (x.mT if turned else x for x, turned in zip((x1, x2), transposed, strict=True))
     sums = left.int() @ right.int()
     if bias is not None and bias.dtype == torch.int32:
         sums = sums + bias
-    product = sums.float() * _scale_of(scale)
+    product = sums.float() * scale_of_bits(scale).float()
     if x1_scale is not None:
         product = product * x1_scale.float().unsqueeze(-1)
     if bias is not None and bias.dtype != torch.int32:
@@ -363,11 +340,6 @@ def _weight_quant_matmul(x: Tensor, weight: Tensor, *rest: Any) -> None:
 
 _SCALE_BITS = -0x2000  # the 19 bits of a float32 that the hardware reads
 _SIGNED, _OFFSET_AT = 1 << 46, 37
-
-
-def _scale_of(scale: Tensor) -> Tensor:
-    """Return a scale as float32, which may be stored as eight bytes."""
-    return scale_of_bits(scale).float()
 
 
 @effect("aclnnTransQuantParamV2")

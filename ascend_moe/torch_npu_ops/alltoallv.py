@@ -22,6 +22,7 @@ from ascend_moe.experts import npu_grouped_matmul
 from ascend_moe.experts.products import float_matmul
 from ascend_moe.native.torch_npu import npu_operator
 from ascend_moe.ops.collectives import by_expert, exchange
+from ascend_moe.ops.registration import wants_gradient
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -104,12 +105,6 @@ def _multiply(x: torch.Tensor, given: dict[str, Any], table: torch.Tensor) -> to
 # ---- gradients
 
 
-def wants_gradient(given: dict[str, Any]) -> bool:
-    """Return whether autograd has to track a call with these arguments."""
-    leaves = [given[name] for name in _LEAVES]
-    return torch.is_grad_enabled() and any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
-
-
 def with_gradients(name: str, given: dict[str, Any]) -> Any:
     """Call the operator ``name`` with the arguments ``given``, recorded by autograd, and return its results."""
     return _Fused.apply(name, given, *(given[leaf] for leaf in _LEAVES))  # type: ignore[no-untyped-call]
@@ -177,7 +172,7 @@ def _differentiable(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)  # raises the right error
         bound.apply_defaults()
         given = bound.arguments
-        if not wants_gradient(given):
+        if not wants_gradient(given[leaf] for leaf in _LEAVES):
             return function(*args, **kwargs)
         # The schema has lists here; a tensor instead is read, and a tensor in addition is read by the operator.
         lists = {name: read_counts(name, given | {f"{name}_tensor": None}) for name in ("send_counts", "recv_counts")}

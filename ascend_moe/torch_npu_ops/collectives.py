@@ -28,6 +28,7 @@ from ascend_moe.errors import (
 )
 from ascend_moe.native.torch_npu import on_npu
 from ascend_moe.ops import callbacks
+from ascend_moe.ops.registration import wants_gradient
 
 _COMBINE_NORM = "npu_moe_distribute_combine_add_rms_norm"
 _COMBINE = "npu_moe_distribute_combine_v2"
@@ -138,13 +139,12 @@ def npu_moe_distribute_combine_add_rms_norm(
     if comm_quant_mode == 2:
         rule = "is 2 and expand_x is float32, it must be bfloat16 or float16; use comm_quant_mode 0"
         need(expand_x.dtype != torch.float32, "comm_quant_mode", rule)
-        if torch.is_grad_enabled() and (expand_x.requires_grad or expert_scales.requires_grad):
+        if wants_gradient((expand_x, expert_scales)):
             need_exact_rows(given)
         given["comm_quant_mode"] = 0
         rows = _as_codes(expand_x) if hidden % _CODES_OF_SCALE == 0 else expand_x  # combine raises the error
     acc = _combined(**given | wide | {"expand_x": rows.float()}).unsqueeze(1) + residual_x.float()
-    followed = torch.is_grad_enabled() and (acc.requires_grad or gamma.requires_grad)
-    if x_active_mask is None or not followed:
+    if x_active_mask is None or not wants_gradient((acc, gamma)):
         return _normalised(acc, gamma, norm_eps, expand_x.dtype)
     active = x_active_mask if x_active_mask.dim() == 1 else x_active_mask.any(1)
     return _normalised_active(acc, gamma, norm_eps, expand_x.dtype, active)

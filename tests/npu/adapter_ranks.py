@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import torch_npu
 from bad_arguments import BS, OP, E, H, K
 from layer_op_ranks import Rank
 from npu_rank import GLOO, NPU, RANK, WORLD, end, new_group
-from npu_runs import LAST_LINE, raises, run_checks
+from npu_runs import raises, run_checks
 
 import ascend_moe
 from ascend_moe import comm, layer_ops, npu, reference
@@ -30,7 +29,6 @@ from ascend_moe.errors import (
     CommTimeout,
     ConfigMismatch,
     InvalidExpertId,
-    PeerLost,
     RoutingOverflow,
     WindowTensorError,
     WindowTooSmall,
@@ -596,23 +594,7 @@ def check_patch_torch_npu_swaps_its_functions_and_puts_them_back() -> None:
     assert all(one is old for one, old in zip(functions(torch.ops.npu), packets, strict=True))
 
 
-def killed_peer() -> None:  # no check: all others are run together
-    """The last rank is killed: ends this process, the collectives of the others would never."""
-    good = valid(HCCL)["dispatch"]
-    meet()
-    if RANK == WORLD - 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    start = time.monotonic()
-    error = outcome(lambda: (OP["dispatch"](**good), ascend_moe.check()))
-    assert type(error) is PeerLost and "rank 1 is lost" in str(error), error
-    assert time.monotonic() - start < 20  # the deadline is 60 s
-    print(LAST_LINE, flush=True)
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["killed_peer"]:
-        killed_peer()
     run_checks(sys.argv[1:])
     meet()
     ascend_moe.close(CPU)

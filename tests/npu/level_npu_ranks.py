@@ -18,7 +18,7 @@ from npu_runs import raises, run_checks
 import ascend_moe
 from ascend_moe import comm, reference
 from ascend_moe.call import SpecialExperts
-from ascend_moe.errors import ArgumentError, CommError, ConfigMismatch
+from ascend_moe.errors import ArgumentError, ConfigMismatch, PeerLost
 from ascend_moe.ops import npu_communicator
 from ascend_moe.reference.cases import Case, legal
 from ascend_moe.validate import bringup, probes
@@ -134,8 +134,8 @@ def lose_rank_2() -> None:
             try:
                 op_dispatch(PLACE, CASE, call=by_torch_npu, comm_alg="hierarchy")
                 ascend_moe.check()
-            except CommError as error:
-                assert error.rank == 2 and "rank 2" in str(error), error
+            except PeerLost as error:
+                assert error.rank == 2 and "rank 2 is lost" in str(error), error
             else:
                 raise AssertionError("nobody misses rank 2")
     assert time.monotonic() - start < 20  # the deadline is 60 s

@@ -1,12 +1,16 @@
-"""One rank of a group on (virtual) NPUs whose ranks take themselves to be on HOSTS: ``server_ranks.py``."""
+"""One rank of a group on (virtual) NPUs whose ranks take themselves to be on HOSTS: ``server_ranks.py [CHECK...]``."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from hccl_ranks import windows_of
 from npu_rank import GLOO, NPU, RANK, WORLD, end, everyone, new_place, sound
 from npu_runs import raises, run_checks
 
@@ -22,6 +26,9 @@ HALF = WORLD // 2
 SETTING = "ASCEND_MOE_RANKS_PER_SERVER"
 OLD_RDMA = "ASCEND_MOE_VNPU_CANN" in os.environ and "HCCL_INTRA_PCIE_ENABLE" not in os.environ  # nothing is mapped
 ON_A2 = "910B" in torch.npu.get_device_name()
+MIB = 1 << 20
+ABORTS, MAGIC, PEER_LOST = 1024, 0x41424F52, 16  # kAbortOffset, kAbortMagic, kPeerLost of protocol/window.h
+HEADER = 4096  # of a virtual window; on an A2 the ops' area follows, whose last MiB is the state
 
 
 def share_of(place: DevicePlace) -> int:
@@ -94,6 +101,35 @@ def check_probes_are_refused_where_hccl_cannot_map_a_server() -> None:
     dist.barrier(GLOO)
 
 
+# ---- by name only: an A2, over the last MiB of whose windows broadcasts have written
+
+
+def corrupted() -> DevicePlace:
+    """This rank in a group whose windows are full of what collectives have carried."""
+    here = everyone()
+    group = comm.group_of("group", here.group_ep)
+    carried = torch.full((4 * MIB,), 0x5AA5C33C, dtype=torch.int32, device=NPU)  # more than a window has
+    dist.broadcast(carried, 0, group=group)
+    dist.all_reduce(carried, group=group)
+    torch.npu.synchronize()
+    seen = windows_of(group)
+    place = seen.bases[RANK] + HEADER + seen.data_bytes - MIB
+    assert ctypes.string_at(place, MIB).count(0) < MIB // 2, "the collectives have not reached the last MiB"
+    # What a former group may have left in the same memory: an abort by its last rank.
+    block = (ctypes.c_uint32 * 8).from_address(place + ABORTS + 32 * (WORLD - 1))
+    block[0], block[1], block[2], block[3], block[7] = MAGIC, 1, PEER_LOST, 0, MAGIC
+    dist.barrier(GLOO)
+    return here
+
+
+def ops_work_on_a_group_whose_state_was_overwritten() -> None:
+    for contract in (1, 2):
+        here = corrupted()
+        case = Case("corrupted", WORLD, contract=contract, ids="distinct")
+        sound(here, case, replace(case, seed=1))  # the second op finds what the first has left
+        dist.barrier(GLOO)
+
+
 if __name__ == "__main__":
-    run_checks()
+    run_checks(sys.argv[1:])
     end()

@@ -54,7 +54,8 @@ def test_hierarchy_between_two_servers() -> None:
 @pytest.mark.parametrize("hosts", ["aa", pytest.param("ab", marks=pytest.mark.nightly)])
 def test_an_a2_whose_state_a_broadcast_has_overwritten(hosts: str) -> None:
     env = {"HOSTS": hosts, "HCCL_BUFFSIZE": "8", "ASCEND_MOE_TIMEOUT_S": "10"}
-    run("state_ranks.py", world=2, soc=A2, env=env, devices=2).must_pass()
+    check = "ops_work_on_a_group_whose_state_was_overwritten"
+    run("server_ranks.py", check, world=2, soc=A2, env=env, devices=2).must_pass()
 
 
 @pytest.mark.parametrize(

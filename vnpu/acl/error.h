@@ -6,6 +6,17 @@
 
 #define VNPU_EXPORT extern "C" __attribute__((visibility("default")))
 
+// VNPU_EVERY(form, given, names...): form(name, given) for every name.
+#define VNPU_EVERY(form, given, ...) VNPU_NAMES1(VNPU_NEXT_NAME(form, given, __VA_ARGS__))
+#define VNPU_NEXT_NAME(form, given, name, ...) \
+    form(name, given) __VA_OPT__(VNPU_LATER_NAME VNPU_NO_NAME(form, given, __VA_ARGS__))
+#define VNPU_LATER_NAME() VNPU_NEXT_NAME
+#define VNPU_NO_NAME ()
+#define VNPU_NAMES1(...) VNPU_NAMES2(VNPU_NAMES2(VNPU_NAMES2(VNPU_NAMES2(__VA_ARGS__))))
+#define VNPU_NAMES2(...) VNPU_NAMES3(VNPU_NAMES3(VNPU_NAMES3(VNPU_NAMES3(__VA_ARGS__))))
+#define VNPU_NAMES3(...) VNPU_NAMES4(VNPU_NAMES4(VNPU_NAMES4(VNPU_NAMES4(__VA_ARGS__))))
+#define VNPU_NAMES4(...) __VA_ARGS__
+
 // Sets the text of aclGetRecentErrMsg (this thread's, printf format, one line) and prints it once on stderr.
 VNPU_EXPORT void vnpu_error(const char* format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -8,13 +8,15 @@
 
 #include "queue.h"
 #ifdef VNPU_OP_COMPILER
-#include "opapi/call.h"
+#include "opapi/objects.h"
 #endif
 
-#define VNPU_NOTHING(name) \
-    VNPU_EXPORT int64_t name() { return 0; }
-#define VNPU_REFUSED(name) \
-    VNPU_EXPORT int name() { return vnpu::Unsupported(#name); }
+#define VNPU_NOTHING(...) VNPU_EVERY(VNPU_RETURNS_0, int64_t, __VA_ARGS__)
+#define VNPU_RETURNS_0(name, type) \
+    VNPU_EXPORT type name() { return 0; }
+#define VNPU_REFUSED(...) VNPU_EVERY(VNPU_REFUSES, int, __VA_ARGS__)
+#define VNPU_REFUSES(name, type) \
+    VNPU_EXPORT type name() { return vnpu::Unsupported(#name); }
 
 #ifndef VNPU_OP_COMPILER  // libascendcl.so
 
@@ -22,45 +24,22 @@
 // something.
 
 // Profiling: no profiler listens here.
-VNPU_NOTHING(MsprofRegisterCallback)
-VNPU_NOTHING(MsprofReportApi)
-VNPU_NOTHING(MsprofReportCompactInfo)
-VNPU_NOTHING(MsprofReportAdditionalInfo)
-VNPU_NOTHING(MsprofSysCycleTime)
-VNPU_NOTHING(MsprofGetHashId)
+VNPU_NOTHING(MsprofRegisterCallback, MsprofReportApi, MsprofReportCompactInfo, MsprofReportAdditionalInfo,
+             MsprofSysCycleTime, MsprofGetHashId)
 
 // Dumps, logs and reports that nobody has asked for.
-VNPU_NOTHING(aclmdlInitDump)
-VNPU_NOTHING(aclmdlFinalizeDump)
-VNPU_NOTHING(aclAppLog)
-VNPU_NOTHING(aclrtSubscribeReport)
-VNPU_NOTHING(aclrtUnSubscribeReport)
-VNPU_NOTHING(aclrtProcessReport)
+VNPU_NOTHING(aclmdlInitDump, aclmdlFinalizeDump, aclAppLog, aclrtSubscribeReport, aclrtUnSubscribeReport,
+             aclrtProcessReport)
 
 // Settings without a meaning on host memory: time limits of hardware queues, overflow modes, options.
-VNPU_NOTHING(aclrtSetOpWaitTimeout)
-VNPU_NOTHING(aclrtSetOpExecuteTimeOut)
-VNPU_NOTHING(aclrtSetDeviceSatMode)
-VNPU_NOTHING(aclrtSetStreamFailureMode)
-VNPU_NOTHING(aclrtSetStreamAttribute)
-VNPU_NOTHING(aclrtSetSysParamOpt)
-VNPU_NOTHING(aclrtCtxSetSysParamOpt)
-VNPU_NOTHING(aclrtCmoAsync)
-VNPU_NOTHING(aclrtPeekAtLastError)
-VNPU_NOTHING(aclrtGetLastError)
+VNPU_NOTHING(aclrtSetOpWaitTimeout, aclrtSetOpExecuteTimeOut, aclrtSetDeviceSatMode, aclrtSetStreamFailureMode,
+             aclrtSetStreamAttribute, aclrtSetSysParamOpt, aclrtCtxSetSysParamOpt, aclrtCmoAsync, aclrtPeekAtLastError,
+             aclrtGetLastError)
 
 // Things that only a device can do.
-VNPU_REFUSED(aclmdlSetDump)
-VNPU_REFUSED(aclrtBinaryLoadFromData)
-VNPU_REFUSED(aclrtBinaryGetFunction)
-VNPU_REFUSED(aclrtGetFunctionAddr)
-VNPU_REFUSED(aclrtMemExportToShareableHandle)
-VNPU_REFUSED(aclrtMemImportFromShareableHandle)
-VNPU_REFUSED(aclrtMemSetPidToShareableHandle)
-VNPU_REFUSED(rtDevBinaryRegister)
-VNPU_REFUSED(rtFunctionRegister)
-VNPU_REFUSED(rtGetC2cCtrlAddr)
-VNPU_REFUSED(rtKernelLaunch)
+VNPU_REFUSED(aclmdlSetDump, aclrtBinaryLoadFromData, aclrtBinaryGetFunction, aclrtGetFunctionAddr,
+             aclrtMemExportToShareableHandle, aclrtMemImportFromShareableHandle, aclrtMemSetPidToShareableHandle,
+             rtDevBinaryRegister, rtFunctionRegister, rtGetC2cCtrlAddr, rtKernelLaunch)
 
 // CANN stores options; here every option is 0.
 VNPU_EXPORT int aclrtGetSysParamOpt(int, int64_t* value) {
@@ -79,25 +58,11 @@ VNPU_EXPORT void* aclopCreateAttr() {
     return &anything;
 }
 
-VNPU_NOTHING(aclGetTensorDescType)
-VNPU_NOTHING(aclGetTensorDescFormat)
-VNPU_NOTHING(aclGetTensorDescNumDims)
-VNPU_NOTHING(aclGetTensorDescDimV2)
-VNPU_NOTHING(aclSetTensorDescName)
-VNPU_NOTHING(aclSetTensorFormat)
-VNPU_NOTHING(aclSetTensorShape)
-VNPU_NOTHING(aclSetTensorPlaceMent)
-VNPU_NOTHING(aclopDestroyAttr)
-VNPU_NOTHING(aclopSetAttrBool)
-VNPU_NOTHING(aclopSetAttrInt)
-VNPU_NOTHING(aclopSetAttrFloat)
-VNPU_NOTHING(aclopSetAttrString)
-VNPU_NOTHING(aclopSetAttrDataType)
-VNPU_NOTHING(aclopSetAttrListBool)
-VNPU_NOTHING(aclopSetAttrListInt)
-VNPU_NOTHING(aclopSetAttrListFloat)
-VNPU_NOTHING(aclopSetAttrListListInt)
-VNPU_NOTHING(aclSetCompileopt)
+VNPU_NOTHING(aclGetTensorDescType, aclGetTensorDescFormat, aclGetTensorDescNumDims, aclGetTensorDescDimV2,
+             aclSetTensorDescName, aclSetTensorFormat, aclSetTensorShape, aclSetTensorPlaceMent, aclopDestroyAttr,
+             aclopSetAttrBool, aclopSetAttrInt, aclopSetAttrFloat, aclopSetAttrString, aclopSetAttrDataType,
+             aclopSetAttrListBool, aclopSetAttrListInt, aclopSetAttrListFloat, aclopSetAttrListListInt,
+             aclSetCompileopt)
 
 struct TensorDesc {
     int dtype;

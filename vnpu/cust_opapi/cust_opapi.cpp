@@ -24,22 +24,13 @@
 #include "cann/tiling.h"
 #include "cann_shim/cann_shim.h"
 #include "hccl/abi.h"
-
-struct aclTensor;
+#include "opapi/objects.h"
 
 // A captured call, ready to be launched.
 struct aclOpExecutor {
     const char* type = "";
     std::function<void()> run;  // null: all outputs are empty, and CANN has nothing to launch
 };
-
-extern "C" {  // libopapi.so, as in CANN's acl_meta.h
-int aclGetViewShape(const aclTensor* tensor, int64_t** dims, uint64_t* rank);
-int aclGetViewStrides(const aclTensor* tensor, int64_t** strides, uint64_t* rank);
-int aclGetViewOffset(const aclTensor* tensor, int64_t* offset);
-int aclGetDataType(const aclTensor* tensor, int32_t* type);
-int aclGetRawTensorAddr(const aclTensor* tensor, void** address);
-}
 
 // Launches of an operator type by this process.
 VNPU_EXPORT uint64_t vnpu_launches(const char* op_type);
@@ -351,11 +342,6 @@ int Prepare(uint32_t op, cann_shim::Call call, aclOpExecutor& made, uint64_t& wo
 
 // ---- a call as it comes ----
 
-std::vector<int64_t> Take(int64_t* values, uint64_t count) {
-    const std::unique_ptr<int64_t[]> owned(values);
-    return {values, values + count};
-}
-
 // Also of a tensor without elements.
 bool Contiguous(const std::vector<int64_t>& dims, const std::vector<int64_t>& strides) {
     bool dense = true, empty = false;
@@ -369,24 +355,16 @@ bool Contiguous(const std::vector<int64_t>& dims, const std::vector<int64_t>& st
 
 bool ReadTensor(const aclTensor* tensor, cann_shim::Tensor& out) {
     if (tensor == nullptr) return true;
-    int64_t *dims = nullptr, *strides = nullptr, offset = 0;
-    uint64_t rank = 0;
-    int32_t type = -1;
-    void* base = nullptr;
-    if (aclGetViewShape(tensor, &dims, &rank) != 0) return false;
-    out.shape.origin.dims = Take(dims, rank);
-    if (aclGetViewStrides(tensor, &strides, &rank) != 0 || aclGetViewOffset(tensor, &offset) != 0 ||
-        aclGetDataType(tensor, &type) != 0 || aclGetRawTensorAddr(tensor, &base) != 0) {
-        return false;
-    }
+    const vnpu::TensorValue& value = *tensor->value;
     out.given = true;
-    out.desc.type = static_cast<ge::DataType>(type);
-    if (!Contiguous(out.shape.origin.dims, Take(strides, rank))) {
-        vnpu_error("an operator's tensor of %zu dimensions is not contiguous", out.shape.origin.dims.size());
+    out.shape.origin.dims = value.dims;
+    out.desc.type = static_cast<ge::DataType>(value.dtype);
+    if (!Contiguous(value.dims, value.strides)) {
+        vnpu_error("an operator's tensor of %zu dimensions is not contiguous", value.dims.size());
         return false;
     }
     const uint32_t bytes = moe::TypeSize(moe::TypeOf(out.desc.type));
-    out.data = base == nullptr ? nullptr : static_cast<uint8_t*>(base) + offset * bytes;
+    out.data = value.data == nullptr ? nullptr : static_cast<uint8_t*>(value.data) + value.offset * bytes;
     return true;
 }
 

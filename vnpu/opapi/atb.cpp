@@ -7,7 +7,7 @@
 #include <iterator>
 #include <string>
 
-#include "table.h"
+#include "call.h"
 
 namespace atb {
 

@@ -39,30 +39,6 @@ void Call::put(const aclScalar* scalar) {
     }
 }
 
-void Call::put(const aclIntArray* array) {
-    if (array == nullptr) return words.push_back(kNone);
-    words.insert(words.end(), {kInts, static_cast<int64_t>(array->values.size())});
-    words.insert(words.end(), array->values.begin(), array->values.end());
-}
-
-void Call::put(const aclFloatArray* array) {
-    if (array == nullptr) return words.push_back(kNone);
-    words.insert(words.end(), {kList, static_cast<int64_t>(array->values.size())});
-    for (float value : array->values) put(value);
-}
-
-void Call::put(const aclTensorList* list) {
-    if (list == nullptr) return words.push_back(kNone);
-    words.insert(words.end(), {kList, static_cast<int64_t>(list->values.size())});
-    for (const aclTensor* tensor : list->values) put(tensor);
-}
-
-void Call::put(const aclScalarList* list) {
-    if (list == nullptr) return words.push_back(kNone);
-    words.insert(words.end(), {kList, static_cast<int64_t>(list->values.size())});
-    for (const aclScalar* scalar : list->values) put(scalar);
-}
-
 int finish_capture(std::shared_ptr<Call> call, uint64_t* workspace_size, aclOpExecutor** executor) {
     if (workspace_size == nullptr || executor == nullptr) {
         vnpu_error("%sGetWorkspaceSize: workspaceSize and executor must not be null", call->name);

@@ -1,5 +1,5 @@
-// Calls of aclnn functions, and the objects (aclTensor, aclScalar, lists) that describe their arguments.
-// Plain C ABI of CANN's acl_meta.h, declared here so that nothing of CANN is needed to build.
+// Calls of aclnn functions: captured as words that Python reads (vnpu/ascend_vnpu/operators/registry.py), and the
+// macros that export the functions.
 #pragma once
 
 #include <cstdint>
@@ -9,63 +9,12 @@
 #include <vector>
 
 #include "acl/queue.h"
-
-namespace vnpu {
-
-// aclnn status codes; callers only distinguish zero from the rest and print the number.
-constexpr int kOk = 0;
-constexpr int kNullArgument = 161001;
-
-// A strided view of memory. Counts are in elements of dtype (an aclDataType).
-struct TensorValue {
-    int32_t dtype = -1;
-    int32_t format = -1;
-    int64_t offset = 0;
-    void* data = nullptr;
-    std::vector<int64_t> dims, strides;
-};
-
-}  // namespace vnpu
-
-// Executors keep the value, not the aclTensor: torch_npu destroys the aclTensor after the call, and a
-// captured graph runs the call again long after that.
-struct aclTensor {
-    std::shared_ptr<vnpu::TensorValue> value;
-};
-VNPU_EXPORT aclTensor* aclCreateTensor(const int64_t* dims, uint64_t rank, int dtype, const int64_t* strides,
-                                       int64_t offset, int format, const int64_t* storage, uint64_t storage_rank,
-                                       void* data);
-VNPU_EXPORT int aclDestroyTensor(const aclTensor* tensor);
-
-struct aclScalar {
-    enum { kInteger, kReal, kComplex } kind;
-    int64_t integer;
-    double real;
-};
-struct aclIntArray {
-    std::vector<int64_t> values;
-};
-struct aclFloatArray {
-    std::vector<float> values;
-};
-struct aclBoolArray : aclIntArray {};
-// A list owns its elements: destroying it destroys them, as in CANN.
-struct aclTensorList {
-    std::vector<const aclTensor*> values;
-};
-struct aclScalarList {
-    std::vector<const aclScalar*> values;
-};
-
-// ---- One captured call of an aclnn function: its arguments as words that Python reads
-// (vnpu/ascend_vnpu/operators/registry.py).
-
-struct aclOpExecutor;
+#include "objects.h"
 
 namespace vnpu {
 
 // The first word of every argument. The same numbers stand in operators/registry.py.
-enum Kind : int64_t { kNone = 0, kTensor = 1, kInt = 2, kFloat = 3, kText = 4, kInts = 5, kList = 7 };
+enum Kind : int64_t { kNone = 0, kTensor = 1, kInt = 2, kFloat = 3, kText = 4, kList = 7 };
 
 struct Call {
     const char* name = nullptr;
@@ -79,10 +28,6 @@ struct Call {
     // A scalar travels as what Python would have passed: an int, a float, or a bool as int. Complex is
     // refused.
     void put(const aclScalar* scalar);
-    void put(const aclIntArray* array);
-    void put(const aclFloatArray* array);
-    void put(const aclTensorList* list);  // kList, length, then one argument each
-    void put(const aclScalarList* list);
     void put(const char* text);  // kText, address, bytes
     void put(double number);     // kFloat, the number's bits
     void put(float number) { put(static_cast<double>(number)); }
@@ -91,6 +36,13 @@ struct Call {
     void put(int32_t number) { put(static_cast<int64_t>(number)); }
     void put(int8_t number) { put(static_cast<int64_t>(number)); }
     void put(bool number) { put(static_cast<int64_t>(number)); }
+    // Of tensors, scalars or numbers: kList, length, then one argument each.
+    template <typename List>
+    void put(const List* list) {
+        if (list == nullptr) return words.push_back(kNone);
+        words.insert(words.end(), {kList, static_cast<int64_t>(list->values.size())});
+        for (const auto& value : list->values) put(value);
+    }
 };
 
 // Runs the call in the process's Python, whose lock this thread holds. Empty, or one line that says what went wrong,
@@ -115,3 +67,72 @@ int capture(const char* name, uint64_t* workspace_size, aclOpExecutor** executor
 struct aclOpExecutor {
     std::shared_ptr<vnpu::Call> call;
 };
+
+// ---- exports
+//
+// VNPU_OP(aclnnXxx, types...): exports aclnnXxxGetWorkspaceSize(types..., uint64_t*, aclOpExecutor**) and
+// aclnnXxx.
+//
+// The types are those that torch_npu passes, in its order: an integer and a float travel in different
+// registers, so a wrong letter here is a wrong value there. What an operator does stands in
+// vnpu/ascend_vnpu/operators/.
+
+namespace vnpu::types {
+using T = const aclTensor*;  // a tensor, input or output, or null
+using S = const aclScalar*;
+using L = const aclTensorList*;
+using SL = const aclScalarList*;
+using IA = const aclIntArray*;
+using I = int64_t;
+using I8 = int8_t;
+using I32 = int32_t;  // int, aclDataType
+using B = bool;
+using D = double;
+using F = float;
+using C = const char*;
+}  // namespace vnpu::types
+
+// Applies each(type, name) to every type, with commas between: names are a, a_, a__, ...
+#define VNPU_PARENTHESES ()
+#define VNPU_AGAIN1(...) VNPU_AGAIN2(VNPU_AGAIN2(VNPU_AGAIN2(VNPU_AGAIN2(__VA_ARGS__))))
+#define VNPU_AGAIN2(...) VNPU_AGAIN3(VNPU_AGAIN3(VNPU_AGAIN3(VNPU_AGAIN3(__VA_ARGS__))))
+#define VNPU_AGAIN3(...) VNPU_AGAIN4(VNPU_AGAIN4(VNPU_AGAIN4(VNPU_AGAIN4(__VA_ARGS__))))
+#define VNPU_AGAIN4(...) __VA_ARGS__
+#define VNPU_EACH(each, ...) __VA_OPT__(VNPU_AGAIN1(VNPU_NEXT(each, a, __VA_ARGS__)))
+#define VNPU_NEXT(each, name, type, ...) \
+    each(type, name) __VA_OPT__(, VNPU_LATER VNPU_PARENTHESES(each, name##_, __VA_ARGS__))
+#define VNPU_LATER() VNPU_NEXT
+#define VNPU_PARAMETER(type, name) type name
+#define VNPU_NAME(type, name) name
+#define VNPU_TYPE(type, name) type
+
+#define VNPU_OP(name, ...)                                                                                   \
+    VNPU_EXPORT int name##GetWorkspaceSize(VNPU_EACH(VNPU_PARAMETER, __VA_ARGS__), uint64_t* workspace_size, \
+                                           aclOpExecutor** executor) {                                       \
+        return vnpu::capture(#name, workspace_size, executor, VNPU_EACH(VNPU_NAME, __VA_ARGS__));            \
+    }                                                                                                        \
+    VNPU_EXPORT int name(void*, uint64_t, aclOpExecutor* executor, void* stream) {                           \
+        return vnpu::execute(executor, stream);                                                              \
+    }
+
+// aclnnName, and aclnnNameGetMaxWorkspaceSize, which needs no executor.
+#define VNPU_SIZED(name, ...)                                                                    \
+    VNPU_OP(name, __VA_ARGS__)                                                                   \
+    VNPU_EXPORT int name##GetMaxWorkspaceSize(VNPU_EACH(VNPU_TYPE, __VA_ARGS__), uint64_t* size, \
+                                              aclOpExecutor** made) {                            \
+        *size = 0;                                                                               \
+        *made = nullptr;                                                                         \
+        return vnpu::kOk;                                                                        \
+    }
+
+// VNPU_OPS((types...), names...): aclnnName(types...) for every name.
+#define VNPU_OPS(types, ...) VNPU_EVERY(VNPU_ONE, types, __VA_ARGS__)
+#define VNPU_ONE(name, types) VNPU_OP(aclnn##name, VNPU_BARE types)
+#define VNPU_BARE(...) __VA_ARGS__
+
+// VNPU_BOTH((types...), names...): aclnnName(types..., out) and aclnnInplaceName(types...), which writes to its first
+// tensor.
+#define VNPU_BOTH(types, ...) VNPU_EVERY(VNPU_TWO, types, __VA_ARGS__)
+#define VNPU_TWO(name, types)                \
+    VNPU_OP(aclnn##name, VNPU_BARE types, T) \
+    VNPU_OP(aclnnInplace##name, VNPU_BARE types)

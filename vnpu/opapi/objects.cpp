@@ -1,6 +1,5 @@
-// aclCreate*, aclDestroy* and aclGet*: the arguments of aclnn functions, as libnnopbase.so makes them on a
-// device.
-#include "call.h"
+// aclCreate* and aclDestroy*: the arguments of aclnn functions, as libnnopbase.so makes them on a device.
+#include "objects.h"
 
 #include <algorithm>
 #include <atomic>
@@ -35,24 +34,6 @@ constexpr Read kReadScalar[] = {
     integer<bool>,    nullptr,           nullptr,           nullptr,          complex,           complex,
     nullptr,          nullptr,           nullptr,           nullptr,          nullptr,           nullptr,
     nullptr,          nullptr,           nullptr,           real<bfloat16_t>};
-
-// The caller frees these with delete[], as acl_meta.h says.
-int copy_out(const aclTensor* tensor, const std::vector<int64_t> vnpu::TensorValue::* field, int64_t** out,
-             uint64_t* size) {
-    if (tensor == nullptr || out == nullptr || size == nullptr) return vnpu::kNullArgument;
-    const std::vector<int64_t>& values = *tensor->value.*field;
-    *size = values.size();
-    *out = new int64_t[std::max<size_t>(values.size(), 1)];
-    std::copy(values.begin(), values.end(), *out);
-    return vnpu::kOk;
-}
-
-template <typename T>
-int give(const aclTensor* tensor, T vnpu::TensorValue::* field, T* out) {
-    if (tensor == nullptr || out == nullptr) return vnpu::kNullArgument;
-    *out = *tensor->value.*field;
-    return vnpu::kOk;
-}
 
 std::atomic<int64_t> live_tensors{0};
 
@@ -91,7 +72,6 @@ VNPU_EXPORT int aclDestroyTensor(const aclTensor* tensor) {
     live_tensors -= tensor != nullptr;
     return delete tensor, vnpu::kOk;
 }
-// Descriptions of tensors that were created and not destroyed.
 VNPU_EXPORT int64_t vnpu_live_tensors() { return live_tensors; }
 VNPU_EXPORT int aclDestroyScalar(const aclScalar* scalar) { return delete scalar, vnpu::kOk; }
 
@@ -102,7 +82,7 @@ void destroy(const aclScalar* scalar) { aclDestroyScalar(scalar); }
 void destroy(double) {}
 }  // namespace
 
-// aclCreateName, aclDestroyName and aclGetNameSize of an array or list.
+// aclCreateName and aclDestroyName of an array or list.
 #define VNPU_ARRAY(name, element)                                                  \
     VNPU_EXPORT acl##name* aclCreate##name(element const* values, uint64_t size) { \
         auto* array = new acl##name;                                               \
@@ -115,11 +95,6 @@ void destroy(double) {}
         }                                                                          \
         delete array;                                                              \
         return vnpu::kOk;                                                          \
-    }                                                                              \
-    VNPU_EXPORT int aclGet##name##Size(const acl##name* array, uint64_t* size) {   \
-        if (array == nullptr || size == nullptr) return vnpu::kNullArgument;       \
-        *size = array->values.size();                                              \
-        return vnpu::kOk;                                                          \
     }
 VNPU_ARRAY(IntArray, int64_t)
 VNPU_ARRAY(FloatArray, float)
@@ -127,18 +102,12 @@ VNPU_ARRAY(BoolArray, bool)
 VNPU_ARRAY(TensorList, const aclTensor*)
 VNPU_ARRAY(ScalarList, const aclScalar*)
 
+// The caller frees the dimensions with delete[], as acl_meta.h says.
 VNPU_EXPORT int aclGetViewShape(const aclTensor* tensor, int64_t** dims, uint64_t* rank) {
-    return copy_out(tensor, &vnpu::TensorValue::dims, dims, rank);
-}
-VNPU_EXPORT int aclGetViewStrides(const aclTensor* tensor, int64_t** strides, uint64_t* rank) {
-    return copy_out(tensor, &vnpu::TensorValue::strides, strides, rank);
-}
-VNPU_EXPORT int aclGetViewOffset(const aclTensor* tensor, int64_t* offset) {
-    return give(tensor, &vnpu::TensorValue::offset, offset);
-}
-VNPU_EXPORT int aclGetDataType(const aclTensor* tensor, int32_t* dtype) {
-    return give(tensor, &vnpu::TensorValue::dtype, dtype);
-}
-VNPU_EXPORT int aclGetRawTensorAddr(const aclTensor* tensor, void** address) {
-    return give(tensor, &vnpu::TensorValue::data, address);
+    if (tensor == nullptr || dims == nullptr || rank == nullptr) return vnpu::kNullArgument;
+    const std::vector<int64_t>& values = tensor->value->dims;
+    *rank = values.size();
+    *dims = new int64_t[std::max<size_t>(values.size(), 1)];
+    std::copy(values.begin(), values.end(), *dims);
+    return vnpu::kOk;
 }

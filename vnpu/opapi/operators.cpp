@@ -1,5 +1,5 @@
 // The built-in operators of torch_npu that the virtual NPU has, with the types of their arguments.
-#include "table.h"
+#include "call.h"
 
 using namespace vnpu::types;
 

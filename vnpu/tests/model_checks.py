@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch_npu  # type: ignore[import-not-found, unused-ignore]
 import transformers
-from npu_runs import raises, record_operators, run_checks, unexpected
+from npu_runs import mixed, near, raises, record_operators, run_checks, unexpected
 from torch.nn import functional
 
 Tensor = torch.Tensor
@@ -45,11 +45,6 @@ def model_of(name: str, dtype: torch.dtype) -> torch.nn.Module:
     config = getattr(transformers, f"{name}Config")(**{**SIZES, **MODELS[name]})
     model: torch.nn.Module = getattr(transformers, f"{name}ForCausalLM")(config).to(dtype).eval()
     return model
-
-
-def near(found: Tensor, want: Tensor, limit: float) -> None:
-    gap = float((found.detach().cpu().float() - want.detach().float()).abs().max())
-    assert gap <= limit, f"{gap} is over {limit}"
 
 
 def train(model: Any, ids: Tensor) -> list[float]:
@@ -114,10 +109,6 @@ def check_gradients_are_scaled_and_infinite_ones_skipped() -> None:
 
 
 # ---- attention
-
-
-def mixed(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None) -> Tensor:

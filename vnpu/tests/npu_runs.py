@@ -84,6 +84,15 @@ def raises(pattern: str, kind: type[Exception] = RuntimeError) -> Iterator[None]
         raise AssertionError(f"nothing was raised; expected {pattern!r}")
 
 
+def mixed(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def near(found: torch.Tensor, want: torch.Tensor, limit: float = 1e-5) -> None:
+    gap = float((found.detach().cpu().float() - want.detach().float()).abs().max())
+    assert gap <= limit, f"{gap} is over {limit}"
+
+
 def run_checks(names: Iterable[str] = ()) -> None:
     """Runs the script's functions check_*, or these. The first that raises ends the process: others may wait for it."""
     script = vars(sys.modules["__main__"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch_npu  # type: ignore[import-not-found, unused-ignore]
-from npu_runs import raises, record_operators, run_checks, unexpected
+from npu_runs import mixed, near, raises, record_operators, run_checks, unexpected
 from torch.nn.functional import scaled_dot_product_attention
 
 from ascend_vnpu import triton
@@ -16,15 +16,6 @@ from ascend_vnpu import triton
 Tensor = torch.Tensor
 PAGE, HEADS, KV_HEADS, SIZE = 4, 4, 2, 8
 TABLE = torch.tensor([[2, 5, 0], [1, 4, 3]], dtype=torch.int32)  # pages of two sequences
-
-
-def mixed(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
-def near(found: Tensor, want: Tensor, limit: float = 1e-5) -> None:
-    gap = float((found.cpu().float() - want.float()).abs().max())
-    assert gap <= limit, f"{gap} is over {limit}"
 
 
 def rows_of(cache: Tensor, sequence: int, count: int) -> Tensor:

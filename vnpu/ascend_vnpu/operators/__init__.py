@@ -13,7 +13,7 @@ import contextlib
 import torch
 
 from ..package import load_operators
-from . import atb, attention, foreach, tensors  # noqa: F401  importing them fills OPERATORS
+from . import atb, attention, tensors  # noqa: F401  importing them fills OPERATORS
 from .registry import OPERATORS, read_arguments
 
 __all__ = ["OPERATORS", "run"]

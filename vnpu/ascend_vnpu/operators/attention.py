@@ -158,16 +158,12 @@ _SEQUENCE_LAYOUTS = ("BSH", "SBH", "BNSD", "BSND", "TND", "NTD")
 
 def _sequences(x: Tensor, layout: str, heads: int, ends: list[int] | None) -> list[Tensor]:
     """Views (N, S, D) of every sequence."""
+    if layout == "NBSD":  # of outputs
+        return list(x.transpose(0, 1))
     if layout not in ("TND", "NTD"):
         return list(_heads_first(x, layout, heads))
     by_heads = x.transpose(0, 1) if layout == "TND" else x
     return [by_heads[:, start:end] for start, end in zip([0, *(ends or [])], ends or [], strict=False)]
-
-
-def _outputs(out: Tensor, layout: str, heads: int, ends: list[int] | None) -> list[Tensor]:
-    if layout == "NBSD":
-        return list(out.transpose(0, 1))
-    return _sequences(out, layout, heads, ends)
 
 
 def pages_of(cache: Tensor, table: Tensor, length: int, heads: int) -> Tensor:
@@ -199,8 +195,8 @@ def _need_plain(given: dict[str, Any], layout: str, out_layout: str) -> None:
             raise NotImplementedError(f"the virtual NPU's fused attention does not support {named}: call it without")
 
 
-def _keys_of(given: dict[str, Any], name: str, layout: str, batch: int, count: int, ends: Any) -> Tensor:
-    """(N, S, D) of one sequence's keys, values or rotary keys, from pages or not."""
+def _keys_of(given: dict[str, Any], name: str, layout: str, batch: int, ends: Any, count: Any = None) -> Tensor:
+    """(N, S, D) of one sequence's keys, values or rotary keys, the first ``count`` of them; pages need a number."""
     x, heads, table = given[name], given["kv_heads"] or given["heads"], given["block_table"]
     x = x[0] if isinstance(x, list) else x
     if table is not None:
@@ -215,25 +211,24 @@ def _fused(names: list[str], *values: Any) -> None:
     heads, together, paged = given["heads"], layout in ("TND", "NTD"), given["block_table"] is not None
     ends = given["lengths"] if together else None
     ends_kv = given["lengths_kv"] if together and not paged else None
-    counts = None if ends_kv is None else [end - start for start, end in zip([0, *ends_kv], ends_kv, strict=False)]
     queries = _sequences(given["query"], layout, heads, ends)
-    outs = _outputs(given["out"], out_layout or layout, heads, ends)
+    outs = _sequences(given["out"], out_layout or layout, heads, ends)
     ropes = given["query_rope"]
     turned = None if ropes is None else _sequences(ropes, layout, heads, ends)
     starts = [0, *(ends or [])]
     for batch, (query, out) in enumerate(zip(queries, outs, strict=True)):
         rows = query.shape[1] if together else _length(given["lengths"], batch, query.shape[1])
-        whole = 0 if paged else (counts[batch] if counts else _sequences_length(given, layout))
-        keys = counts[batch] if counts else _length(given["lengths_kv"], batch, whole)
+        whole = 0 if paged else _keys_of(given, "key", layout, batch, ends_kv).shape[1]
+        keys = whole if ends_kv else _length(given["lengths_kv"], batch, whole)
         if not rows:
             continue
         out[:, :rows], lse = 0, torch.full((heads, rows, 1), torch.inf)  # without keys
         if keys:
-            key, value = (_keys_of(given, name, layout, batch, keys, ends_kv).float() for name in ("key", "value"))
+            key, value = (_keys_of(given, name, layout, batch, ends_kv, keys).float() for name in ("key", "value"))
             seen = query[:, :rows].float()
             if turned is not None:
                 seen = torch.cat((seen, turned[batch][:, :rows].float()), -1)
-                key = torch.cat((key, _keys_of(given, "key_rope", layout, batch, keys, ends_kv).float()), -1)
+                key = torch.cat((key, _keys_of(given, "key_rope", layout, batch, ends_kv, keys).float()), -1)
             call, shift = _part_of(given, batch, rows, keys)
             found = _attend([seen[None], key[None], value[None]], shift, call)
             out[:, :rows], lse = found.out[0].to(out.dtype), (found.total.log() + found.largest)[0]
@@ -253,11 +248,6 @@ def _part_of(given: dict[str, Any], batch: int, rows: int, keys: int) -> tuple[_
     if shift is None:
         return call, None
     return call, shift[slice(batch, batch + 1) if len(shift) > 1 else slice(None), :, :rows, :keys].float()
-
-
-def _sequences_length(given: dict[str, Any], layout: str) -> int:
-    """How many keys there are of each sequence, in a layout with batches."""
-    return int(_heads_first(given["key"][0], layout, given["kv_heads"] or given["heads"]).shape[2])
 
 
 def _length(lengths: list[int] | None, batch: int, whole: int) -> int:

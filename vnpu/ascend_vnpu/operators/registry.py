@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 # The first word of an argument (vnpu/opapi/call.h).
-_NONE, _TENSOR, _INT, _FLOAT, _TEXT, _INTS, _LIST = 0, 1, 2, 3, 4, 5, 7
+_NONE, _TENSOR, _INT, _FLOAT, _TEXT, _LIST = 0, 1, 2, 3, 4, 7
 
 # aclDataType -> torch.dtype
 DTYPES: dict[int, torch.dtype] = {
@@ -88,13 +88,10 @@ def _read(words: list[int], at: int) -> tuple[Any, int, int]:
         return None, 0, at + 1
     if kind == _TEXT:
         return ctypes.string_at(words[at + 1], words[at + 2]).decode(), 0, at + 3
-    length = words[at + 1]
-    if kind == _INTS:
-        return words[at + 2 : at + 2 + length], 0, at + 2 + length
     if kind != _LIST:
         raise ValueError(f"unknown kind {kind} of a captured argument: build libopapi.so again, for this version")
     values: list[Any] = []
-    at += 2
+    length, at = words[at + 1], at + 2
     for _ in range(length):
         value, _, at = _read(words, at)
         values.append(value)

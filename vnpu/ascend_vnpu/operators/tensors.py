@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .registry import DTYPES, OPERATORS, Arguments, effect, in_place, resized, returns
+from .registry import DTYPES, OPERATORS, Arguments, effect, in_place, resized, returns, write
 
 Number = int | float
 Table = dict[str, Callable[..., Any]]
@@ -407,6 +407,56 @@ _WRITING: Table = {
     "InplaceRandom": _draw("random_", 2),
     "InplaceRandomTensor": _draw("random_", 2),
     "Randperm": lambda number, seed, offset, out: out.copy_(torch.randperm(number, generator=_generator(seed, offset))),
+}
+# ---- on lists of tensors, which optimizers use: torch's _foreach functions, by what follows their names
+
+_FOREACH = {
+    "": """
+        Abs Acos Asin Atan Cos Cosh Erf Erfc Exp Expm1 Log Log10 Log1p Log2 Neg Reciprocal Sigmoid Sign Sin Sinh Sqrt
+        Tan Tanh
+    """,
+    "List": "Mul Div Maximum Minimum Pow Lerp",
+    "ListV2": "Add Sub",
+    "Scalar": "Lerp",
+    "ScalarV2": "Add Sub Mul Div Maximum Pow Addcdiv Addcmul",
+    "ScalarList": "Add Sub Mul Div Maximum Minimum Pow",
+    "ScalarAndTensor": "Pow",
+}
+
+
+def _foreach(name: str, form: str) -> Callable[..., None]:
+    function = getattr(torch, f"_foreach_{name.lower()}")
+
+    def run(*given: Any) -> None:
+        *inputs, outputs = given
+        named = {"alpha": inputs.pop()} if form == "ListV2" else {}
+        _copy_all(outputs, function(*inputs, **named))
+
+    return run
+
+
+def _copy_all(outputs: list[Tensor], results: Sequence[Tensor]) -> None:
+    for out, result in zip(outputs, results, strict=True):
+        write(out, result)
+
+
+def _zero(tensors: list[Tensor]) -> None:
+    for tensor in tensors:
+        tensor.zero_()
+
+
+def _update_scale(scale: Tensor, tracker: Tensor, found: Tensor, *rest: Any) -> None:
+    *numbers, scale_out, tracker_out = rest
+    _copy_all([scale_out, tracker_out], [scale, tracker])
+    torch._amp_update_scale_(scale_out, tracker_out, found, *numbers)
+
+
+_WRITING |= {f"Foreach{name}{form}": _foreach(name, form) for form, names in _FOREACH.items() for name in names.split()}
+_WRITING |= {
+    "ForeachCopy": lambda tensors, outputs: _copy_all(outputs, tensors),
+    "ForeachZeroInplace": _zero,
+    "ForeachNonFiniteCheckAndUnscale": torch._amp_foreach_non_finite_check_and_unscale_,
+    "AmpUpdateScale": _update_scale,
 }
 for _name in ("Matmul", "Mm", "BatchMatMul", "Mv"):
     _WRITING[_name] = lambda left, right, out, cube_math: out.copy_(_matmul(left, right))
