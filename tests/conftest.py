@@ -55,3 +55,17 @@ def clusters() -> Iterator[Any]:
     opened = Clusters()
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def group_ep() -> Iterator[str]:
+    """The name of the default group, of one rank in this process."""
+    import torch.distributed as dist  # as above
+
+    import ascend_moe
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield ascend_moe.comm_name()
+    ascend_moe.close("0")
+    if dist.is_initialized():
+        dist.destroy_process_group()

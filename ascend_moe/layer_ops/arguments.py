@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -47,6 +47,11 @@ class Experts:
     def quant_mode(self) -> int:
         """The quant_mode to pass to dispatch: 0, or 2 (int8 rows) for int8 and int4 weights."""
         return 0 if self.gate_up_scale is None else INT8
+
+    def only(self, number: int) -> Experts:
+        """Return the expert ``number`` alone."""
+        cut = {name: value[number : number + 1] for name, value in vars(self).items() if hasattr(value, "__getitem__")}
+        return replace(self, count=1, **cut)
 
 
 def need_int(name: str, value: object) -> None:

@@ -106,17 +106,7 @@ def run_shared(tokens: Tokens, shared: Experts, activation: Activation) -> Tenso
     count = torch.full((1,), len(x), dtype=torch.int64, device=x.device)
     results = []
     for number in range(shared.count):
-        one = slice(number, number + 1)
-        expert = Experts(
-            shared.gate_up[number].unsqueeze(0),
-            shared.down[number].unsqueeze(0),
-            None if shared.gate_up_scale is None else shared.gate_up_scale[one],
-            None if shared.down_scale is None else shared.down_scale[one],
-            *(1, shared.hidden, shared.double),
-            None if shared.gate_up_bias is None else shared.gate_up_bias[one],
-            None if shared.down_bias is None else shared.down_bias[one],
-        )
-        results.append(_mlp(rows, expert, count, scales, x.dtype, activation))
+        results.append(_mlp(rows, shared.only(number), count, scales, x.dtype, activation))
     if len(results) == 1:
         return results[0]
     return torch.stack(results).float().sum(0).to(x.dtype)

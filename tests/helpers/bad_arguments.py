@@ -365,7 +365,7 @@ PARTS: tuple[Callable[[str, int], Iterator[Bad]], ...] = (
 
 
 def refused(argument: str, call: Callable[..., Any], *args: Any, says: str = "", **kwargs: Any) -> None:
-    """Assert that a call raises an ArgumentError of this argument, whose message matches ``says``."""
+    """Assert that a call raises an ArgumentError of this argument, in one line that matches ``says``."""
     with pytest.raises(ArgumentError, match=says or None) as caught:
         call(*args, **kwargs)
-    assert caught.value.argument == argument
+    assert caught.value.argument == argument and "\n" not in str(caught.value)

@@ -92,7 +92,7 @@ class Rank:
         return self.mega(self.buffer(group, max_recv_token_num=limit)) if mega else self.one_call(group, limit=limit)
 
     def three_calls(
-        self, group: str, limit: float = 0.0, shared: torch.Tensor | None = None
+        self, group: str, limit: float = 0.0, shared: torch.Tensor | None = None, activation: Any = "swiglu"
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dispatcher = MC2Dispatcher(group, self.world, self.rank, self.experts)
         options = {"quant_mode": 2 if self.int8 else 0, "global_bs": self.world * MOST}
@@ -100,7 +100,7 @@ class Rank:
         rows = grouped_mlp(
             sent.expand_x, self.w1, self.w2, sent.expert_token_nums,
             dynamic_scales=sent.dynamic_scales if self.int8 else None, w_gate_up_scale=self.s1, w_down_scale=self.s2,
-            output_dtype=BF16, swiglu_limit=limit, gate_up_bias=self.b1, down_bias=self.b2,
+            output_dtype=BF16, activation=activation, swiglu_limit=limit, gate_up_bias=self.b1, down_bias=self.b2,
         )  # fmt: skip
         return dispatcher.combine(rows, sent, self.probs, shared_expert_x=shared), sent.expert_token_nums
 

@@ -33,6 +33,22 @@ def channel(matrix: Tensor, most: float) -> tuple[Tensor, Tensor]:
     return matrix / scale, scale
 
 
+def coded(tensors: Tensors, name: str, most: int = 127, group: int = 0) -> Tensor:
+    """Integers from -most to most, one a byte, in units of scales of channels or of groups of K."""
+    matrix = tensors[name]
+    units, scale = channel(matrix.reshape(-1, group or matrix.shape[1]), most)
+    codes, scale = units.round().to(torch.int8).reshape(matrix.shape), scale.reshape(len(matrix), -1)
+    tensors |= {name: codes, f"{name}_scale": scale}
+    return codes.double() * scale.double().repeat_interleave(group or matrix.shape[1], 1)
+
+
+def of_scale(tensors: Tensors, name: str, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Codes in units of a scale of the tensor, or of scales of channels."""
+    units = tensors[name] / scale
+    tensors |= {name: (units.round() if dtype == torch.int8 else units).to(dtype), f"{name}_scale": scale}
+    return tensors[name].double() * scale.double()
+
+
 def modelslim(tensors: Tensors, name: str, offset: float = 0.0) -> Tensor:
     """int8 codes, scales and offsets an output channel; the value is (code - offset) * scale."""
     units, scale = channel(tensors[name], 127)
@@ -46,18 +62,14 @@ def modelslim_int4(tensors: Tensors, name: str, group: int = 0, packed: bool = T
 
     The channels' scales are powers of two where there are second ones: their product is then exact.
     """
-    matrix = tensors[name]
-    rows, columns = matrix.shape
-    units, scale = channel(matrix.reshape(-1, group or columns), 7)
-    codes, scale = units.round().to(torch.int8).reshape(rows, columns), scale.reshape(rows, -1)
-    exact = codes.double() * scale.double().repeat_interleave(columns // scale.shape[1], 1)
-    even, odd = codes[::2], codes[1::2]
-    tensors[name] = (odd << 4) | (even & 15) if packed else codes
-    first = torch.full((rows, 1), 0.25) if group else scale
-    tensors |= {f"{name}_scale": first, f"{name}_offset": torch.zeros(rows, 1)}
+    exact = coded(tensors, name, 7, group)
+    codes, scale, rows = tensors[name], tensors[f"{name}_scale"], len(exact)
+    tensors[f"{name}_offset"] = torch.zeros(rows, 1)
     if group:
-        tensors |= {f"{name}_scale_second": scale * 4, f"{name}_offset_second": torch.zeros_like(scale)}
+        tensors |= {f"{name}_scale": torch.full((rows, 1), 0.25), f"{name}_scale_second": scale * 4}
+        tensors[f"{name}_offset_second"] = torch.zeros_like(scale)
     if packed:
+        tensors[name] = (codes[1::2] << 4) | (codes[::2] & 15)
         bias, parts = (8 * exact.sum(1)).float(), 16 if "down_proj" in name else 1
         tensors[f"{name.removesuffix('.weight')}.scale_bias"] = (bias[:, None] / parts).repeat(1, parts)
     return exact
@@ -83,55 +95,23 @@ def zero_points(tensors: Tensors, name: str, bits: int, group: int = 0) -> Tenso
     return exact
 
 
-def int8_channel(tensors: Tensors, name: str) -> Tensor:
-    units, scale = channel(tensors[name], 127)
-    tensors |= {name: units.round().to(torch.int8), f"{name}_scale": scale}
-    return tensors[name].double() * scale.double()
-
-
-def int4_bytes(tensors: Tensors, name: str, group: int = 0) -> Tensor:
-    """One int4 a byte, a scale a channel or a group of K."""
-    matrix = tensors[name]
-    units, scale = channel(matrix.reshape(-1, group or matrix.shape[1]), 7)
-    codes, scale = units.round().to(torch.int8).reshape(matrix.shape), scale.reshape(len(matrix), -1)
-    tensors |= {name: codes, f"{name}_scale": scale}
-    return codes.double() * scale.double().repeat_interleave(group or matrix.shape[1], 1)
-
-
-def int8_tensor(tensors: Tensors, name: str) -> Tensor:
-    scale = tensors[name].abs().amax().reshape(1) / 127
-    tensors |= {name: (tensors[name] / scale).round().to(torch.int8), f"{name}_scale": scale}
-    return tensors[name].double() * scale.double()
-
-
-def fp8_channel(tensors: Tensors, name: str) -> Tensor:
-    units, scale = channel(tensors[name], 448)
-    scale = scale.bfloat16()
-    tensors |= {name: units.to(torch.float8_e4m3fn), f"{name}_scale": scale}
-    return tensors[name].double() * scale.double()
-
-
-def fp8_block(tensors: Tensors, name: str, high: int = 12, wide: int = 20, *, end: str = "_scale") -> Tensor:
-    """Scales of blocks that are not square."""
+def fp8_block(
+    tensors: Tensors, name: str, high: int = 12, wide: int = 20, *, end: str = "_scale", exponents: bool = False
+) -> Tensor:
+    """Scales of blocks that are not square; ``exponents``: as e8m0, powers of two."""
     rows, columns = tensors[name].shape
     scale = torch.rand(-(-rows // high), -(-columns // wide), generator=torch.manual_seed(rows)) + 0.5
-    tensors |= {name: (tensors[name] / blocks(scale, tensors[name], high, wide)).to(torch.float8_e4m3fn)}
-    tensors[f"{name}{end}"] = scale
-    return tensors[name].double() * blocks(scale, tensors[name], high, wide).double()
+    scale = scale.log2().round().exp2() if exponents else scale
+    spread = blocks(scale, tensors[name], high, wide)
+    tensors[name] = (tensors[name] / spread).to(torch.float8_e4m3fn)
+    tensors[f"{name}{end}"] = scale.to(torch.float8_e8m0fnu) if exponents else scale
+    return tensors[name].double() * spread.double()
 
 
 def blocks(scale: Tensor, matrix: Tensor, high: int, wide: int) -> Tensor:
     """A scale a block, for every number of a matrix."""
     rows, columns = matrix.shape
     return scale.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
-
-
-def fp8_exponents(tensors: Tensors, name: str) -> Tensor:
-    """Scales of blocks as e8m0: powers of two."""
-    fp8_block(tensors, name)
-    scale = tensors[f"{name}_scale"].log2().round().exp2()
-    tensors[f"{name}_scale"] = scale.to(torch.float8_e8m0fnu)
-    return tensors[name].double() * blocks(scale, tensors[name], 12, 20).double()
 
 
 def words(codes: Tensor, bits: int) -> Tensor:
@@ -143,17 +123,9 @@ def words(codes: Tensor, bits: int) -> Tensor:
 
 def packed(tensors: Tensors, name: str, bits: int, group: int) -> Tensor:
     """Symmetric codes by group of K, in words."""
-    matrix, half = tensors.pop(name), 1 << (bits - 1)
-    rows, columns = matrix.shape
-    units, scale = channel(matrix.reshape(-1, group), half - 1)
-    codes = units.round().reshape(rows, columns).long()
-    scale = scale.reshape(rows, -1)
-    tensors |= {
-        f"{name}_packed": words(codes, bits),
-        f"{name}_scale": scale,
-        f"{name}_shape": torch.tensor([rows, columns]),
-    }
-    return codes.double() * scale.double().repeat_interleave(group, 1)
+    exact = coded(tensors, name, (1 << (bits - 1)) - 1, group)
+    tensors |= {f"{name}_packed": words(tensors.pop(name), bits), f"{name}_shape": torch.tensor(exact.shape)}
+    return exact
 
 
 def compressed(form: str, weights: dict[str, Any], rows: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -166,10 +138,8 @@ def fp8_method(**more: Any) -> dict[str, Any]:
     return {"quant_method": "fp8", "activation_scheme": "dynamic"} | more
 
 
-def fp8_tensor(tensors: Tensors, name: str) -> Tensor:
-    scale = tensors[name].abs().amax() / 448
-    tensors |= {name: (tensors[name] / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
-    return tensors[name].double() * scale.double()
+def fp8_channel(tensors: Tensors, name: str) -> Tensor:
+    return of_scale(tensors, name, channel(tensors[name], 448)[1].bfloat16(), torch.float8_e4m3fn)
 
 
 W8A8, W4A8 = {"scheme": "W8A8_DYNAMIC"}, {"scheme": "W4A8_DYNAMIC", "version": "1.0.0"}
@@ -185,22 +155,32 @@ FORMATS: dict[str, tuple[Callable[[Tensors, str], Tensor], dict[str, Any]]] = {
     "ModelSlim W4A8, older": (
         lambda tensors, name: modelslim_int4(tensors, name, 8, packed=False), W4A8 | {"version": "0", "group_size": 8}
     ),
-    "int8 by channel": (int8_channel, compressed("int-quantized", INT8, TOKENS)),
-    "int8 by tensor": (int8_tensor, compressed("int-quantized", INT8 | {"strategy": "tensor"}, TOKENS)),
+    "int8 by channel": (coded, compressed("int-quantized", INT8, TOKENS)),
+    "int8 by tensor": (
+        lambda tensors, name: of_scale(tensors, name, tensors[name].abs().amax().reshape(1) / 127, torch.int8),
+        compressed("int-quantized", INT8 | {"strategy": "tensor"}, TOKENS),
+    ),
     "int8 with zero points": (
         lambda tensors, name: zero_points(tensors, name, 8), compressed("int-quantized", INT8 | ASYMMETRIC, TOKENS)
     ),
     "int4 in bytes": (
-        int4_bytes, compressed("int-quantized", INT4 | {"strategy": "channel", "group_size": None}, TOKENS)
+        lambda tensors, name: coded(tensors, name, 7),
+        compressed("int-quantized", INT4 | {"strategy": "channel", "group_size": None}, TOKENS),
     ),
     "int4 in bytes by group": (
-        lambda tensors, name: int4_bytes(tensors, name, 8), compressed("int-quantized", INT4, TOKENS)
+        lambda tensors, name: coded(tensors, name, 7, 8), compressed("int-quantized", INT4, TOKENS)
     ),
     "fp8 by channel": (fp8_channel, compressed("float-quantized", FP8_CHANNEL)),
     "fp8 by block": (fp8_block, compressed("float-quantized", FP8_CHANNEL | BY_BLOCK)),
-    "fp8 by block, e8m0 scales": (fp8_exponents, compressed("float-quantized", FP8_CHANNEL | BY_BLOCK)),
+    "fp8 by block, e8m0 scales": (
+        lambda tensors, name: fp8_block(tensors, name, exponents=True),
+        compressed("float-quantized", FP8_CHANNEL | BY_BLOCK),
+    ),
     "fp8 by channel, quant_method fp8": (fp8_channel, fp8_method()),
-    "fp8 by tensor, quant_method fp8": (fp8_tensor, fp8_method()),
+    "fp8 by tensor, quant_method fp8": (
+        lambda tensors, name: of_scale(tensors, name, tensors[name].abs().amax() / 448, torch.float8_e4m3fn),
+        fp8_method(),
+    ),
     "int4 by group": (lambda tensors, name: packed(tensors, name, 4, 8), compressed("pack-quantized", INT4, TOKENS)),
     "int4 by group, float rows": (
         lambda tensors, name: packed(tensors, name, 4, 8), compressed("pack-quantized", INT4 | {"actorder": "static"})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from gloo_ranks import threads
 from torch import Tensor
 
 from ascend_moe.dispatchers import AllToAllDispatcher
-from ascend_moe.errors import ArgumentError
 from ascend_moe.experts import (
     Activation,
     grouped_mlp,
@@ -30,7 +28,6 @@ from ascend_moe.interop.megatron import GroupedMLP
 from ascend_moe.interop.sglang import EPMoE
 from ascend_moe.interop.vllm import make_experts
 from ascend_moe.layer import MoEConfig, MoELayer
-from ascend_moe.layer_ops import get_symm_buffer_for_mega_moe, mega_moe
 from ascend_moe.moe_config import ACTIVATIONS as NAMES
 from ascend_moe.moe_config import ALIASES
 
@@ -293,32 +290,6 @@ def test_vllms_experts(vllm: str, act: Activation, numbers: dict[str, float]) ->
     named = {"activation": SimpleNamespace(value=vllm), "quant_config": config}
     for found in (output, fused_experts(x, w1, w2, torch.ones(len(x), 1), ids, **named)):
         torch.testing.assert_close(found, expected_mlp(act, x, gate_up, down).float(), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("int8", [False, True])
-def test_mega_moe_calls_situglu_with_its_betas(int8: bool, clusters: Any) -> None:
-    act = Activation("situglu", {"beta": 4.0, "linear_beta": 25.0})
-    gate_up, down = weights(act, torch.bfloat16)
-    x, ids = rows(torch.bfloat16), torch.tensor(OWNERS, dtype=torch.int32)[:, None]
-    floats = torch.ones(len(x), 1)
-    wanted = expected_mlp(act, x, gate_up, down)
-
-    def body(rank: int, group: str) -> Tensor:
-        mode = 2 if int8 else 0
-        dtype = {"dispatch_quant_out_dtype": torch.int8} if int8 else {}
-        buffer = get_symm_buffer_for_mega_moe(group, L, len(x), 1, H, INNER, dispatch_quant_mode=mode, **dtype)
-        given: dict[str, Any] = {"l1_weights": [gate_up], "l2_weights": [down]}
-        if int8:
-            pairs = [quantize_weight(weight) for weight in (gate_up, down)]
-            given = {f"l{n}_weights": [codes] for n, (codes, _) in enumerate(pairs, 1)}
-            given |= {f"l{n}_weights_sf": [scale] for n, (_, scale) in enumerate(pairs, 1)}
-        options = {"activation": "situglu", "beta": 4.0, "linear_beta": 25.0}
-        with pytest.raises(ArgumentError, match="beta is not a number of activation swiglu, which has limit"):
-            mega_moe(x, ids, floats, sym_buffer=buffer, **given, beta=4.0)
-        return mega_moe(x, ids, floats, sym_buffer=buffer, **given, **options)[0]
-
-    y = clusters[1].run(body)[0].double()
-    assert (y - wanted).norm() < (0.03 if int8 else 0.01) * wanted.norm()
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

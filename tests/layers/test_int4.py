@@ -215,7 +215,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"bias": None}, "bias is missing; int4 weights take 8 * the sum"),
     ({"bias": [torch.zeros(EXPERTS, WIDTH, dtype=torch.int32)]}, "bias is torch.int32; it must be fp32"),
     ({"per_token_scale": None}, "per_token_scale is missing; int8 rows and int4 weights"),
-    ({"scale": [torch.ones(EXPERTS, 3, WIDTH)]}, "[(3, 3, 24)]; 3 experts with K=16, N=24 need"),
+    ({"scale": [torch.ones(EXPERTS, 3, WIDTH)]}, "scale has shapes [(3, 3, 24)]; 3 experts with K=16, N=24 need"),
     ({"scale": [torch.ones(EXPERTS, WIDTH - 8)]}, "scale has shapes [(3, 16)]"),
     ({"scale": [torch.ones(EXPERTS, WIDTH, dtype=torch.int32)]}, "scale is torch.int32; it must be float, or int64"),
     ({"offset": [torch.ones(EXPERTS, 2, WIDTH)], "scale": [torch.ones(EXPERTS, 2, WIDTH)]}, "offset has groups of K"),
@@ -235,9 +235,7 @@ def test_wrong_int4_calls_are_named_in_one_line(change: dict[str, Any], text: st
         "scale": [torch.ones(EXPERTS, WIDTH)], "bias": [torch.zeros(EXPERTS, WIDTH)],
         "per_token_scale": [torch.ones(ROWS)], "output_dtype": torch.bfloat16,
     }  # fmt: skip
-    with pytest.raises(ArgumentError, match=re.escape(text)) as error:
-        npu_grouped_matmul(**call | change)
-    assert "\n" not in str(error.value)
+    refused(text.split()[0], npu_grouped_matmul, **call | change, says=re.escape(text))
 
 
 def test_weights_of_int4_rows_multiply_their_results() -> None:
@@ -252,49 +250,43 @@ def test_weights_of_int4_rows_multiply_their_results() -> None:
     torch.testing.assert_close(grouped_mlp(*rows, **call, topk_scales=weights), wanted)
 
 
-def test_a_layer_of_int4_weights_keeps_its_codes_in_a_cast_and_calls_lists_alike(clusters: Any) -> None:
+def test_a_layer_of_int4_weights_keeps_its_codes_in_a_cast_and_calls_lists_alike(group_ep: str) -> None:
     config = MoEConfig(hidden_size=32, moe_intermediate_size=16, num_experts=4, top_k=2)
-
-    def rank_main(rank: int, group: str) -> None:
-        made = [MC2Dispatcher(group, 1, rank, 4) for _ in range(2)]
-        layer = MoELayer(config, made[0], dtype=torch.float32).init_weights()
-        for bits, groups, text in (
-            (4, (3, 1), "groups is 3; it must divide 32 rows of w_gate_up"),
-            (4, (1, 0), "divide 16 rows"),
-            (8, (2, 1), "int8 weights have one scale per channel"),
-            (2, (1, 1), "bits is 2; it must be 8 or 4"),
-            (4, 2, "quantize_ cannot work with these arguments: 'int' object is not iterable"),
-        ):
-            with pytest.raises(ArgumentError, match=text):
-                MoELayer(config, made[1], dtype=torch.float32).init_weights().quantize_(bits, groups)
-        state = layer.quantize_(4, (4, 2)).state_dict()
-        assert state["w_gate_up"].dtype == torch.int32 and state["w_gate_up_scale"].shape == (4, 4, 32)
-        with pytest.raises(ArgumentError, match=r"w_down is int32 without w_down_correction"):
-            layer.load_state_dict({name: value for name, value in state.items() if name != "w_down_correction"})
-        with pytest.raises(ArgumentError, match=r"w_gate_up is int32, the layer's weights are torch.float32"):
-            MoELayer(config, made[1], dtype=torch.float32).load_state_dict(state)
-        x = torch.randn(3, 32, generator=torch.Generator().manual_seed(2))
-        y = layer(x)
-        half = copy.deepcopy(layer).bfloat16()
-        assert half.w_down.dtype == torch.int32 and half.w_down_correction is not None
-        torch.testing.assert_close(half(x.bfloat16()).float(), y, rtol=0.1, atol=0.1)
-        sent = layer.dispatcher.dispatch(x, layer.route(x)[1], quant_mode=2)
-        call = {
-            "w_gate_up_scale": layer.w_gate_up_scale,
-            "w_down_scale": layer.w_down_scale,
-            "dynamic_scales": sent.dynamic_scales,
-        }
-        call |= {"gate_up_bias": layer.w_gate_up_correction, "down_bias": layer.w_down_correction}
-        weights = (layer.w_gate_up.detach(), layer.w_down.detach())
-        one = grouped_mlp(sent.expand_x, *weights, sent.expert_token_nums, **call)
-        sums = sent.expert_token_nums.cumsum(0)
-        each = grouped_mlp(sent.expand_x, *(list(w) for w in weights), sums, group_list_type=0, **call)
-        compiled = torch.compile(grouped_mlp, backend="aot_eager")(
-            sent.expand_x, *weights, sent.expert_token_nums, **call
-        )
-        used = int(sums[-1])
-        assert torch.equal(one, each) and torch.equal(one[:used], compiled[:used])
-        with pytest.raises(ArgumentError, match=r"gate_up_bias is missing; int4 weights need it"):
-            grouped_mlp(sent.expand_x, *weights, sent.expert_token_nums, **call | {"gate_up_bias": None})
-
-    clusters[1].run(rank_main)
+    made = [MC2Dispatcher(group_ep, 1, 0, 4) for _ in range(2)]
+    layer = MoELayer(config, made[0], dtype=torch.float32).init_weights()
+    for bits, groups, text in (
+        (4, (3, 1), "groups is 3; it must divide 32 rows of w_gate_up"),
+        (4, (1, 0), "divide 16 rows"),
+        (8, (2, 1), "int8 weights have one scale per channel"),
+        (2, (1, 1), "bits is 2; it must be 8 or 4"),
+        (4, 2, "quantize_ cannot work with these arguments: 'int' object is not iterable"),
+    ):
+        with pytest.raises(ArgumentError, match=text):
+            MoELayer(config, made[1], dtype=torch.float32).init_weights().quantize_(bits, groups)
+    state = layer.quantize_(4, (4, 2)).state_dict()
+    assert state["w_gate_up"].dtype == torch.int32 and state["w_gate_up_scale"].shape == (4, 4, 32)
+    with pytest.raises(ArgumentError, match=r"w_down is int32 without w_down_correction"):
+        layer.load_state_dict({name: value for name, value in state.items() if name != "w_down_correction"})
+    with pytest.raises(ArgumentError, match=r"w_gate_up is int32, the layer's weights are torch.float32"):
+        MoELayer(config, made[1], dtype=torch.float32).load_state_dict(state)
+    x = torch.randn(3, 32, generator=torch.Generator().manual_seed(2))
+    y = layer(x)
+    half = copy.deepcopy(layer).bfloat16()
+    assert half.w_down.dtype == torch.int32 and half.w_down_correction is not None
+    torch.testing.assert_close(half(x.bfloat16()).float(), y, rtol=0.1, atol=0.1)
+    sent = layer.dispatcher.dispatch(x, layer.route(x)[1], quant_mode=2)
+    call = {
+        "w_gate_up_scale": layer.w_gate_up_scale,
+        "w_down_scale": layer.w_down_scale,
+        "dynamic_scales": sent.dynamic_scales,
+    }
+    call |= {"gate_up_bias": layer.w_gate_up_correction, "down_bias": layer.w_down_correction}
+    weights = (layer.w_gate_up.detach(), layer.w_down.detach())
+    one = grouped_mlp(sent.expand_x, *weights, sent.expert_token_nums, **call)
+    sums = sent.expert_token_nums.cumsum(0)
+    each = grouped_mlp(sent.expand_x, *(list(w) for w in weights), sums, group_list_type=0, **call)
+    compiled = torch.compile(grouped_mlp, backend="aot_eager")(sent.expand_x, *weights, sent.expert_token_nums, **call)
+    used = int(sums[-1])
+    assert torch.equal(one, each) and torch.equal(one[:used], compiled[:used])
+    with pytest.raises(ArgumentError, match=r"gate_up_bias is missing; int4 weights need it"):
+        grouped_mlp(sent.expand_x, *weights, sent.expert_token_nums, **call | {"gate_up_bias": None})

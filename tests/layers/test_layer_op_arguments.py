@@ -99,57 +99,43 @@ def sound_call(mine: Rank, group: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("argument", WRONG)
-def test_wrong_arguments_are_named(clusters: Any, argument: str) -> None:
-    def body(rank: int, group: str) -> None:
-        sound = sound_call(Rank(rank, 1), group) | {"bias1": [torch.tensor([])], "bias2": torch.zeros(L, H)}
-        sound["expert_token_nums"] = torch.empty(1, L, dtype=I32)
-        dispatch_ffn_combine(**sound)
-        for rule, changed in WRONG[argument].items():
-            with pytest.raises(ArgumentError) as raised:
-                dispatch_ffn_combine(**sound | changed)
-            assert rule in str(raised.value) and raised.value.argument == argument and "\n" not in str(raised.value)
-
-    clusters[1].run(body)
+def test_wrong_arguments_are_named(group_ep: str, argument: str) -> None:
+    sound = sound_call(Rank(0, 1), group_ep) | {"bias1": [torch.tensor([])], "bias2": torch.zeros(L, H)}
+    sound["expert_token_nums"] = torch.empty(1, L, dtype=I32)
+    dispatch_ffn_combine(**sound)
+    for rule, changed in WRONG[argument].items():
+        refused(argument, dispatch_ffn_combine, **sound | changed, says=re.escape(rule))
 
 
 @pytest.mark.parametrize("int4", [0, 2], ids=["int8", "int4"])
-def test_wrong_scales_and_biases_of_integer_weights(clusters: Any, int4: int) -> None:
-    def body(rank: int, group: str) -> None:
-        mine = Rank(rank, 1, int8=not int4, int4=int4)
-        assert mine.s1 is not None
-        sound, bits = sound_call(mine, group), mine.s1.view(I32).long()
-        dispatch_ffn_combine(**sound)
-        wrong = [
-            ("scale1", None, "need 4 tensors"),
-            ("scale1", [mine.s1.half()], "is torch.float16"),
-            ("scale1", [*mine.s1[:3], bits[3]], "mixes torch.float32 and torch.int64"),
-            ("scale1", [mine.s1[..., :5]], "has shapes [(4, 2, 5)]; int4 weights need" if int4 else "need 4 tensors"),
+def test_wrong_scales_and_biases_of_integer_weights(group_ep: str, int4: int) -> None:
+    mine = Rank(0, 1, int8=not int4, int4=int4)
+    assert mine.s1 is not None
+    sound, bits = sound_call(mine, group_ep), mine.s1.view(I32).long()
+    dispatch_ffn_combine(**sound)
+    wrong = [
+        ("scale1", None, "need 4 tensors"),
+        ("scale1", [mine.s1.half()], "is torch.float16"),
+        ("scale1", [*mine.s1[:3], bits[3]], "mixes torch.float32 and torch.int64"),
+        ("scale1", [mine.s1[..., :5]], "has shapes [(4, 2, 5)]; int4 weights need" if int4 else "need 4 tensors"),
+    ]
+    if mine.b2 is not None:
+        wrong += [
+            ("scale1", [torch.ones(L, 3, 2 * F)], "G a divisor of 64"),
+            ("bias1", None, "int4 weights need 8 * sum(weight * scale)"),
+            ("bias2", [mine.b2.double()], "is torch.float64"),
         ]
-        if mine.b2 is not None:
-            wrong += [
-                ("scale1", [torch.ones(L, 3, 2 * F)], "G a divisor of 64"),
-                ("bias1", None, "int4 weights need 8 * sum(weight * scale)"),
-                ("bias2", [mine.b2.double()], "is torch.float64"),
-            ]
-        for argument, value, rule in wrong:
-            with pytest.raises(ArgumentError, match=re.escape(rule)) as raised:
-                dispatch_ffn_combine(**sound | {argument: value})
-            assert raised.value.argument == argument and "\n" not in str(raised.value)
-
-    clusters[1].run(body)
+    for argument, value, rule in wrong:
+        refused(argument, dispatch_ffn_combine, **sound | {argument: value}, says=re.escape(rule))
 
 
-def test_types_of_int4_weights_are_of_both_and_of_whole_words(clusters: Any) -> None:
-    def body(rank: int, group: str) -> None:
-        mine = Rank(rank, 1, int4=2)
-        buffer = mine.buffer(group)
-        with pytest.raises(ArgumentError, match=r"weight2_type is None, weight1_type 285; both must be int4"):
-            mine.mega(buffer, weight1_type=285)
-        mine.w1 = mine.w1.view(torch.int8)[..., :30]
-        with pytest.raises(ArgumentError, match=r"l1_weights is .*; .* its last dimension must be a multiple of 4"):
-            mine.mega(buffer, weight1_type=285, weight2_type=285)
-
-    clusters[1].run(body)
+def test_types_of_int4_weights_are_of_both_and_of_whole_words(group_ep: str) -> None:
+    mine = Rank(0, 1, int4=2)
+    buffer = mine.buffer(group_ep)
+    refused("weight2_type", mine.mega, buffer, weight1_type=285, says="is None, weight1_type 285; both must be int4")
+    mine.w1 = mine.w1.view(torch.int8)[..., :30]
+    types = {"weight1_type": 285, "weight2_type": 285}
+    refused("l1_weights", mine.mega, buffer, **types, says="its last dimension must be a multiple of 4")
 
 
 MEGA_WRONG = {
@@ -164,6 +150,7 @@ MEGA_WRONG = {
         "is nan": {"activation_clamp": NAN},
         "is a str": {"activation_clamp": "1"},
     },
+    "beta": {"is not a number of activation swiglu, which has limit": {"beta": 4.0}},
     "topk_weights": {
         "is a NoneType": {"topk_weights": None},
         "is torch.float16": {"topk_weights": torch.ones(9, K).half()},
@@ -191,20 +178,15 @@ MEGA_WRONG = {
 
 
 @pytest.mark.parametrize("argument", MEGA_WRONG)
-def test_wrong_arguments_of_mega_moe(clusters: Any, argument: str) -> None:
-    def body(rank: int, group: str) -> None:
-        for rule, changed in MEGA_WRONG[argument].items():
-            given = dict(changed)
-            mine = Rank(rank, 1, given.pop("tokens", 9))
-            options: dict[str, Any] = given.pop("buffer", {})
-            buffer = get_symm_buffer_for_mega_moe(group, *given.pop("sizes", (L, MOST, K, H, 2 * F)), **options)
-            sound = {"x": mine.x, "topk_ids": mine.ids, "topk_weights": mine.probs, "sym_buffer": buffer}
-            sound |= {"l1_weights": [mine.w1], "l2_weights": [mine.w2], "weight1_type": BF16, "weight2_type": 283}
-            with pytest.raises(ArgumentError) as raised:
-                mega_moe(**sound | given)
-            assert rule in str(raised.value) and raised.value.argument == argument
-
-    clusters[1].run(body)
+def test_wrong_arguments_of_mega_moe(group_ep: str, argument: str) -> None:
+    for rule, changed in MEGA_WRONG[argument].items():
+        given = dict(changed)
+        mine = Rank(0, 1, given.pop("tokens", 9))
+        options: dict[str, Any] = given.pop("buffer", {})
+        buffer = get_symm_buffer_for_mega_moe(group_ep, *given.pop("sizes", (L, MOST, K, H, 2 * F)), **options)
+        sound = {"x": mine.x, "topk_ids": mine.ids, "topk_weights": mine.probs, "sym_buffer": buffer}
+        sound |= {"l1_weights": [mine.w1], "l2_weights": [mine.w2], "weight1_type": BF16, "weight2_type": 283}
+        refused(argument, mega_moe, **sound | given, says=re.escape(rule))
 
 
 def test_the_buffer_is_agreed_on(clusters: Any) -> None:

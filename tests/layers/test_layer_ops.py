@@ -12,7 +12,7 @@ from routed_tokens import KINDS, randn, routed
 from ascend_moe import MoEConfig, MoELayer, layer_ops
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ConfigMismatch, RoutingOverflow
-from ascend_moe.experts import grouped_mlp, npu_dynamic_quant
+from ascend_moe.experts import Activation, grouped_mlp, npu_dynamic_quant
 from ascend_moe.layer_ops import calls, dispatch_ffn_combine
 from ascend_moe.layer_ops.agreement import Limit, judge
 
@@ -100,25 +100,24 @@ def limited(mine: Rank, limit: float) -> torch.Tensor:
     return out
 
 
-def test_the_swiglu_limit_cuts_before_silu(clusters: Any) -> None:
+def test_the_swiglu_limit_cuts_before_silu_and_other_activations_have_their_numbers(group_ep: str) -> None:
     """Gate cut above, up at both sides, before silu; what the default and 0 leave alone."""
-
-    def body(rank: int, group: str) -> None:
-        mine, quantized = Rank(0, 1), Rank(0, 1, int8=True)
-        for limit in (0.25, 0.5, 1.0):
-            found = mine.one_call(group, swiglu_limit=limit)
-            torch.testing.assert_close(found[0].float(), limited(mine, limit), rtol=2**-6, atol=2**-6)
-            same(found, mine.three_calls(group, limit))
-            same(mine.mega(mine.buffer(group), activation_clamp=limit), mine.three_calls(group, limit))
-            error = quantized.one_call(group, swiglu_limit=limit)[0].float() - limited(mine, limit)
-            assert error.norm() < 0.03 * limited(mine, limit).norm()
-            same(quantized.one_call(group, swiglu_limit=limit), quantized.three_calls(group, limit))
-            assert not torch.equal(found[0], mine.one_call(group)[0])
-        for each in (mine, quantized):
-            for none in (0.0, 1e6, float("inf")):
-                same(each.one_call(group, swiglu_limit=none), each.three_calls(group))
-
-    clusters[1].run(body)
+    mine, quantized = Rank(0, 1), Rank(0, 1, int8=True)
+    for limit in (0.25, 0.5, 1.0):
+        found = mine.one_call(group_ep, swiglu_limit=limit)
+        torch.testing.assert_close(found[0].float(), limited(mine, limit), rtol=2**-6, atol=2**-6)
+        same(found, mine.three_calls(group_ep, limit))
+        same(mine.mega(mine.buffer(group_ep), activation_clamp=limit), mine.three_calls(group_ep, limit))
+        error = quantized.one_call(group_ep, swiglu_limit=limit)[0].float() - limited(mine, limit)
+        assert error.norm() < 0.03 * limited(mine, limit).norm()
+        same(quantized.one_call(group_ep, swiglu_limit=limit), quantized.three_calls(group_ep, limit))
+        assert not torch.equal(found[0], mine.one_call(group_ep)[0])
+    betas = {"beta": 4.0, "linear_beta": 25.0}
+    for each in (mine, quantized):
+        for none in (0.0, 1e6, float("inf")):
+            same(each.one_call(group_ep, swiglu_limit=none), each.three_calls(group_ep))
+        found = each.mega(each.buffer(group_ep), activation="situglu", **betas)
+        same(found, each.three_calls(group_ep, activation=Activation("situglu", betas)))
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["bf16", "W8A8"])

@@ -95,19 +95,15 @@ def test_rows_of_many_slots_in_another_order(clusters: Any) -> None:
     check_numbers(clusters[2], Trip(small(world=2, topk=7, local=5, ids="distinct", batch=6), "window", shuffled=True))
 
 
-def test_the_widest_rows_have_gradients_of_their_weights(clusters: Any) -> None:
+def test_the_widest_rows_have_gradients_of_their_weights(group_ep: str) -> None:
     """No wider row can have the columns behind it."""
     trip = Trip(Case(world=1, topk=1, local=1, batch=1, width=16384, dtype="fp32", contract=2), inside=True)
-
-    def run(rank: int, group_ep: str) -> None:
-        x, weights = (leaf.requires_grad_() for leaf in trip.leaves(rank))
-        trip.run(rank, group_ep, x, weights).sum().backward()
-        factors = trip.factors(rank, torch.ones(1, dtype=torch.int32), x.shape)
-        assert x.grad is not None and torch.equal(x.grad, factors * weights.detach())
-        assert weights.grad is not None
-        torch.testing.assert_close(weights.grad, (factors * x.detach()).sum(1, keepdim=True), rtol=1e-4, atol=1e-2)
-
-    clusters[1].run(run)
+    x, weights = (leaf.requires_grad_() for leaf in trip.leaves(0))
+    trip.run(0, group_ep, x, weights).sum().backward()
+    factors = trip.factors(0, torch.ones(1, dtype=torch.int32), x.shape)
+    assert x.grad is not None and torch.equal(x.grad, factors * weights.detach())
+    assert weights.grad is not None
+    torch.testing.assert_close(weights.grad, (factors * x.detach()).sum(1, keepdim=True), rtol=1e-4, atol=1e-2)
 
 
 def test_weights_that_nothing_used_have_a_gradient_of_zero(clusters: Any) -> None:
@@ -128,7 +124,7 @@ def test_weights_that_nothing_used_have_a_gradient_of_zero(clusters: Any) -> Non
 
 @pytest.mark.parametrize("comm_alg", ["window", "direct"])
 def test_a_backward_goes_by_the_algorithm_of_its_call(
-    comm_alg: str, clusters: Any, monkeypatch: pytest.MonkeyPatch
+    comm_alg: str, group_ep: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trip, find, seen = Trip(small(world=1), comm_alg, inside=True), autograd._op, []
 
@@ -140,11 +136,7 @@ def test_a_backward_goes_by_the_algorithm_of_its_call(
         return call
 
     monkeypatch.setattr(autograd, "_op", spied)
-
-    def run(rank: int, group_ep: str) -> None:
-        trip.run(rank, group_ep, *(leaf.requires_grad_() for leaf in trip.leaves(rank))).sum().backward()
-
-    clusters[1].run(run)
+    trip.run(0, group_ep, *(leaf.requires_grad_() for leaf in trip.leaves(0))).sum().backward()
     assert len(seen) >= 2 and set(seen) == {comm_alg}
 
 
@@ -283,17 +275,13 @@ def test_recomputed_activations_have_the_same_gradients(reentrant: bool, cluster
 # ---- failures
 
 
-def test_second_derivatives_are_refused(clusters: Any) -> None:
+def test_second_derivatives_are_refused(group_ep: str) -> None:
     trip = Trip(small(world=1, ids="distinct"))
-
-    def run(rank: int, group_ep: str) -> None:
-        leaves = [leaf.requires_grad_() for leaf in trip.leaves(rank)]
-        (gx, gw) = torch.autograd.grad(trip.run(rank, group_ep, *leaves).square().sum(), leaves, create_graph=True)
-        for grad in (gx, gw):
-            with pytest.raises(RuntimeError, match="once_differentiable"):
-                grad.sum().backward(retain_graph=True)
-
-    clusters[1].run(run)
+    leaves = [leaf.requires_grad_() for leaf in trip.leaves(0)]
+    (gx, gw) = torch.autograd.grad(trip.run(0, group_ep, *leaves).square().sum(), leaves, create_graph=True)
+    for grad in (gx, gw):
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            grad.sum().backward(retain_graph=True)
 
 
 def test_between_servers_slots_travel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,20 +79,16 @@ def test_a_token_counts_once_in_any_nest_of_checkpoints(count: int, monkeypatch:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_layer_captures_and_records_a_step_once(reentrant: bool, clusters: Any) -> None:
+def test_a_layer_captures_and_records_a_step_once(reentrant: bool, group_ep: str) -> None:
     config = MoEConfig(H, 8, E, K)
-
-    def body(rank: int, group: str) -> None:
-        capture, replay = RouteCapture(T, K, steps=4), RouterReplay(register=False)
-        layer = MoELayer(config, MC2Dispatcher(group, 1, 0, E), dtype=torch.float32, trainable=True).init_weights()
-        x = [torch.randn(T, H, generator=torch.Generator().manual_seed(n)).requires_grad_() for n in range(2)]
-        wanted = [layer.route(each)[1] for each in x]
-        layer.capture, layer.replay = capture, replay
-        replay.set_router_replay_action(RouterReplayAction.RECORD)
-        outs = [checkpoint(layer, each, use_reentrant=reentrant) for each in x]
-        for y in outs:
-            y.sum().backward()
-            assert torch.equal(replay.recorded_topk_idx, wanted[1])
-        assert [step.tolist() for step in capture.last()] == [ids.tolist() for ids in wanted]
-
-    clusters[1].run(body)
+    capture, replay = RouteCapture(T, K, steps=4), RouterReplay(register=False)
+    layer = MoELayer(config, MC2Dispatcher(group_ep, 1, 0, E), dtype=torch.float32, trainable=True).init_weights()
+    x = [torch.randn(T, H, generator=torch.Generator().manual_seed(n)).requires_grad_() for n in range(2)]
+    wanted = [layer.route(each)[1] for each in x]
+    layer.capture, layer.replay = capture, replay
+    replay.set_router_replay_action(RouterReplayAction.RECORD)
+    outs = [checkpoint(layer, each, use_reentrant=reentrant) for each in x]
+    for y in outs:
+        y.sum().backward()
+        assert torch.equal(replay.recorded_topk_idx, wanted[1])
+    assert [step.tolist() for step in capture.last()] == [ids.tolist() for ids in wanted]
