@@ -101,8 +101,8 @@ class TopKRouter(FittedModule):
         losses: this rank's part of the last forward's losses, divided by their coefficients, by name:
             "load_balancing_loss", "seq_load_balancing_loss", "global_load_balancing_loss" and "z_loss".
 
-    Raises ArgumentError if moe_router_load_balancing_type is unknown or "quantile_balancing", another option does not
-    fit "sinkhorn", or a TransformerConfig forces the load. Source: Megatron-LM ``TopKRouter``.
+    Raises ArgumentError if moe_router_load_balancing_type is unknown or "quantile_balancing", moe_aux_loss_coeff or
+    another option does not fit it, or a TransformerConfig forces the load. Source: Megatron-LM ``TopKRouter``.
     """
 
     _shared = ("tp_cp_group", "tp_dp_cp_group")
@@ -148,11 +148,17 @@ class TopKRouter(FittedModule):
         return self
 
     def get_aux_loss_coeff(self, aux_loss_type: str) -> float:
-        """Return the coefficient of ``aux_loss_type``: "aux_loss", "seq_aux_loss", "global_aux_loss"; 0: not used."""
+        """Return the coefficient of ``aux_loss_type``: "aux_loss", "seq_aux_loss", "global_aux_loss"; 0: not used.
+
+        Raises ArgumentError if moe_aux_loss_coeff does not fit moe_router_load_balancing_type.
+        """
         kinds, coeffs = self.config.moe_router_load_balancing_type, self.config.moe_aux_loss_coeff
-        if isinstance(kinds, str):
-            return float(coeffs) if kinds == aux_loss_type else 0.0
-        return float(coeffs[kinds.index(aux_loss_type)]) if aux_loss_type in kinds else 0.0
+        names, numbers = ((kinds,), (coeffs,)) if isinstance(kinds, str) else (kinds, coeffs)
+        fits = isinstance(numbers, (list, tuple)) and len(numbers) == len(names)
+        fits = fits and all(isinstance(number, (int, float)) for number in numbers)
+        rule = "is {!r} for moe_router_load_balancing_type {!r}; pass a number, or a list for a list of losses"
+        need(fits, "moe_aux_loss_coeff", rule, coeffs, kinds)
+        return float(dict(zip(names, numbers, strict=True)).get(aux_loss_type, 0.0))
 
     def reset_global_aux_loss_tracker(self) -> None:
         """Forget the rows and steps counted for "global_aux_loss": call it before a new global batch."""

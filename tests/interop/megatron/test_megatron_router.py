@@ -31,6 +31,9 @@ def test_kinds_of_balancing_that_are_not_offered_are_refused() -> None:
         TopKRouter(RouterConfig(E, H, moe_router_load_balancing_type="quantile_balancing"))
     with pytest.raises(ValueError, match="moe_router_load_balancing_type is 'sinkhorn'; need one of"):
         TopKRouter(RouterConfig(E, H, moe_router_load_balancing_type=["sinkhorn"], moe_aux_loss_coeff=[0.0]))
+    for kinds, coeffs in ((["aux_loss"], 0.1), (["aux_loss", "seq_aux_loss"], [0.1]), ("aux_loss", [0.1])):
+        with pytest.raises(ValueError, match=r"moe_aux_loss_coeff is .* for moe_router_load_balancing_type"):
+            TopKRouter(RouterConfig(E, H, moe_router_load_balancing_type=kinds, moe_aux_loss_coeff=coeffs))
     for name, value in {
         "moe_aux_loss_coeff": 0.1, "moe_router_enable_expert_bias": True, "moe_router_topk_scaling_factor": 2.0,
         "moe_router_group_topk": 2, "moe_enable_routing_replay": True, "moe_router_force_load_balancing": True,
