@@ -77,8 +77,16 @@ class StrategyMap:
         return cls.strategy_map[deep_mode.lower()]
 
 
+class Sent(NamedTuple):
+    """State of a dispatch by all-to-all for its combine, which its handle contains."""
+
+    dispatched: Dispatched
+    dispatcher: AllToAllDispatcher
+    ids: SentIds
+
+
 class EPCommStrategy(ABC):
-    """Base of a transport for dispatch and combine, registered as ``name`` for the ``modes``.
+    """Base of a transport for dispatch and combine in the ``modes``; ``name``: as what it is registered.
 
     Args:
         runtime: the Buffer's ``Runtime``; None: only ``group`` is used. group: as for ``Buffer``; its first use opens
@@ -106,16 +114,21 @@ class EPCommStrategy(ABC):
     rank = property(lambda self: self.place.rank)
 
     def get_name(self) -> str:
-        """Return ``name``, the class attribute."""
+        """Return the name as which the class is registered."""
         return self.name
 
     def get_supported_modes(self) -> list[str]:
         """Return the modes of this strategy: "normal" or "low_latency"."""
         return list(self.modes)
 
-    def alltoall(self, experts: int) -> AllToAllDispatcher:
-        """Return a dispatcher of E = ``experts`` experts over torch.distributed's all-to-all."""
-        return AllToAllDispatcher(self.place if self.group is None else self.group, experts)
+    def alltoall(self, x: Tensor, topk_idx: Tensor, experts: int, quant: str, most: int) -> Sent:
+        """Dispatch by torch.distributed's all-to-all; ``most``: most tokens of a rank."""
+        need_dims("topk_idx", topk_idx, 2)
+        dispatcher = AllToAllDispatcher(self.place if self.group is None else self.group, experts)
+        ids = narrow("topk_idx", topk_idx)
+        with wide_ids_named(topk_idx, self.rank):
+            sent = dispatcher.dispatch(x, ids, quant_mode=QUANT_MODES[quant], global_bs=self.group_size * most)
+        return Sent(sent, dispatcher, SentIds(ids))
 
 
 class NormalEPCommStrategy(EPCommStrategy):
@@ -204,7 +217,7 @@ class Registry:
         """Return a class decorator that registers a strategy as ``name``, replacing an earlier one."""
 
         def add(cls: C) -> C:
-            self.classes[name] = cls
+            cls.name, self.classes[name] = name, cls
             return cls
 
         return add
@@ -263,8 +276,6 @@ def _entries(handle: Any, *sizes: int) -> tuple[Any, ...]:
 class DefaultNormalCommStrategy(NormalEPCommStrategy):
     """Normal mode by the window ops of `Runtime`. Source: sgl-kernel-npu ``DefaultNormalCommStrategy``."""
 
-    name = "default"
-
     @_as(NormalEPCommStrategy.dispatch)
     def dispatch(self, topk_idx: Tensor, topk_weights: Tensor | None, is_token_in_rank: Tensor, **given: Any) -> Any:
         rows, quant = _asked(given | {"topk_idx": topk_idx}, "bf16", "int8", FP8_ROWS)
@@ -286,14 +297,6 @@ class DefaultNormalCommStrategy(NormalEPCommStrategy):
         return total, weights, EventOverlap(event)
 
 
-class _Sent(NamedTuple):
-    """State of a dispatch by all-to-all for its combine, which its handle contains."""
-
-    dispatched: Dispatched
-    dispatcher: AllToAllDispatcher
-    ids: SentIds
-
-
 @register_normal_strategy("alltoall")
 class AlltoAllNormalCommStrategy(NormalEPCommStrategy):
     """Normal mode by torch.distributed's all-to-all. Source: sgl-kernel-npu ``AlltoAllNormalCommStrategy``.
@@ -301,24 +304,21 @@ class AlltoAllNormalCommStrategy(NormalEPCommStrategy):
     dispatch returns None for the ids and weights of rows; expert_alignment and the stats have no effect.
     """
 
-    name = "alltoall"
-
     @_as(NormalEPCommStrategy.dispatch)
     def dispatch(self, topk_idx: Tensor, topk_weights: Tensor | None, **given: Any) -> Any:
         rows, quant = _asked(given | {"topk_idx": topk_idx}, "bf16", "int8")
         need_dims("topk_idx", topk_idx, 2)
-        experts, ids = given["num_tokens_per_expert"].numel(), narrow("topk_idx", topk_idx)
-        dispatcher = self.alltoall(experts)
-        bound = self.group_size * max(base.most_tokens_of(self.place, rows.shape[0], topk_idx, experts), 1)
-        sent = dispatcher.dispatch(rows, ids, quant_mode=QUANT_MODES[quant], global_bs=bound)
-        handle = Handle.of(_Sent(sent, dispatcher, SentIds(ids)), topk_idx, topk_weights)
+        experts = given["num_tokens_per_expert"].numel()
+        most = base.most_tokens_of(self.place, rows.shape[0], topk_idx, experts)
+        call = self.alltoall(rows, topk_idx, experts, quant, max(most, 1))
+        sent, handle = call.dispatched, Handle.of(call, topk_idx, topk_weights)
         values = (sent.expand_x, sent.dynamic_scales) if quant == "int8" else sent.expand_x
         return values, None, None, sent.expert_token_nums.tolist(), handle, EventOverlap()
 
     @_as(NormalEPCommStrategy.combine)
     def combine(self, x: Tensor, handle: Any, bias: Any, previous_event: Any) -> tuple[Tensor, None, EventOverlap]:
         _begin_combine(bias, previous_event)
-        sent = call_of(handle, _Sent, "dispatch of strategy 'alltoall'")
+        sent = call_of(handle, Sent, "dispatch of strategy 'alltoall'")
         ids, weights = handle
         weights = torch.ones(ids.shape, dtype=torch.float32, device=x.device) if weights is None else weights
         return sent.dispatcher.combine(x, sent.dispatched, weights.float()), None, EventOverlap()
@@ -328,7 +328,6 @@ class AlltoAllNormalCommStrategy(NormalEPCommStrategy):
 class DefaultLowLatencyCommStrategy(LowLatencyEPCommStrategy):
     """Low latency by window ops; quant_mode None: "none". Source: sgl-kernel-npu ``DefaultLowLatencyCommStrategy``."""
 
-    name = "default"
     quant_modes: tuple[str, ...] = (*QUANT_MODES, FP8_ROWS)
 
     @_as(LowLatencyEPCommStrategy.low_latency_dispatch)
@@ -361,7 +360,6 @@ class OpsLowLatencyCommStrategy(DefaultLowLatencyCommStrategy):
     The last three are a mask of the tokens, all True, their ids as int32 and topk_weights. ``comm_alg`` has no effect.
     """
 
-    name = "ops"
     quant_modes = tuple(QUANT_MODES)
 
     def __init__(self, runtime: Any = None, group: Group | None = None, comm_alg: str = "hierarchy") -> None:
@@ -386,26 +384,20 @@ class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
     rank, padded with zeros, so that counts are ``W * max`` for each expert. quant_mode None: "int8" with use_fp8.
     """
 
-    name = "alltoall"
-
     @_as(LowLatencyEPCommStrategy.low_latency_dispatch)
     def low_latency_dispatch(
         self, x: Tensor, topk_idx: Tensor, num_experts: int, use_fp8: bool, quant_mode: str | None, **given: Any
     ) -> LowLatencyDispatched:
         quant = quant_mode or ("int8" if use_fp8 else "none")
         need_one_of("quant_mode", quant, QUANT_MODES)
-        need_dims("topk_idx", topk_idx, 2)
         most, world = given["num_max_dispatch_tokens_per_rank"], self.group_size
         base.need_whole("num_max_dispatch_tokens_per_rank", most, max(x.shape[0], 1))
-        dispatcher, ids = self.alltoall(num_experts), narrow("topk_idx", topk_idx)
-        with wide_ids_named(topk_idx, self.rank):
-            sent = dispatcher.dispatch(x, ids, quant_mode=QUANT_MODES[quant], global_bs=world * most)
-        local, rows = num_experts // world, sent.expand_x.shape[0]
+        call = self.alltoall(x, topk_idx, num_experts, quant, most)
+        sent, local, rows = call.dispatched, num_experts // world, call.dispatched.expand_x.shape[0]
         block, rule = f"a source rank for an expert of rank {self.rank}", f"num_max_dispatch_tokens_per_rank {most}"
         places = places_of(sent.ep_recv_counts, rows, most, block, rule)
         counts = torch.full((local,), most * world, dtype=torch.int64, device=x.device)
-        made = _Sent(sent, dispatcher, SentIds(ids))
-        handle = Handle.of(made, places, most, x.shape[1], x.shape[0], local, world, counts)
+        handle = Handle.of(call, places, most, x.shape[1], x.shape[0], local, world, counts)
         shown: Any = _spread(sent.expand_x, places, local * most * world)
         if QUANT_MODES[quant]:
             shown = (shown, _spread(sent.dynamic_scales[: len(places)], places, local * most * world))
@@ -415,7 +407,7 @@ class AllToAllLowLatencyCommStrategy(LowLatencyEPCommStrategy):
     def low_latency_combine(
         self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: tuple[Any, ...]
     ) -> LowLatencyCombined:
-        sent = call_of(handle, _Sent, "low_latency_dispatch of strategy 'alltoall'")
+        sent = call_of(handle, Sent, "low_latency_dispatch of strategy 'alltoall'")
         places, most, hidden, _, local, world, _ = handle
         need_shape("x", x, (local * world * most, hidden))
         sent.ids.checked("topk_idx", narrow("topk_idx", topk_idx))
