@@ -150,8 +150,11 @@ _OPERATORS = ("npu_grouped_matmul", "npu_swiglu", "npu_dequant_swiglu_quant")
 class Experts:
     """Experts of a rank in both formats of rows: `make_experts` joins it with a base class of vLLM 0.11 or newer."""
 
-    def __init__(self, mk: Any, war: Any, ops: Any, quant_config: Any, num_local_experts: int, moe_config: Any) -> None:
-        self.mk, self.war = mk, war
+    batched: bool  # format of the rows, of each class
+    row_format: Any
+
+    def __init__(self, war: Any, ops: Any, quant_config: Any, num_local_experts: int, moe_config: Any) -> None:
+        self.war = war
         self.quant_config = quant_config
         self.num_local_experts = num_local_experts
         self.operators = ops if all(hasattr(ops, name) for name in _OPERATORS) else None
@@ -163,17 +166,13 @@ class Experts:
 
     # ---- what it is
 
-    @staticmethod
-    def activation_format() -> Any:
-        raise NotImplementedError  # each class of make_experts overrides it
+    @classmethod
+    def activation_format(cls) -> Any:
+        return cls.row_format
 
     @property
     def activation_formats(self) -> tuple[Any, Any]:
-        return self.activation_format(), self.activation_format()
-
-    @property
-    def batched(self) -> bool:
-        return bool(self.activation_format() == self.mk.FusedMoEActivationFormat.BatchedExperts)
+        return self.row_format, self.row_format
 
     def supports_chunking(self) -> bool:
         """Return False: a part of the rows would need its own counts."""

@@ -143,9 +143,11 @@ EXPERTS = ("standard", "batched")  # kinds
 
 
 @functools.cache
-def _prepare_class(base: type, batched: bool) -> type:
-    name = "AscendBatchedPrepareAndFinalize" if batched else "AscendPrepareAndFinalize"
-    return type(name, (PrepareAndFinalize, base), {"__doc__": f"{base.__name__} over dispatch and combine."})
+def _joined(ours: type, base: type, formats: Any, batched: bool) -> type:
+    """Return a subclass of our class and the caller's base for one of the ``formats`` of rows."""
+    own = {"batched": batched, "row_format": formats.BatchedExperts if batched else formats.Standard}
+    own["__doc__"] = f"{base.__name__} over the operators of ascend_moe."
+    return type(f"Ascend{'Batched' if batched else ''}{ours.__name__}", (ours, base), own)
 
 
 def base_of(mk: Any, *names: str) -> Any:
@@ -191,16 +193,8 @@ def make_prepare_finalize(
     base = base_of(mk, "FusedMoEPrepareAndFinalizeModular", "FusedMoEPrepareAndFinalize")
     manager = All2AllManager(group_name, rank, world, ops) if manager is None else manager
     wanted = {"kind": kind, "num_experts": num_experts, "max_num_tokens": max_num_tokens}
-    batched = kind == "batched"
-    return _prepare_class(base, batched)(mk, manager.get_handle(wanted), batched)
-
-
-@functools.cache
-def _experts_class(base: type, formats: Any, batched: bool) -> type:
-    chosen = formats.BatchedExperts if batched else formats.Standard
-    name = "AscendBatchedExperts" if batched else "AscendExperts"
-    own = {"activation_format": staticmethod(lambda: chosen), "__doc__": f"{base.__name__} over grouped matmuls."}
-    return type(name, (Experts, base), own)
+    made = _joined(PrepareAndFinalize, base, mk.FusedMoEActivationFormat, kind == "batched")
+    return made(mk, manager.get_handle(wanted))
 
 
 @with_typed_errors
@@ -235,9 +229,9 @@ def make_experts(
     need(num_local_experts >= 1, "num_local_experts", "is {}; need at least 1", num_local_experts)
     mk = bases if mk is None else mk
     base = base_of(mk, "FusedMoEExpertsModular", "FusedMoEPermuteExpertsUnpermute")
-    made = _experts_class(base, mk.FusedMoEActivationFormat, kind == "batched")
+    made = _joined(Experts, base, mk.FusedMoEActivationFormat, kind == "batched")
     war = bases if war is None else war
-    return made(mk, war, ops, check_experts(quant_config), num_local_experts, moe_config)
+    return made(war, ops, check_experts(quant_config), num_local_experts, moe_config)
 
 
 @dataclass

@@ -96,8 +96,11 @@ class PrepareAndFinalize:
     Any number of calls may be open: the ids that prepare returned identify the call to finalize.
     """
 
-    def __init__(self, mk: Any, handle: All2AllHandle, batched: bool) -> None:
-        self.mk, self.handle, self.batched = mk, handle, batched
+    batched: bool  # format of the rows, of each class
+    row_format: Any
+
+    def __init__(self, mk: Any, handle: All2AllHandle) -> None:
+        self.mk, self.handle = mk, handle
         self.dispatcher = handle.dispatcher
         self._calls: Any = WeakIdKeyDictionary()  # ids returned by prepare -> call
         self._pending = PendingCall()
@@ -106,8 +109,7 @@ class PrepareAndFinalize:
 
     @property
     def activation_format(self) -> Any:
-        formats = self.mk.FusedMoEActivationFormat
-        return formats.BatchedExperts if self.batched else formats.Standard
+        return self.row_format
 
     def topk_indices_dtype(self) -> torch.dtype | None:
         return torch.int32
