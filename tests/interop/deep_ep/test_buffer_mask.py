@@ -9,9 +9,8 @@ failed.
 from __future__ import annotations
 
 import itertools
-import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,8 +79,7 @@ def test_ranks_that_the_caller_leaves_out() -> None:
             cluster.run(each)
 
 
-W, E, K, T, H = 8, 24, 4, 6, 512
-L, COUNT = E // W, (1 << 32) - 1
+SHRINK = Case(world=8, topk=4, kind="-1", hidden=512)
 FAILS_IN = {"dispatch": 1, "combine": 3, "clean": 5}  # a rank each, before its first such call
 FORMATS = [(False, False, False), (True, False, False), (True, True, False), (True, True, True)]
 
@@ -90,28 +88,16 @@ class Fails(Exception):
     """What a rank raises that fails."""
 
 
-def formats() -> Iterator[tuple[bool, bool, bool, bool]]:
-    """return_recv_hook, use_fp8, round_scale, use_ue8m0."""
-    for hook, format in itertools.product((False, True), FORMATS):
-        yield hook, *format
-
-
 @dataclass
 class Rank:
-    """One rank of the test: its tokens, and who has failed by now."""
+    """One rank of DeepEP's test, and who has failed by now."""
 
     rank: int
     group: str
-    x: torch.Tensor = field(init=False)
     failed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.buffer = shrinkable(self.group, W, self.rank, T, H, E)
-        self.mask = torch.zeros((W,), dtype=torch.int)
-        self.ids = [ids_of(rank) for rank in range(W)]
-        self.weights = torch.randn((T, K), generator=torch.Generator().manual_seed(self.rank)).abs()
-        self.x = torch.full((T, H), float(self.rank - 4)).bfloat16()
-        self.x[:, -128:] = torch.arange(T).bfloat16().view(-1, 1)
+        self.buffer = shrinkable(self.group, SHRINK.world, self.rank, SHRINK.most, SHRINK.hidden, SHRINK.experts)
 
     def fails(self, call: str) -> None:
         """A rank of the test fails before this call; all know which."""
@@ -121,106 +107,63 @@ class Rank:
 
     def masked(self) -> None:
         """The mask has who has failed."""
-        self.buffer.low_latency_query_mask_buffer(self.mask)
-        assert set(self.mask.nonzero().squeeze(-1).tolist()) == self.failed
-
-    def dispatched(self, hook: bool, fp8: bool, round_scale: bool, ue8m0: bool) -> tuple[Any, torch.Tensor, Any]:
-        stats = torch.zeros((L,), dtype=torch.int)
-        rows, count, handle, event, receive = self.buffer.low_latency_dispatch(
-            self.x,
-            self.ids[self.rank],
-            T,
-            E,
-            use_fp8=fp8,
-            round_scale=round_scale,
-            use_ue8m0=ue8m0,
-            cumulative_local_expert_recv_stats=stats,
-            async_finish=not hook,
-            return_recv_hook=hook,
-        )
-        receive() if hook else event.current_stream_wait()
-        assert torch.equal(stats, count)
-        return rows, count, handle
-
-    def combined(self, rows: torch.Tensor, handle: Any, hook: bool, zero_copy: bool) -> torch.Tensor:
-        if zero_copy:
-            self.buffer.get_next_low_latency_combine_buffer(handle)[:, :, :] = rows
-        out = torch.empty((T, H), dtype=torch.bfloat16)
-        total, event, receive = self.buffer.low_latency_combine(
-            rows,
-            self.ids[self.rank],
-            self.weights,
-            handle,
-            use_logfmt=False,
-            async_finish=not hook,
-            zero_copy=zero_copy,
-            return_recv_hook=hook,
-            out=out,
-        )
-        receive() if hook else event.current_stream_wait()
-        assert total is out
-        return total
-
-    def check_rows(self, rows: torch.Tensor, count: torch.Tensor, handle: Any, exact: bool) -> None:
-        for local in range(L):
-            expert, number = self.rank * L + local, int(count[local])
-            ranges = handle[1][local]
-            sent = [0 if rank in self.failed else int((self.ids[rank] == expert).sum()) for rank in range(W)]
-            assert (ranges & COUNT).tolist() == sent and number == sum(sent)
-            for rank, (begin, length) in enumerate(zip((ranges >> 32).tolist(), sent, strict=True)):
-                assert not exact or (rows[local, begin : begin + length, :-128] == rank - 4).all()
-            tokens = handle[0][local, :number] % T
-            assert not exact or (rows[local, :number, -128:] == tokens.view(-1, 1)).all()
-
-    def check_sum(self, total: torch.Tensor, most: float) -> None:
-        ids = self.ids[self.rank]
-        there = (ids >= 0) & ~torch.isin(ids // L, torch.tensor(sorted(self.failed)))
-        want = self.x * self.weights.masked_fill(~there, 0).sum(dim=1).view(-1, 1)
-        assert not total.isnan().any() and calc_diff(want, total) < most
+        mask = torch.zeros((SHRINK.world,), dtype=torch.int)
+        self.buffer.low_latency_query_mask_buffer(mask)
+        assert set(mask.nonzero().squeeze(-1).tolist()) == self.failed
 
     def step(self, zero_copy: bool, hook: bool, fp8: bool, round_scale: bool, ue8m0: bool) -> None:
         """Once through the loop. Raises PeerLost: a rank has failed meanwhile."""
         self.fails("dispatch")
-        rows, count, handle = self.dispatched(hook, fp8, round_scale, ue8m0)
+        ids, stats = SHRINK.ids(self.rank), torch.zeros((SHRINK.local,), dtype=torch.int)
+        received, count, handle, event, receive = self.buffer.low_latency_dispatch(
+            SHRINK.x(self.rank), ids, SHRINK.most, SHRINK.experts, use_fp8=fp8, round_scale=round_scale,
+            use_ue8m0=ue8m0, cumulative_local_expert_recv_stats=stats, async_finish=not hook, return_recv_hook=hook,
+        )  # fmt: skip
+        receive() if hook else event.current_stream_wait()
+        assert torch.equal(stats, count)
         self.masked()
+        rows: Any = received
         if fp8:
-            rows = per_token_cast_back(rows[0].view(-1, H), rows[1].contiguous().view(W * T * L, -1)).view(L, W * T, H)
-        self.check_rows(rows, count, handle, exact=not round_scale)
+            flat = rows[0].view(-1, SHRINK.hidden), rows[1].contiguous().view(rows[0][..., 0].numel(), -1)
+            rows = per_token_cast_back(*flat).view(rows[0].shape)
+        for local in range(SHRINK.local):
+            sources = [source for source, *_ in SHRINK.rows_of(self.rank * SHRINK.local + local)]
+            sent = [0 if rank in self.failed else sources.count(rank) for rank in range(SHRINK.world)]
+            assert (handle[1][local] & 0xFFFFFFFF).tolist() == sent and int(count[local]) == sum(sent)
         self.fails("combine")
-        total = self.combined(rows, handle, hook, zero_copy)
+        if zero_copy:
+            self.buffer.get_next_low_latency_combine_buffer(handle)[:, :, :] = rows
+        out = torch.empty((SHRINK.tokens(self.rank), SHRINK.hidden), dtype=torch.bfloat16)
+        total, event, receive = self.buffer.low_latency_combine(
+            rows, ids, SHRINK.weights(self.rank), handle, use_logfmt=False, async_finish=not hook, zero_copy=zero_copy,
+            return_recv_hook=hook, out=out,
+        )  # fmt: skip
+        receive() if hook else event.current_stream_wait()
         self.masked()
-        self.check_sum(total, 9e-4 if fp8 else 1e-5)
+        expected = low_sum(SHRINK, self.rank, lambda expert: float(SHRINK.owner(expert) not in self.failed))
+        assert total is out and calc_diff(expected, out) < (9e-4 if fp8 else 1e-5)
 
     def run(self) -> int:
         """All of the test; how often a step was repeated."""
         repeated = 0
-        for (hook, *format), zero_copy in itertools.product(formats(), (False, True)):
+        for hook, given, zero_copy in itertools.product((False, True), FORMATS, (False, True)):
             while True:
                 try:
-                    self.step(zero_copy, hook, *format)
+                    self.step(zero_copy, hook, *given)
                     break
                 except PeerLost as lost:
                     assert lost.rank in self.failed and "are masked from now on: repeat the step" in str(lost)
                     repeated += 1
             if self.rank == FAILS_IN["clean"]:
                 raise Fails
-            self.buffer.clean_low_latency_buffer(T, H, E)
+            self.buffer.clean_low_latency_buffer(SHRINK.most, SHRINK.hidden, SHRINK.experts)
             self.masked()
             self.failed.add(FAILS_IN["clean"])
         return repeated
 
 
-def ids_of(rank: int) -> torch.Tensor:
-    """Of a rank's tokens; some are -1."""
-    ids = torch.stack([torch.randperm(E, generator=torch.Generator().manual_seed(rank * T + t))[:K] for t in range(T)])
-    draw = random.Random(rank)
-    for _ in range(4):
-        ids[draw.randrange(T), draw.randrange(K)] = -1
-    return ids
-
-
 def test_deepeps_shrink_test() -> None:
-    done = threading.Barrier(W - len(FAILS_IN))
+    done = threading.Barrier(SHRINK.world - len(FAILS_IN))
 
     def work(rank: int, group_ep: str) -> int:
         made = Rank(rank, group_ep)
@@ -232,7 +175,7 @@ def test_deepeps_shrink_test() -> None:
         done.wait()
         return repeated
 
-    with LocalCluster(W, window_mib=4) as cluster, pytest.raises(Fails) as lost:
+    with LocalCluster(SHRINK.world, window_mib=4) as cluster, pytest.raises(Fails) as lost:
         cluster.run(work)
-    left = [rank for rank in range(W) if rank not in FAILS_IN.values()]
+    left = [rank for rank in range(SHRINK.world) if rank not in FAILS_IN.values()]
     assert results_of(lost.value, left) == dict.fromkeys(left, 3), "each loss costs one step"

@@ -80,41 +80,6 @@ def mask_with_a_fault(seconds: float = 20) -> list[int]:
     return list(manager.query_active_mask().cpu().tolist())
 
 
-_buffers: list[Buffer] = []
-
-
-def _masks() -> list[int]:
-    mask = torch.full((W,), 9, dtype=torch.int32)
-    _buffers[0].low_latency_query_mask_buffer(mask)
-    return list(mask.tolist())
-
-
-def make_buffer() -> int:
-    _buffers[:] = [shrinkable("0", W, dist.get_rank(), T, H, E)]
-    return dist.get_rank()
-
-
-def moved_here(others: int) -> list[int]:
-    """A layer of this process; the mask after it."""
-    moved(_buffers[0], _buffers[0].rank, others)
-    return _masks()
-
-
-def lose_one() -> list[int]:
-    """A layer in which a rank is lost; the mask after it."""
-    try:
-        moved_here(2)
-    except PeerLost as lost:
-        assert "masked from now on" in str(lost)
-        return _masks()
-    raise AssertionError("no rank was lost")
-
-
-def clean_here() -> list[int]:
-    cleaned(_buffers[0])
-    return _masks()
-
-
 # ---- the tests
 
 
@@ -176,19 +141,39 @@ def test_retry_after_a_fault_of_ranks_that_all_live(monkeypatch: pytest.MonkeyPa
         cluster.run(work)
 
 
-def test_a_process_that_was_stopped_comes_back_by_cleaning() -> None:
-    """The others go on without it meanwhile; its own step fails when it is awake again."""
-    with Ranks(3, timeout_s=1.5) as ranks:
-        assert values(ranks.call(make_buffer)) == [0, 1, 2]
-        assert values(ranks.call(moved_here, 2)) == [[0, 0, 0]] * 3
-        ranks.stop(2)
-        assert values(ranks.call(lose_one, ranks=[0, 1])) == [[0, 0, 1]] * 2
-        assert values(ranks.call(moved_here, 1, ranks=[0, 1])) == [[0, 0, 1]] * 2
-        ranks.resume(2)
-        late = ranks.call(moved_here, 2, ranks=[2])[0]
-        assert late.error in ("PeerLost", "CommTimeout"), late
-        assert values(ranks.call(clean_here)) == [[0, 0, 0]] * 3
-        assert values(ranks.call(moved_here, 2)) == [[0, 0, 0]] * 3
+def test_a_rank_that_was_late_comes_back_by_cleaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others go on without it meanwhile; its own step fails when it comes."""
+    together = threading.Barrier(W)
+
+    def masks(buffer: Buffer) -> list[int]:
+        mask = torch.full((W,), 9, dtype=torch.int32)
+        buffer.low_latency_query_mask_buffer(mask)
+        return list(mask.tolist())
+
+    def work(rank: int, group_ep: str) -> None:
+        buffer = shrinkable(group_ep, W, rank, T, H, E)
+        moved(buffer, rank, 2)
+        together.wait()
+        monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "0.5")
+        if rank != 2:
+            with pytest.raises(PeerLost, match="masked from now on"):
+                moved(buffer, rank, 2)
+            moved(buffer, rank, 1)
+            assert masks(buffer) == [0, 0, 1]
+        together.wait()
+        if rank == 2:
+            with pytest.raises(CommError):
+                moved(buffer, rank, 2)
+        together.wait()
+        monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", "20")
+        together.wait()
+        cleaned(buffer)
+        assert masks(buffer) == [0, 0, 0]
+        moved(buffer, rank, 2)
+        together.wait()
+
+    with LocalCluster(W, window_mib=4) as cluster:
+        cluster.run(work)
 
 
 def test_ranks_of_the_smaller_group_as_eplb_takes_them() -> None:
