@@ -57,16 +57,11 @@ def check(case: Case, mutant: Mutant | None, build: Path, header: Header) -> Sea
     write(header, shape, folder)
     for name in (case.model, "memory.pml"):
         shutil.copy(HERE / name, folder)
+    run(["spin", *macros, "-a", case.model], cwd=folder)
     # A mutant ends at its first error, its compiler takes longer than it does.
-    return search(folder, macros, case.depth, "-O2" if mutant is None else "-O0", case.model)
-
-
-def search(folder: Path, macros: list[str], depth: int, optimise: str, model: str = "window.pml") -> SearchResult:
-    """spin, gcc and the verifier in ``folder``."""
-    run(["spin", *macros, "-a", model], cwd=folder)
-    run(["gcc", optimise, *COMPILE, "pan.c", "-o", "pan"], cwd=folder)
+    run(["gcc", "-O2" if mutant is None else "-O0", *COMPILE, "pan.c", "-o", "pan"], cwd=folder)
     start = os.times()
-    done = subprocess.run(["./pan", f"-m{depth}", "-w22"], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(["./pan", f"-m{case.depth}", "-w22"], cwd=folder, capture_output=True, text=True, check=False)
     end = os.times()
     # Processor time: the same whatever else the machine does.
     seconds = end.children_user + end.children_system - start.children_user - start.children_system

@@ -36,22 +36,23 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "expert_scales": ("given", "empty"),
     "launches": ("one", "begin and finish"),
 }
-#: Pairs of values that are refused, as the list in docs/operators.md has them.
-REFUSED: tuple[Pair, ...] = (
-    (("algorithm", "direct"), ("ranks", "on several servers")),
-    (("algorithm", "hierarchy"), ("functions", "V1")),
-    (("algorithm", "hierarchy"), ("scales", "given")),
-    (("algorithm", "hierarchy"), ("expert_scales", "empty")),
-    (("quant_mode", "0"), ("scales", "given")),
-    (("special experts", "zero"), ("functions", "V1")),
-    (("special experts", "copy"), ("functions", "V1")),
-    (("special experts", "const"), ("functions", "V1")),
-    (("shared_expert_x", "given"), ("functions", "V1")),
-    (("launches", "begin and finish"), ("functions", "V1")),
-    (("comm_quant_mode", "2"), ("x", "fp32")),
-)
-#: Pairs that nobody refuses, and that never meet: on one server hierarchy is window.
-APART: tuple[Pair, ...] = ((("algorithm", "hierarchy"), ("ranks", "on one server")),)
+HIERARCHY = "`hierarchy` between servers"
+#: Pairs of values that are refused, by the words of the list in docs/operators.md.
+REFUSED: dict[tuple[str, str], Pair] = {
+    ("algorithm `direct`", "ranks on several servers"): (("algorithm", "direct"), ("ranks", "on several servers")),
+    (HIERARCHY, "V1's functions"): (("algorithm", "hierarchy"), ("functions", "V1")),
+    (HIERARCHY, "`scales`"): (("algorithm", "hierarchy"), ("scales", "given")),
+    (HIERARCHY, "dispatch without `expert_scales`"): (("algorithm", "hierarchy"), ("expert_scales", "empty")),
+    ("`scales`", "`quant_mode` 0"): (("quant_mode", "0"), ("scales", "given")),
+    ("`zero_expert_num`", "V1's functions"): (("special experts", "zero"), ("functions", "V1")),
+    ("`copy_expert_num`", "V1's functions"): (("special experts", "copy"), ("functions", "V1")),
+    ("`const_expert_num`", "V1's functions"): (("special experts", "const"), ("functions", "V1")),
+    ("`shared_expert_x`", "V1's functions"): (("shared_expert_x", "given"), ("functions", "V1")),
+    ("`begin_combine`", "V1's tensors"): (("launches", "begin and finish"), ("functions", "V1")),
+    ("`comm_quant_mode` 2", "float32 rows"): (("comm_quant_mode", "2"), ("x", "fp32")),
+}
+#: And pairs that nobody refuses, and that never meet: on one server hierarchy is window.
+APART: tuple[Pair, ...] = (*REFUSED.values(), (("algorithm", "hierarchy"), ("ranks", "on one server")))
 _MASKS = {"none": ("none",), "1-D": ("prefix", "token"), "2-D": ("pair",)}
 _BATCHES = {"equal": ("equal", "global_bs"), "unequal": ("unequal", "zero rank", "one rank only")}
 _SPECIAL = {
@@ -99,7 +100,7 @@ class OptionSet:
         return list(combinations(self.values.items(), 2))
 
 
-def legal_pairs(options: Options = OPTIONS, apart: Sequence[Pair] = (*REFUSED, *APART)) -> list[Pair]:
+def legal_pairs(options: Options = OPTIONS, apart: Sequence[Pair] = APART) -> list[Pair]:
     """Every two values of two options that may meet, in the order of ``options``; those of ``apart`` may not."""
     values = [(option, value) for option, several in options.items() for value in several]
     refused = {frozenset(pair) for pair in apart}
@@ -122,7 +123,7 @@ def chosen_values(rng: np.random.Generator, options: Options, apart: Sequence[Pa
 def draw(seed: int) -> OptionSet:
     """A set by chance, the same one for a seed."""
     rng = np.random.default_rng([seed, 11])
-    chosen = chosen_values(rng, OPTIONS, (*REFUSED, *APART))
+    chosen = chosen_values(rng, OPTIONS, APART)
     several, stores = chosen["ranks"] == "on several servers", bool(rng.integers(2))
     started = chosen["launches"] == "begin and finish"
     for turn in count():  # unequal batches are equal by chance where they are small: the next ones then

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ascend_moe.explore import Faults, Options, World
-from ascend_moe.native.library import lib
+from ascend_moe.explore import Faults, Options, World, checked_library
+from ascend_moe.explore.engine import error_codes
 
-
-def code_of(name: str) -> int:
-    """The first error code with this name."""
-    return next(code for code in range(1, 64) if lib().am_error_name(code).decode() == name)
-
-
-OK = 0
-PEER_LOST = code_of("PeerLost")
-INVALID_EXPERT_ID = code_of("InvalidExpertId")
-CONFIG_MISMATCH = code_of("ConfigMismatch")
-ROUTING_MISMATCH = code_of("RoutingMismatch")
+OK, PEER_LOST, INVALID_EXPERT_ID = "", "PeerLost", "InvalidExpertId"
+CONFIG_MISMATCH, ROUTING_MISMATCH = "ConfigMismatch", "RoutingMismatch"
 
 
 @dataclass
 class Seen:
-    """One schedule: by rank, the error codes of its ops and their messages; -1 for one that did not end."""
+    """One schedule: by rank, the names of its ops' errors and their messages; "unfinished" for one that did not end."""
 
-    codes: list[list[int]]
+    errors: list[list[str]]
     texts: list[list[str]]
     steps: int
     time_passed: bool
@@ -38,16 +29,12 @@ def seen(world: World, seed: int, policy: str, **faults: object) -> Seen:
     options = Options(policy=policy, hang_is_finding=False, faults=Faults(**faults))  # type: ignore[arg-type]
     run = world.run(seed, 1, options)
     assert not run.failed, f"{run.kind.decode()}: {run.message.decode()}\n{options}"
-    program = world.program
-    assert program is not None
-    codes: list[list[int]] = [[] for _ in range(world.size)]
-    texts: list[list[str]] = [[] for _ in range(world.size)]
-    for call, (code, text) in zip(program.calls, world.errors(), strict=True):
-        codes[call.rank].append(code)
-        texts[call.rank].append(text)
-        assert "\n" not in text
-    return Seen(codes, texts, run.steps, bool(run.time_passed))
+    errors, texts = ([[call[part] for call in calls] for calls in world._by_rank()] for part in (0, 1))
+    assert not any("\n" in text for each in texts for text in each)
+    return Seen(errors, texts, run.steps, bool(run.time_passed))
 
 
-def bits(*codes: int) -> int:
-    return sum(1 << code for code in codes)
+def bits(*errors: str) -> int:
+    """The errors that ``World.load`` is to accept."""
+    codes = error_codes(checked_library())
+    return sum(codes[error] for error in errors)

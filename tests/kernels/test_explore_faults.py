@@ -209,7 +209,7 @@ def with_a_delay(worlds: Worlds, seed: int, kinds: Sequence[str]) -> str:
     if kind == "stall_rank":
         faults["stall_step"] = rng.randrange(plain.steps + 1)
     found = seen(world, seed, policy, **faults)
-    assert not any(map(any, found.codes)) and not found.time_passed, found.texts
+    assert not any(map(any, found.errors)) and not found.time_passed, found.texts
     return kind.replace("_", " ")
 
 
@@ -253,10 +253,10 @@ def test_killed_at_every_step(worlds: Worlds, algorithm: str, numbers: range, ta
         for step in range(seen(world, seed, "random").steps + 1):
             victim = step % 2
             found = seen(world, seed, "random", kill_rank=victim, kill_step=step)
-            codes = found.codes[1 - victim]
-            assert codes in ([OK, OK], [OK, PEER_LOST], [PEER_LOST, PEER_LOST]), codes
+            errors = found.errors[1 - victim]
+            assert errors in ([OK, OK], [OK, PEER_LOST], [PEER_LOST, PEER_LOST]), errors
             assert all(f"rank {victim} is lost" in text for text in found.texts[1 - victim] if text)
-            tally.count("PeerLost" if PEER_LOST in codes else "killed after it had delivered")
+            tally.count("PeerLost" if PEER_LOST in errors else "killed after it had delivered")
 
 
 @soak_rows.row("configuration mismatch, explored", quick=20, full=1000, chunk=500)
@@ -287,8 +287,8 @@ def test_ranks_that_differ_are_named_by_all(
         world.load(case, accepted=bits(CONFIG_MISMATCH))
         found = seen(world, seed, rng.choice(("random", "lazy", "pct")))
         rest.close()
-        for rank, (codes, (text,)) in enumerate(zip(found.codes, found.texts, strict=True)):
-            assert codes == [CONFIG_MISMATCH], f"rank {rank}: {codes} {text}"
+        for rank, (errors, (text,)) in enumerate(zip(found.errors, found.texts, strict=True)):
+            assert errors == [CONFIG_MISMATCH], f"rank {rank}: {errors} {text}"
             assert field in text and (rank == guilty or f"rank {guilty}" in text), text
         assert not found.time_passed
         return field
@@ -319,7 +319,7 @@ def test_a_failure_that_one_core_finds_leaves_zeros(
     world.load(case, accepted=bits(OK, ROUTING_MISMATCH))
     for seed in range(60):
         found = seen(world, seed, ("random", "lazy", "pct")[seed % 3])
-        assert found.codes == [[OK, ROUTING_MISMATCH], [OK, OK]], found.texts
+        assert found.errors == [[OK, ROUTING_MISMATCH], [OK, OK]], found.texts
 
 
 @pytest.mark.parametrize(("at", "output"), [(0, 3), (0, 4), (1, 0)])

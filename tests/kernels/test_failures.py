@@ -40,13 +40,6 @@ class OpRanks(Ranks):
         values(self.call(comm_cases.set_env, "ASCEND_MOE_TIMEOUT_S", str(seconds), ranks=ranks))
 
 
-def other_algorithms_nightly(name: str, *rows: Any) -> pytest.MarkDecorator:
-    """Rows with their algorithm at every change, and with the other one nightly."""
-    swapped = {"window": "direct", "direct": "window"}
-    nightly = [pytest.param(*row[:-1], swapped[row[-1]], marks=pytest.mark.nightly) for row in rows]
-    return pytest.mark.parametrize(name, [*(pytest.param(*row) for row in rows), *nightly])
-
-
 @pytest.fixture
 def mortal(algorithm: str) -> Iterator[OpRanks]:
     """Three processes that have run an op, of which the test kills some."""
@@ -107,7 +100,7 @@ def opened(ranks: OpRanks) -> list[list[str]]:
 
 
 @pytest.mark.row("kill")
-@other_algorithms_nightly("victim, algorithm", (0, "window"), (2, "direct"))
+@pytest.mark.parametrize(("victim", "algorithm"), [(0, "window"), (2, "direct")])
 def test_a_rank_killed_between_ops_is_named_and_new_windows_work(victim: int, mortal: OpRanks) -> None:
     survivors = others(victim)
     files = opened(mortal)
@@ -135,7 +128,7 @@ def test_killed_while_the_others_wait_for_it(mortal: OpRanks) -> None:
     assert_stuck(mortal, "PeerLost", 1, [0, 2])
 
 
-@other_algorithms_nightly("ending, algorithm", (cases.finish, "window"), (cases.finish_at_once, "direct"))
+@pytest.mark.parametrize(("ending", "algorithm"), [(cases.finish, "window"), (cases.finish_at_once, "direct")])
 def test_ranks_that_end_after_their_last_op_harm_nobody(ending: Any, mortal: OpRanks) -> None:
     """Rank 2 is stopped in the middle of things while the others may have finished already."""
     opened(mortal)

@@ -8,7 +8,6 @@ import op_runs
 import pytest
 
 from ascend_moe import LocalCluster
-from ascend_moe.call import SpecialExperts
 from ascend_moe.reference.cases import Case, legal
 
 WINDOW_MIB = 8
@@ -20,13 +19,10 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", op_runs.CROWDED_S)
 
 
-MIXED, COPIES = SpecialExperts(1, 1, 1).given, SpecialExperts(1, 2, 1).given
 MATRIX = [
     Case(world=8, local=2, topk=8, share=4, ids="hot", batch=9, shared=2, odd=True, seed=5),
     Case(world=16, local=1, topk=4, share=8, batch=3, units=5, comm_quant_mode=2, cores=2, seed=8),
     Case(world=16, local=2, topk=6, share=4, batch=64, quant_mode=2, comm_quant_mode=2, ids="mixed", cores=1, seed=9),
-    Case(world=6, local=2, topk=4, share=3, **COPIES, alphas=2, shared=3, batches="unequal", seed=10),
-    Case(world=4, local=2, topk=4, share=2, **MIXED, comm_quant_mode=2, dtype="fp16", ids="hot", seed=11),
     Case(world=4, local=2, topk=2, share=2, batch=70, width=2048, comm_quant_mode=2, cores=4, seed=15),
     Case(world=4, local=2, topk=8, share=2, batch=2, width=4096, comm_quant_mode=2, cores=48, seed=16),
     Case(world=4, local=8, topk=32, share=2, batch=5, cores=48, ids="any", seed=17),

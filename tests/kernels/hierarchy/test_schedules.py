@@ -62,8 +62,8 @@ def test_a_forwarder_killed_at_every_step_is_named(worlds: Worlds, seed: int) ->
         for rank in range(4):
             if rank == victim:
                 continue
-            codes, texts = found.codes[rank], found.texts[rank]
-            assert codes in ([OK, OK], [OK, PEER_LOST], [PEER_LOST, PEER_LOST]), (step, rank, codes, texts)
+            errors, texts = found.errors[rank], found.texts[rank]
+            assert errors in ([OK, OK], [OK, PEER_LOST], [PEER_LOST, PEER_LOST]), (step, rank, errors, texts)
             assert all(f"rank {victim} is lost" in text for text in texts if text), (step, texts)
             levels |= {text.partition(", in level ")[2][:1] for text in texts if text}
     assert {"1", "2"} <= levels
