@@ -99,13 +99,8 @@ def unwritable(path: Path) -> str:
         return f"there is no folder {path.absolute().parent}"
     if not os.access(path.absolute().parent, os.W_OK):
         return f"the folder {path.absolute().parent} is not writable"
-    return irreplaceable(path)
-
-
-def irreplaceable(path: Path) -> str:
-    """Return why `write_whole` must not replace the file ``path`` (a link, folder or device), or "" if it may."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        return f"{path} is a link or no regular file, and is not replaced"
+        return "is a link or no regular file, and is not replaced"
     return ""
 
 
@@ -115,7 +110,7 @@ def write_whole(path: Path, text: str) -> None:
     Raises OSError if the folder does not exist, ``path`` is a link, folder or device, or writing fails.
     """
     if why := unwritable(path):
-        raise OSError(errno.EINVAL, why)
+        raise OSError(errno.EINVAL, why, str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         temporary.write_text(text, encoding="utf-8")

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from ascend_moe._text import reason
@@ -23,8 +24,8 @@ _SIGINT_CODE, _SIGPIPE_CODE = 128 + 2, 128 + 13
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command in ``arguments`` (None: sys.argv[1:]) and raise SystemExit with its exit code.
 
-    The exit code is 141, as after SIGPIPE, if the reader of the output closes it (``| head``); 2 if a file cannot be
-    read, or the output written; 130 after Ctrl-C; 1 without extra [cli].
+    The exit code is 141, as after SIGPIPE, if the reader of the output closes it (``| head``); 2 if a file that the
+    arguments name cannot be read or written, or the output written; 130 after Ctrl-C; 1 without extra [cli].
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = " ".join(["ascend-moe", *[word for word in words if not word.startswith("-")][:1]])
@@ -37,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         sys.exit(f"{command} needs {error.name}, which is not installed: pip install 'ascend_moe[cli]'")
     except OSError as error:
+        if not _is_named(error.filename, words):
+            raise
         print(f"{command}: {reason(error)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:  # during imports
@@ -46,6 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if ended.code == _SIGINT_CODE and threading.active_count() > 1:
             os._exit(_SIGINT_CODE)  # Python would abort if a rank's thread calls it from C++ now
         raise
+
+
+def _is_named(file: Any, words: Sequence[str]) -> bool:
+    """Return whether the arguments name the file of an error, or a folder that contains it."""
+    if not isinstance(file, str):
+        return False
+    path, named = Path(file).absolute(), (Path(word.rpartition("=")[2]).absolute() for word in words if word)
+    return not {path, *path.parents}.isdisjoint(named)
 
 
 class _Output(io.FileIO):

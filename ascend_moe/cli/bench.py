@@ -16,7 +16,6 @@ from ascend_moe._text import SKEWS, SWEEPS, show
 from ascend_moe.call import DTYPES
 from ascend_moe.cli import options
 from ascend_moe.cli.options import bad, bar, numbers, started
-from ascend_moe.errors import ArgumentError
 from ascend_moe.moe_config import PRESETS
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from ascend_moe.bench.results import Run
 
 ITERATIONS, QUICK_ITERATIONS = 60, 12
-_OPTIONS = ("preset", "ranks", "batch", "bs", "sweep", "skew", "quant", "dtype", "methods")  # named in errors
-
 
 app = typer.Typer()
 
@@ -81,27 +78,13 @@ def bench(
     if check:
         passed = bounds.check(lambda cases: measure(cases, list(every_method.METHODS), bounds.ITERATIONS), print)
         raise typer.Exit(0 if passed else 1)
-    try:
-        cases = matrix(
-            preset or ["deepseek-v3"],
-            numbers("ranks", ranks),
-            numbers("batch", batch),
-            sweep=sweep,
-            skew=skew,
-            quant=quant,
-            dtype=dtype,
-            shape=(hidden, topk, experts),
-        )
-        if comm_alg == "hierarchy":
-            bad(
-                "--comm-alg",
-                "hierarchy works between servers; the ranks of bench share one, where it runs window: use window",
-            )
-        names = every_method.chosen(methods, comm_alg)
-    except ArgumentError as error:
-        if error.argument not in _OPTIONS:
-            raise  # a rule of the operators
-        bad(f"--{error.argument}", str(error))
+    shape, chosen = (hidden, topk, experts), {"sweep": sweep, "skew": skew, "quant": quant, "dtype": dtype}
+    worlds, batches = numbers("--ranks", ranks), numbers("--batch", batch)
+    cases = matrix(preset or ["deepseek-v3"], worlds, batches, shape=shape, **chosen)
+    if comm_alg == "hierarchy":
+        why = "hierarchy works between servers; the ranks of bench share one, where it runs window: use window"
+        bad("--comm-alg", why)
+    names = every_method.chosen(methods, comm_alg)
     result = measure(cases, names, QUICK_ITERATIONS if quick else iterations)
     # A pipe has no width; rich would cut tables at 80 columns.
     console = Console(width=None if sys.stdout.isatty() else 160)

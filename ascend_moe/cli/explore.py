@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ascend_moe._text import POLICIES, USUAL_CASE, show
 from ascend_moe.cli.options import MAX_SEED, Json, bad, started
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import need_one_of
 
 if TYPE_CHECKING:
     from ascend_moe.explore import Options, Program, Result
@@ -51,29 +51,25 @@ def explore_command(
 
     Exit code 0: nothing found. 1: a finding; the last line is the command that repeats it. 2: wrong options.
     """
-    for option, value, names in (("--policy", policy, POLICIES), ("--stores", stores, _STORES)):
-        if value not in names:
-            raise typer.BadParameter(f"{value!r} is none of {', '.join(names)}", param_hint=f"'{option}'")
+    need_one_of("policy", policy, POLICIES)
+    need_one_of("stores", stores, _STORES)
     from ascend_moe.explore import Options, Program, exhaustive, parse, shrink
 
     console = Console(stderr=as_json == "-")
-    try:
-        chosen = parse(case) if case is not None else None
-        options = Options(policy=policy, store_order=stores)
-        if replay is not None:
-            kind = "exhaustive" if policy == "exhaustive" else "replay"
-            options = replace(options, policy=kind, choices=_choices(replay))
-            schedules = 1
-        if chosen is None and (policy in ("replay", "exhaustive") or replay is not None):
-            raise typer.BadParameter("needs one case: give --case", param_hint="'--replay'" if replay else "'--policy'")
-        if policy == "exhaustive" and replay is None:
-            result = exhaustive(chosen or Program(), preemptions, limit=schedules)
-        else:
-            result = _run(chosen, schedules, seed, options, console, as_json == "-")
-        if result.finding is not None and replay is None and shorten:
-            result.finding = shrink(result.finding)
-    except ArgumentError as error:
-        bad(f"--{error.argument}", str(error).removeprefix("explore: "))
+    chosen = parse(case) if case is not None else None
+    options = Options(policy=policy, store_order=stores)
+    if replay is not None:
+        kind = "exhaustive" if policy == "exhaustive" else "replay"
+        options = replace(options, policy=kind, choices=_choices(replay))
+        schedules = 1
+    if chosen is None and (policy in ("replay", "exhaustive") or replay is not None):
+        bad("--replay" if replay else "--policy", "needs one case: give --case")
+    if policy == "exhaustive" and replay is None:
+        result = exhaustive(chosen or Program(), preemptions, limit=schedules)
+    else:
+        result = _run(chosen, schedules, seed, options, console, as_json == "-")
+    if result.finding is not None and replay is None and shorten:
+        result.finding = shrink(result.finding)
     _print(result, console, as_json)
     raise typer.Exit(1 if result.finding is not None else 0)
 
@@ -106,10 +102,8 @@ def _choices(text: str) -> tuple[int, ...]:
         for at, choice in pairs:
             choices[at] = choice
     except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is no list of AT:CHOICE, like 12:1,40:2; need AT below {_MAX_CHOICES}, CHOICE below {2**16}",
-            param_hint="'--replay'",
-        ) from None
+        rule = f"need AT below {_MAX_CHOICES}, CHOICE below {2**16}"
+        bad("--replay", f"{text!r} is no list of AT:CHOICE, like 12:1,40:2; {rule}")
     return tuple(choices)
 
 

@@ -41,7 +41,7 @@ def hang(
 
     Exit code 0: no rank is behind. 1: one is. 2: wrong options.
     """
-    need_one_of("--layout", layout, _LAYOUTS)
+    need_one_of("layout", layout, _LAYOUTS)
     if layout != "ascend_moe":
         groups = [hang_cann.of_files(files or [], layout, experts)]
     elif files:

@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from ascend_moe import plan as planning
 from ascend_moe._text import unwritable
 from ascend_moe.call import ALGORITHMS, DTYPES, QUANTS, CallOptions
-from ascend_moe.errors import ArgumentError, need
+from ascend_moe.errors import need, need_one_of
 from ascend_moe.moe_config import PRESETS, preset
 from ascend_moe.plan import Request
 from ascendc_twin.soc import DEFAULT_SOC, SOCS
@@ -52,12 +52,6 @@ def shape_of(
     return usual | {key: value for key, value in given.items() if value is not None}
 
 
-def _quant(value: str) -> str:
-    if value not in QUANTS:
-        bad("--quant", f"{value!r} is none of {', '.join(QUANTS)}")
-    return value
-
-
 def _cores(value: int | None) -> int | None:
     need(value != 0, "cores", "is 0, must be 1..64; omit --cores to use all cores of the SoC")
     return value
@@ -86,10 +80,14 @@ def bad(option: str, message: str) -> NoReturn:
     raise typer.BadParameter(message, param_hint=f"'{option}'")
 
 
-def _comm_alg(value: str) -> str:
-    if value not in ("", *ALGORITHMS):
-        bad("--comm-alg", f"{value!r} is none of {', '.join(ALGORITHMS)}")
-    return value
+def _one_of(option: str, names: Iterable[str]) -> Callable[[str], str]:
+    """Return typer's callback of an option whose value is one of ``names``."""
+
+    def checked(value: str) -> str:
+        need_one_of(option, value, names)
+        return value
+
+    return checked
 
 
 _USUAL = shape_of(None)
@@ -109,7 +107,8 @@ Experts = Annotated[
     typer.Option("-e", "--experts", metavar="E", help=f"Experts in all ranks together; default {_USUAL['experts']}."),
 ]
 Quant = Annotated[
-    str, typer.Option("--quant", metavar="none|int8", help="Format in which dispatch sends rows.", callback=_quant)
+    str,
+    typer.Option(metavar="none|int8", help="Format in which dispatch sends rows.", callback=_one_of("quant", QUANTS)),
 ]
 Contract = Annotated[str, typer.Option(metavar="|".join(planning.CONTRACTS), help="Version of the operators.")]
 Cores = Annotated[
@@ -122,7 +121,7 @@ CommAlg = Annotated[
         metavar="|".join(ALGORITHMS),
         help="Algorithm of the ops.",
         show_default="auto",
-        callback=_comm_alg,
+        callback=_one_of("comm_alg", ("", *ALGORITHMS)),
     ),
 ]
 Json = Annotated[
@@ -181,10 +180,9 @@ def request_of(
     """Return the `Request` to plan from options of a command; ``options``: `CallOptions` fields, None: the preset's."""
     ranks = 16 if ranks is None else ranks
     if batch is not None and global_bs is not None:
-        raise ArgumentError("--global-bs sets the batch too: remove --batch", argument="global_bs")
+        bad("--global-bs", "sets the batch too: remove --batch")
     if global_bs is not None and (global_bs < 1 or global_bs % max(1, ranks)):
-        text = f"--global-bs {global_bs} must be a multiple of the {ranks} ranks"
-        raise ArgumentError(text, argument="global_bs")
+        bad("--global-bs", f"{global_bs} must be a multiple of the {ranks} ranks")
     usual = PRESETS[preset].published.special.given if preset in PRESETS else {}
     return Request(
         ranks=ranks,
@@ -239,9 +237,9 @@ def with_configuration(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """Return the integers in ``text``, separated by commas; raise ArgumentError with the name ``option`` otherwise."""
+    """Return the integers, separated by commas, in the ``text`` of an ``option`` as typed, or raise BadParameter."""
     if not all(word.strip().isdecimal() for word in text.split(",")):
-        raise ArgumentError(f"--{option} {text} is no list of integers from 0 on, like 8,16", argument=option)
+        bad(option, f"{text!r} is no list of integers from 0 on, like 8,16")
     return [int(word) for word in text.split(",")]
 
 

@@ -51,7 +51,7 @@ def predict(
         cores=cores or 0,
     )
     names = comm_alg.split(",") if comm_alg else []
-    worlds = options.numbers("ranks", ranks)
+    worlds = options.numbers("--ranks", ranks)
     with bar("predictions") as advance:
         from ascend_moe.predict import Prediction, report
         from ascend_moe.predict import predict as predicted

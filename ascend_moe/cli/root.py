@@ -29,13 +29,25 @@ COMMANDS = {
     "shim": "Run code written for torch_npu on CPU tensors, without torch_npu.",
     "twin": "Build, run and check your own AscendC kernels on the CPU.",
 }
+#: Arguments of the modules that an option of another name sets.
+_OPTION_OF = {
+    "algorithm": "comm_alg",
+    "bs": "batch",
+    "directory": "checkpoint",
+    "hidden_size": "hidden",
+    "num_experts": "experts",
+    "repeat": "iterations",
+    "top_k": "topk",
+    "window_mib": "window",
+}
 # click's class, or that of typer's own copy of click
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
 
 def _in_one_line(error: Any, words: list[str]) -> str:
     """The option and its value as given, and the problem."""
-    options = [*getattr(error.param, "opts", []), *getattr(error.param, "secondary_opts", [])] if _is_bad(error) else []
+    is_bad = isinstance(error, typer.BadParameter) and bool(error.message)
+    options = [*getattr(error.param, "opts", []), *getattr(error.param, "secondary_opts", [])] if is_bad else []
     given = [at for at, word in enumerate(words) if word.partition("=")[0] in options]
     if not given:
         return " ".join(str(error.format_message()).split()).rstrip(".")
@@ -45,8 +57,13 @@ def _in_one_line(error: Any, words: list[str]) -> str:
     return f"'{name}': {message}" if value in message else f"'{name}' {value}: {message}"
 
 
-def _is_bad(error: Any) -> bool:
-    return isinstance(error, typer.BadParameter) and bool(error.message)
+def _about_option(error: AscendMoeError, command: Any) -> str:
+    """The text of an error, about the option that sets its argument if the command has one."""
+    argument, text = str(getattr(error, "argument", "")), str(error).removeprefix("explore: ")
+    option = "--" + _OPTION_OF.get(argument, argument).replace("_", "-")
+    if not any(option in each.opts for each in getattr(command, "params", ())):
+        return text
+    return f"{option} {text.removeprefix(f'{argument} ')}" if text.startswith(f"{argument} ") else f"{option}: {text}"
 
 
 def _without_types(command: Any, ctx: Any) -> None:
@@ -85,11 +102,11 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        ctx.obj = list(rest)
         app = application(str(name))
         app._add_completion = False  # its scripts would complete a program named like the command
         command = typer.main.get_command(app)
         _without_types(command, ctx)
+        ctx.obj = command, list(rest)
         return name, command, rest
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
@@ -112,9 +129,9 @@ def _errors_in_one_line(ctx: Any) -> Iterator[None]:
         if type(error).__name__ == "NoArgsIsHelpError":
             raise
         command = _words(ctx) if error.ctx is None else error.ctx.command_path
-        text = f"{command}: {_in_one_line(error, ctx.obj or [])}; see {command} --help"
+        text = f"{command}: {_in_one_line(error, ctx.obj[1] if ctx.obj else [])}; see {command} --help"
     except AscendMoeError as error:
-        text = f"{_words(ctx)}: {error}"
+        text = f"{_words(ctx)}: {_about_option(error, ctx.obj and ctx.obj[0])}"
     except KeyboardInterrupt:
         text, code = f"{_words(ctx)}: interrupted", 130
     print(text, file=sys.stderr)

@@ -14,15 +14,12 @@ from ascend_moe._text import BACKENDS, DEFAULT_TEXT
 from ascend_moe.call import DTYPES, QUANTS
 from ascend_moe.cli import options
 from ascend_moe.cli.options import DEFAULT_PRESET, MAX_SEED, bad
-from ascend_moe.errors import ArgumentError
+from ascend_moe.errors import ArgumentError, need_one_of
 from ascend_moe.moe_config import PRESETS, MoEConfig, preset
 from ascend_moe.native import library
 from ascend_moe.settings import MAX_WORLD
 
 app = typer.Typer()
-_OPTIONS = {name: f"--{name}" for name in ("preset", "layer", "ranks", "batch")} | {
-    "directory": "--checkpoint", "hidden_size": "--hidden", "top_k": "--topk", "num_experts": "--experts",
-}  # fmt: skip
 
 
 @app.command()
@@ -68,9 +65,8 @@ def run(
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise typer.BadParameter("ascend-moe run starts its ranks itself: run it without torchrun")
-    for option, value, names in (("--backend", backend, BACKENDS), ("--dtype", dtype, DTYPES)):
-        if value not in names:
-            bad(option, f"{value!r} is none of {', '.join(names)}")
+    need_one_of("backend", backend, BACKENDS)
+    need_one_of("dtype", dtype, DTYPES)
     import torch
 
     from ascend_moe.native import binding
@@ -78,25 +74,20 @@ def run(
     from ascend_moe.run.layers import RunSpec, batches_of
     from ascend_moe.run.report import about
 
-    try:
-        config, source, width = _layer(preset_name, checkpoint, layer, (hidden, topk, experts))
-        batches = batches_of(batch, ranks)
-        wanted, note = _text(text, sum(batches))
-        spec = RunSpec(
-            config=config,
-            batches=batches,
-            dtype=getattr(torch, DTYPES[dtype]),
-            quant_mode=QUANTS["int8" if _has_codes(checkpoint, layer or 0) else quant],
-            text=wanted,
-            seed=seed,
-            iterations=iterations,
-            checkpoint=None if checkpoint is None else str(checkpoint.resolve()),
-            layer=layer or 0,
-        )
-    except ArgumentError as error:
-        if error.argument not in _OPTIONS:
-            raise  # a number that no option sets
-        bad(_OPTIONS[error.argument], str(error))
+    config, source, width = _layer(preset_name, checkpoint, layer, (hidden, topk, experts))
+    batches = batches_of(batch, ranks)
+    wanted, note = _text(text, sum(batches))
+    spec = RunSpec(
+        config=config,
+        batches=batches,
+        dtype=getattr(torch, DTYPES[dtype]),
+        quant_mode=QUANTS["int8" if _has_codes(checkpoint, layer or 0) else quant],
+        text=wanted,
+        seed=seed,
+        iterations=iterations,
+        checkpoint=None if checkpoint is None else str(checkpoint.resolve()),
+        layer=layer or 0,
+    )
     library.lib()  # reports a missing library before anything starts
     binding.library()
     head = about(spec, source, backend, width, text.name if text else DEFAULT_TEXT, note)
@@ -128,11 +119,8 @@ def _layer(
         hidden, topk, experts = options.shape_of(name, *shape, special=True).values()
         config = replace(found.config(), hidden_size=hidden, top_k=topk, num_experts=experts)
         narrowed = width if config.moe_intermediate_size < width else None
-        return (
-            config,
-            f"{name or DEFAULT_PRESET}: {found.about}{_other(found.published, config)}, random weights",
-            narrowed,
-        )
+        changed = _other(found.published, config)
+        return config, f"{name or DEFAULT_PRESET}: {found.about}{changed}, random weights", narrowed
     if name is not None:
         bad("--preset", "conflicts with --checkpoint: remove one of the two")
     for option, value in zip(("--hidden", "--topk", "--experts"), shape, strict=True):

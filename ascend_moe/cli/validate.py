@@ -19,8 +19,8 @@ from ascend_moe import settings
 from ascend_moe._text import DEVICES, show
 from ascend_moe.call import DTYPES
 from ascend_moe.cli import options
-from ascend_moe.cli.options import bar, started, steps
-from ascend_moe.errors import ArgumentError, AscendMoeError
+from ascend_moe.cli.options import bad, bar, started, steps
+from ascend_moe.errors import AscendMoeError, need, need_one_of
 from ascend_moe.settings import MAX_WORLD
 
 if TYPE_CHECKING:
@@ -69,16 +69,14 @@ def validate(
     """
     names = tuple(name for name in dtype.split(",") if name)
     for name in names:
-        if name not in DTYPES:
-            raise ArgumentError(f"--dtype {name!r} is none of {', '.join(DTYPES)}", argument="dtype")
-    if ranks is not None and not 1 <= ranks <= MAX_WORLD:
-        raise ArgumentError(f"--ranks {ranks} must be in 1..{MAX_WORLD}", argument="ranks")
+        need_one_of("dtype", name, DTYPES)
+    need(ranks is None or 1 <= ranks <= MAX_WORLD, "ranks", "is {}; need 1..{}", ranks, MAX_WORLD)
     if one_card is not None:
         if ranks is not None or bring_up:
-            raise ArgumentError("--one-card sets the ranks: leave out --ranks and --bringup", argument="one_card")
+            bad("--one-card", "sets the ranks: leave out --ranks and --bringup")
         raise typer.Exit(_one_card(one_card, device, (seed, extra), as_json))
     if times and not bring_up:
-        raise ArgumentError("--times needs --bringup: give both", argument="times")
+        bad("--times", "needs --bringup: give both")
     what = "" if not bring_up else "times" if times else "probes"
     own = [f"--seed={seed}", f"--extra={extra}", f"--dtype={dtype}", *["--bringup"] * bring_up, *["--times"] * times]
     with settings.COMM_ALG.within(comm_alg):
@@ -211,7 +209,7 @@ def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bri
 
     ranks = ranks or (device.count if bring_up else min(device.count, MAX_WORLD))
     if ranks > device.count and not device.virtual and not bring_up:
-        raise ArgumentError(f"--ranks {ranks}: use at most {device.count}, the NPUs of this machine", argument="ranks")
+        bad("--ranks", f"{ranks}: use at most {device.count}, the NPUs of this machine")
     with tempfile.TemporaryDirectory(prefix="ascend_moe_validate_") as folder:
         path = Path(folder) / "outcome.json"
         env = {settings.VALIDATE_OUTCOME.name: str(path)}

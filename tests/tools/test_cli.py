@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import commands
 import pytest
@@ -24,6 +25,7 @@ import typer
 from hf_models import LAYER, save, saved
 from tiny_checkpoints import tiny
 
+from ascend_moe import plan as planning
 from ascend_moe import run, validate
 from ascend_moe.checkpoint.config import moe_config
 from ascend_moe.cli import root
@@ -332,45 +334,49 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
 @pytest.mark.parametrize(
     ("command", "argv", "text"),
     [
-        ("bench", ["--preset", "gpt"], "preset is 'gpt'"),
-        ("bench", ["--batch", "8,x"], "--batch 8,x is no list"),
+        ("bench", ["--preset", "gpt"], "--preset is 'gpt'"),
+        ("bench", ["--batch", "8,x"], "'--batch' '8,x' is no list"),
         ("bench", ["--ranks", "3"], "divide the 256 experts"),
-        ("bench", ["--methods", "ours,nccl"], "methods contains 'nccl'"),
-        ("bench", ["--sweep", "time"], "sweep is 'time'"),
-        ("bench", ["--skew", "steep"], "skew is 'steep'"),
+        ("bench", ["--methods", "ours,nccl"], "--methods contains 'nccl'"),
+        ("bench", ["--sweep", "time"], "--sweep is 'time'"),
+        ("bench", ["--batch", "99999"], "--batch is 99999; need 1..4096 tokens per rank"),
         ("bench", ["--json", "/nowhere/at/all.json"], "no folder"),
-        ("run", ["--preset", "gpt-5"], "'--preset' preset is 'gpt-5'; need one of deepseek-v3"),
-        ("run", ["--ranks", "3"], "'--ranks' 3 ranks cannot share 256 experts evenly"),
-        ("run", ["--batch", "many"], "'--batch' 'many' is neither a number of tokens nor a list"),
-        ("run", ["--batch", "1,2"], "'--batch' '1,2' lists 2 ranks, there are 4"),
+        ("run", ["--preset", "gpt-5"], "--preset is 'gpt-5'; need one of deepseek-v3"),
+        ("run", ["--ranks", "3"], "--ranks: 3 ranks cannot share 256 experts evenly"),
+        ("run", ["--batch", "many"], "--batch: 'many' is neither a number of tokens nor a list"),
+        ("run", ["--batch", "1,2"], "--batch: '1,2' lists 2 ranks, there are 4"),
         ("run", ["--seed", str(2**63)], "'--seed'"),
-        ("run", ["--dtype", "int4"], "'--dtype' 'int4' is none of bf16, fp16, fp32"),
-        ("run", ["--backend", "mpi"], "'--backend' 'mpi' is none of threads, processes"),
+        ("run", ["--dtype", "int4"], "--dtype is 'int4'; need one of bf16, fp16, fp32"),
+        ("run", ["--backend", "mpi"], "--backend is 'mpi'; need one of threads, processes"),
         ("run", ["--checkpoint", "."], "'--layer' is required with --checkpoint"),
-        ("run", ["--checkpoint", ".", "--layer", "1"], "'--checkpoint' config.json does not exist"),
+        ("run", ["--checkpoint", ".", "--layer", "1"], "--checkpoint: config.json does not exist"),
         ("run", ["--checkpoint", ".", "-p", "tiny"], "'--preset' conflicts with --checkpoint"),
         ("run", ["--text", "empty.txt"], "'--text' empty.txt is empty"),
-        ("plan", ["--soc", "Ascend310P"], "soc is 'Ascend310P'; need one of Ascend910B1"),
+        ("plan", ["--soc", "Ascend310P"], "--soc is 'Ascend310P'; need one of Ascend910B1"),
         ("plan", ["-b", "4", "--global-bs", "64"], "remove --batch"),
         ("plan", ["--global-bs", "65"], "multiple of the 16 ranks"),
-        ("predict", [*PREDICT, "--ranks", "eight"], "--ranks eight is no list of integers"),
+        ("plan", ["--window", "-1"], "--window is -1; need 1..65535"),
+        ("predict", [*PREDICT, "--ranks", "eight"], "'--ranks' 'eight' is no list of integers"),
         ("predict", [*PREDICT, "--batch", "4097"], "BS = 4097"),
-        ("predict", [*PREDICT, "--cores", "49"], "cores is 49; Ascend910_9391 has 48"),
-        ("validate", ["--device", "gpu"], "device is 'gpu'; need one of auto, npu, cpu"),
-        ("validate", ["--device", "npu"], "there is no NPU: torch_npu is not installed"),
-        ("validate", ["--ranks", "385"], "--ranks 385 must be in 1..384"),
-        ("validate", ["--times"], "--times needs --bringup: give both"),
+        ("predict", [*PREDICT, "--cores", "49"], "--cores is 49; Ascend910_9391 has 48"),
+        ("validate", ["--device", "gpu"], "--device is 'gpu'; need one of auto, npu, cpu"),
+        ("validate", ["--device", "npu"], "--device: there is no NPU: torch_npu is not installed"),
+        ("validate", ["--ranks", "385"], "--ranks is 385; need 1..384"),
+        ("validate", ["--times"], "'--times' needs --bringup: give both"),
         ("trace", ["-p", "tiny", "--ranks", "400", "--soc", "Ascend910_9391"], "ep_world_size is 400"),
-        ("explore", ["--case", "zzz"], "'--case' 'zzz' is not part of a case"),
-        ("validate", ["--comm-alg", "push"], "'--comm-alg' 'push' is none of auto, window, direct, hierarchy"),
+        ("explore", ["--case", "zzz"], "--case: 'zzz' is not part of a case"),
+        ("validate", ["--comm-alg", "push"], "--comm-alg is 'push'; need one of auto, window, direct, hierarchy"),
         ("bench", ["--comm-alg", "hierarchy"], "hierarchy works between servers; the ranks of bench share one"),
         ("run", ["--checkpoint", ".", "--layer", "1", "--topk", "2"], "'--topk' conflicts with --checkpoint"),
-        ("run", ["-k", "999", "-r", "1"], "'--topk' top_k is 999, but only 128 experts"),
+        ("run", ["-k", "999", "-r", "1"], "--topk is 999, but only 128 experts"),
         ("run", ["-e", "7"], "run: n_group is 8"),
         ("hang", ["/dev/zero", "/dev/zero"], "/dev/zero does not begin with a control block"),
-        ("trace", ["-p", "tiny", "--out", "/dev/full"], "/dev/full is a link or no regular file"),
+        ("trace", ["-p", "tiny", "--out", "/dev/full"], "'--out' /dev/full: is a link or no regular file"),
         ("bench", ["--json", "link"], "is a link or no regular file"),
-        ("trace", ["-p", "tiny", "--soc", "H100"], "H100"),
+        ("trace", ["-p", "tiny", "--soc", "H100"], "--soc is 'H100'"),
+        ("trace", ["-p", "tiny", "--comm-alg", "ring"], "--comm-alg is 'ring'; need one of auto, window"),
+        ("trace", ["-p", "tiny", "-n", "0"], "--iterations is 0; it must be at least 1"),
+        ("hang", ["--layout", "cann"], "--layout is 'cann'; need one of ascend_moe, cann-v1, cann-v2"),
     ],
 )
 def test_wrong_options_are_reported(
@@ -436,6 +442,13 @@ def test_a_file_that_cannot_be_written_or_read_is_named(tmp_path: Path, monkeypa
     for name in ("read_text", "read_bytes"):
         monkeypatch.setattr(Path, name, lambda file, **_: refuse(file))
     assert "config.json cannot be read: [Errno 28]" in invoke("plan", "--checkpoint", str(tmp_path))[1]
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "missing", "/own/file"), OSError("no memory")])
+def test_an_error_of_the_program_has_a_traceback(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "plan", Mock(side_effect=error))
+    with pytest.raises(OSError, match=r"missing|no memory"):
+        commands.said("plan", "--json", "numbers.json")
 
 
 @pytest.mark.parametrize("option", ["--install-completion", "--show-completion"])
