@@ -34,7 +34,7 @@ from ascend_moe.bench.results import Run, evaluate
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.native import library
 from ascend_moe.native.windows import MIB
-from ascend_moe.plan import Request, plan
+from ascend_moe.plan import plan
 from ascend_moe.settings import DEFAULT_WINDOW_MIB
 
 #: For all methods: one thread, and malloc reuses freed memory instead of returning it to the system.
@@ -116,7 +116,10 @@ def run_ranks(job: Job, advance: Advance | None = None) -> list[list[CaseMarks]]
         try:
             while advance is not None and launcher.poll() is None:
                 time.sleep(_LOOK_S if job.shows_progress else _LOOK_AT_CASES_S)
-                _read_progress(folder / PROGRESS, len(job.cases) * job.iterations, advance)
+                path = folder / PROGRESS
+                done, _, case = path.read_text().partition(" ") if path.is_file() else ("", "", "")
+                if done.isdigit() and case:  # rank 0 has written all of it
+                    advance(case, int(done), len(job.cases) * job.iterations)
             code = launcher.wait()
         finally:
             _end(launcher)
@@ -137,13 +140,6 @@ def _noting(note: Callable[[str], object]) -> Advance:
         started.add(name)
 
     return advance
-
-
-def _read_progress(path: Path, total: int, advance: Advance) -> None:
-    """Report the progress that rank 0 has last written, unless it is incomplete."""
-    done, _, name = path.read_text().partition(" ") if path.is_file() else ("", "", "")
-    if done.isdigit() and name:
-        advance(name, int(done), total)
 
 
 def _command(job: Job, folder: Path) -> list[str]:
@@ -180,16 +176,7 @@ def _failure(folder: Path, code: int, output: str) -> RankFailed:
 
 def window_mib(case: Case) -> int:
     """Return an HCCL_BUFFSIZE (MiB) with which both algorithms, window and direct, run the case."""
-    request = Request(
-        ranks=case.world,
-        experts=case.experts,
-        topk=case.topk,
-        hidden=case.hidden,
-        batch=case.batch,
-        dtype=case.dtype,
-        quant_mode=case.quant_mode,
-    )
-    needs = [plan(replace(request, comm_alg=algorithm)).buffsize_mib for algorithm in ("window", "direct")]
+    needs = [plan(replace(case.request, comm_alg=algorithm)).buffsize_mib for algorithm in ("window", "direct")]
     return max(DEFAULT_WINDOW_MIB, *needs)
 
 

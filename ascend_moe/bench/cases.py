@@ -49,12 +49,9 @@ class Case(CallOptions):
 
     @property
     def name(self) -> str:
-        words = [
-            f"{self.preset} H{self.hidden} BS{self.batch} W{self.world}",
-            self.skew,
-            "int8" * bool(self.quant_mode),
-        ]
-        return " ".join(word for word in [*words, self.dtype] if word not in ("uniform", "", "bf16"))
+        shape = f"{self.preset} H{self.hidden} BS{self.batch} W{self.world}"
+        words = [shape, self.skew, "int8" * bool(self.quant_mode), self.dtype]
+        return " ".join(word for word in words if word not in ("uniform", "", "bf16"))
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -78,6 +75,12 @@ class Case(CallOptions):
     def combine_bytes(self) -> int:
         """Bytes of the BS * K rows that a rank receives back in combine."""
         return self.batch * self.topk * self.hidden * self.torch_dtype.itemsize
+
+    @property
+    def request(self) -> Request:
+        """The configuration of the ops, to plan."""
+        shape = (self.world, self.experts, self.topk, self.hidden, self.batch)
+        return Request(*shape, dtype=self.dtype, quant_mode=self.quant_mode)
 
     def call(self, number: int) -> cases.Case:
         """Return the inputs of all ranks and their expected results; ``number``: which of the random input sets."""
@@ -146,7 +149,6 @@ def matrix(
             text = f"ranks is {world}; need 1..{MAX_WORLD}, to divide the {experts} experts of {preset} evenly"
             raise ArgumentError(text, argument="ranks")
         need(1 <= batch <= MAX_BATCH, "bs", "is {}; need 1..{} tokens per rank", batch, MAX_BATCH)
-        case = Case(preset, world, batch, width or hidden, topk, experts, skew, dtype, quant_mode=QUANTS[quant])
-        require(Request(world, experts, topk, case.hidden, batch, dtype=dtype, quant_mode=case.quant_mode))
-        made.append(case)
+        made.append(Case(preset, world, batch, width or hidden, topk, experts, skew, dtype, quant_mode=QUANTS[quant]))
+        require(made[-1].request)
     return made

@@ -120,17 +120,13 @@ class _Limit(Method):
         source, scales = row_ops.quantize_dispatch_rows(inputs.x) if self.case.quant_mode else (inputs.x, None)
         pairs = torch.arange(self.case.batch * self.case.topk)
         token_of = pairs // self.case.topk  # token by token: the source row stays in L1
+        scales = None if scales is None else scales.index_select(0, token_of)
         row_bytes = self._to.size(1) * self._to.element_size()
         places = pointers(source, token_of)
         self._ready[id(inputs)] = (
             native_call("am_bench_copy_rows", self._to, places, len(pairs), row_bytes, self.copy),
             weighted_sum(self._out, pointers(self.rows_out, pairs), inputs.expert_scales),
-            arrived(
-                self._to,
-                None if scales is None else scales.index_select(0, token_of),
-                torch.empty(0),
-                inputs.expert_ids.reshape(-1),
-            ),
+            arrived(self._to, scales, torch.empty(0), inputs.expert_ids.reshape(-1)),
             source,
         )
 
@@ -252,10 +248,9 @@ class BarePush(Method):
             self._exchange(give, pointers(self.rows_out, place[remote]), out_bytes),
             weighted_sum(self._out, take, inputs.expert_scales),
         ]
-        came = (
-            None if scales is None else _gathered(scales).reshape(-1)[sender * self.case.batch + pair // self.case.topk]
-        )
-        sent = arrived(self._expand_x, came, counts.view(world, -1)[me], None)
+        if scales is not None:
+            scales = _gathered(scales).reshape(-1)[sender * self.case.batch + pair // self.case.topk]
+        sent = arrived(self._expand_x, scales, counts.view(world, -1)[me], None)
         self._ready[id(inputs)] = (dispatch, combine, sent, source)
 
     def dispatch(self, inputs: Inputs) -> Dispatched:
@@ -350,10 +345,8 @@ class GlooAllToAll(Method):
         received = table.sum(1).tolist()
         words = permuted.new_empty(sum(received), permuted.size(1))
         self._exchange(words, permuted, received, sent)
-        chunks = torch.split(words, table.reshape(-1).tolist())
-        words = torch.cat(
-            [chunk for local in range(case.local_experts) for chunk in chunks[local :: case.local_experts]]
-        )
+        chunks, local = torch.split(words, table.reshape(-1).tolist()), case.local_experts
+        words = torch.cat([chunk for expert in range(local) for chunk in chunks[expert::local]])
         rows, scales = row_ops.open_rows(words, case.hidden, case.torch_dtype, case.quant_mode)
         handle = (order, table, sent, received)
         return arrived(rows, scales if case.quant_mode else None, table.sum(0), handle)

@@ -128,11 +128,9 @@ def _rank_and_mpi(job: Job) -> tuple[int, Any]:
 
     world = MPI.COMM_WORLD
     if world.size != job.world:
-        raise ArgumentError(
-            f"mpiexec connected {world.size} of {job.world} ranks: mpiexec and mpi4py are from different MPI "
-            "installations; install both from one, or leave out MPI's methods",
-            argument="methods",
-        )
+        text = f"mpiexec connected {world.size} of {job.world} ranks: mpiexec and mpi4py are from different MPI "
+        text += "installations; install both from one, or leave out MPI's methods"
+        raise ArgumentError(text, argument="methods")
     return world.rank, world
 
 

@@ -12,19 +12,10 @@ from ascend_moe.bench.methods import BARE, LIMIT, OURS
 from ascend_moe.bench.results import NOISY, CaseResult, Run, Spread
 
 _STYLE = {LIMIT: "dim", BARE: "dim", OURS: "bold"}
-_TIMES = (
-    "dispatch",
-    "combine",
-    "round trip p10 / p50 / p90",
-    "GB/s per rank",
-    "÷ bare",
-    "p10 ÷ p10",
-    "÷ limit",
-    "warm",
-    "÷ bare",
-    "÷ limit",
+COLUMNS = (
+    *("method", "dispatch", "combine", "round trip p10 / p50 / p90", "GB/s per rank"),
+    *("÷ bare", "p10 ÷ p10", "÷ limit", "warm", "÷ bare", "÷ limit", "checked"),
 )
-COLUMNS = ("method", *_TIMES, "checked")
 
 
 def show(run: Run, console: Console, force: bool) -> None:

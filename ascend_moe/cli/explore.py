@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ascend_moe._text import POLICIES, USUAL_CASE, show
-from ascend_moe.cli.options import MAX_SEED, Json, bad, started
+from ascend_moe.cli.options import MAX_SEED, Json, bad, bar, started
 from ascend_moe.errors import need_one_of
 
 if TYPE_CHECKING:
@@ -55,7 +54,6 @@ def explore_command(
     need_one_of("stores", stores, _STORES)
     from ascend_moe.explore import Options, Program, exhaustive, parse, shrink
 
-    console = Console(stderr=as_json == "-")
     chosen = parse(case) if case is not None else None
     options = Options(policy=policy, store_order=stores)
     if replay is not None:
@@ -67,27 +65,23 @@ def explore_command(
     if policy == "exhaustive" and replay is None:
         result = exhaustive(chosen or Program(), preemptions, limit=schedules)
     else:
-        result = _run(chosen, schedules, seed, options, console, as_json == "-")
+        result = _run(chosen, schedules, seed, options)
     if result.finding is not None and replay is None and shorten:
         result.finding = shrink(result.finding)
-    _print(result, console, as_json)
+    _print(result, as_json)
     raise typer.Exit(1 if result.finding is not None else 0)
 
 
-def _run(case: Program | None, schedules: int, seed: int, options: Options, console: Console, quiet: bool) -> Result:
+def _run(case: Program | None, schedules: int, seed: int, options: Options) -> Result:
     from ascend_moe import explore
 
     started("explore", f"{schedules} schedules")
     if case is not None:
         return explore.explore(case, schedules, seed, options)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
-        task = bar.add_task("schedules", total=schedules)
-
-        def advance(result: Result) -> None:
-            bar.update(task, completed=result.schedules, description=f"{result.schedules} schedules")
-
-        return explore.campaign(None, schedules, seed, options, progress=advance)
+    with bar("schedules") as advance:
+        return explore.campaign(
+            None, schedules, seed, options, progress=lambda found: advance("schedules", found.schedules, schedules)
+        )
 
 
 _MAX_CHOICES = 10_000_000  # of a replay
@@ -107,7 +101,7 @@ def _choices(text: str) -> tuple[int, ...]:
     return tuple(choices)
 
 
-def _print(result: Result, console: Console, as_json: str) -> None:
+def _print(result: Result, as_json: str) -> None:
     from ascend_moe.explore import REACHED
 
     found = result.finding
@@ -121,13 +115,13 @@ def _print(result: Result, console: Console, as_json: str) -> None:
     if found is not None:
         values["finding"] = {name: getattr(found, name) for name in ("kind", "message", "seed")}
         values["finding"] |= {"case": str(found.case), "command": found.command()}
-    show(values, as_json, lambda: _print_text(result, console))
+    show(values, as_json, lambda: _print_text(result))
 
 
-def _print_text(result: Result, console: Console) -> None:
+def _print_text(result: Result) -> None:
     from ascend_moe.explore import REACHED
 
-    found = result.finding
+    console, found = Console(), result.finding
     rate = result.schedules / result.seconds if result.seconds else 0.0
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in (

@@ -43,10 +43,8 @@ def shape_of(
     """
     layer = preset(name or DEFAULT_PRESET).published
     if layer.special.total and not special:
-        rule = (
-            f"{name} has {layer.special.total} zero, copy or const experts, which this command does not support: give "
-        )
-        bad("--preset", rule + "another preset, or --hidden, --topk and --experts")
+        rule = f"{name} has {layer.special.total} zero, copy or const experts, which this command does not support"
+        bad("--preset", f"{rule}: give another preset, or --hidden, --topk and --experts")
     usual = {"hidden": layer.row_size, "topk": layer.top_k, "experts": layer.num_experts}
     given = {"hidden": hidden, "topk": topk, "experts": experts}
     return usual | {key: value for key, value in given.items() if value is not None}
@@ -223,16 +221,15 @@ USUAL_CONFIGURATION = {name: each.default for name, each in _PARAMETERS.items()}
 
 def with_configuration(command: Callable[..., None]) -> Callable[..., None]:
     """Decorator: add the options of `request_of` to a command, whose first argument receives them as a dict."""
-    shared = _PARAMETERS
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        command({name: given.pop(name) for name in shared}, **given)
+        command({name: given.pop(name) for name in _PARAMETERS}, **given)
 
     keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    run.__signature__ = inspect.Signature([*shared.values(), *keyword_only])  # type: ignore[attr-defined]
-    run.__annotations__ = {value.name: value.annotation for value in (*shared.values(), *own)}
+    run.__signature__ = inspect.Signature([*_PARAMETERS.values(), *keyword_only])  # type: ignore[attr-defined]
+    run.__annotations__ = {value.name: value.annotation for value in (*_PARAMETERS.values(), *own)}
     return run
 
 
@@ -253,15 +250,8 @@ Advance = Callable[[str, int, int], None]
 def bar(text: str) -> Iterator[Advance]:
     """Context manager: show a progress bar on stderr, if that is a terminal; yield the function that advances it."""
     console = Console(stderr=True)
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    shown = console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
+    columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(text, total=None)
         yield lambda now, done, total: progress.update(task, description=now, completed=done, total=total or None)
 

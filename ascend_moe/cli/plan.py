@@ -46,19 +46,17 @@ def plan(
     about = {} if checkpoint is None else _of_checkpoint(checkpoint, asked)
     rows, request = asked.pop("rows_of_a_token", 1), options.request_of(**asked)
     report = planning.plan(replace(request, batch=request.batch * rows))
-    said = [*map(_sentence, about.values()), text(report, details)]
+    said = [about.pop("sentence"), text(report, details)] if about else [text(report, details)]
     show(report.as_dict() | about, as_json, lambda: print("\n".join(said)))
     raise typer.Exit(0 if report.ok else 1)
 
 
 def _of_checkpoint(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
-    """Store the layers' numbers in ``asked`` and return the checkpoint's other properties."""
+    """Store the layers' numbers in ``asked``; return the checkpoint's other properties, and a sentence about them."""
     for name in ("preset", "hidden", "topk", "experts", *SpecialExperts._fields):
         if asked[name] is not None:
-            options.bad(
-                f"--{name.replace('_', '-')}",
-                "conflicts with --checkpoint, which sets this number: remove one of the two",
-            )
+            why = "conflicts with --checkpoint, which sets this number: remove one of the two"
+            options.bad(f"--{name.replace('_', '-')}", why)
     from ascend_moe.checkpoint import kept_bits, layer_kinds
     from ascend_moe.checkpoint.config import moe_config, read_json, text_values
 
@@ -68,9 +66,8 @@ def _of_checkpoint(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
         has_files = any(directory.glob("*.safetensors*"))
         kinds = layer_kinds(directory) if has_files else {}
         routed = kinds.get("routed", []) + kinds.get("hash", [])
-        coded = bool(routed) and all(
-            kept_bits(directory, layer) > 0 for layer in routed
-        )  # otherwise some layers send float rows
+        # otherwise some layers send float rows
+        coded = bool(routed) and all(kept_bits(directory, layer) > 0 for layer in routed)
     except ArgumentError as error:
         options.bad("--checkpoint", str(error))
     dtype = text_values(values).get("dtype") or text_values(values).get("torch_dtype")
@@ -81,13 +78,11 @@ def _of_checkpoint(directory: Path, asked: dict[str, Any]) -> dict[str, Any]:
     asked["quant"] = "int8" if coded else asked["quant"]
     asked["dtype"] = known.get(str(dtype), "bf16")
     found = {"model_type": text_values(values)["model_type"], "router": config.router, "activation": config.activation}
-    return {"checkpoint": found | {"hidden_size": config.hidden_size, "layers": kinds}}
-
-
-def _sentence(found: dict[str, Any]) -> str:
-    layers = [f"{len(numbers)} {kind}" for kind, numbers in found["layers"].items() if numbers]
-    rows = f"model_type {found['model_type']}, router {found['router']}, activation {found['activation']}"
-    return f"{rows}, hidden size {found['hidden_size']}; layers: {', '.join(layers) or 'no files, not known'}"
+    found |= {"hidden_size": config.hidden_size}
+    layers = ", ".join(f"{len(numbers)} {kind}" for kind, numbers in kinds.items() if numbers)
+    named = ", ".join(f"{name.replace('hidden_size', 'hidden size')} {value}" for name, value in found.items())
+    sentence = f"{named}; layers: {layers or 'no files, not known'}"
+    return {"checkpoint": found | {"layers": kinds}, "sentence": sentence}
 
 
 def text(report: PlanReport, details: bool = False) -> str:
@@ -99,7 +94,10 @@ def text(report: PlanReport, details: bool = False) -> str:
     if report.fit is None:  # no window would help
         return "\n".join(lines)
     lines += [""] if report.violations else []
-    lines += [f"export HCCL_BUFFSIZE={report.buffsize_mib}", *_fit(report, report.fit), _cann_line(report), ""]
+    known = [need for need in report.cann if need.version.startswith(report.soc.series)]
+    needs = [f"{need.mib} ({need.version})" for need in known if not need.refuses]
+    cann = f"  CANN's own operators: {', '.join(needs) or 'none accepts this configuration'}"
+    lines += [f"export HCCL_BUFFSIZE={report.buffsize_mib}", *_fit(report, report.fit), cann, ""]
     for name, op in report.ops.items():
         ub = f"UB of a core: {op.ub_peak:,} of {report.ub_bytes:,}".replace(",", " ")
         lines.append(f"{name}: algorithm {op.algorithm}, {ub} bytes at its peak, in step {op.fullest}")
@@ -112,15 +110,11 @@ def text(report: PlanReport, details: bool = False) -> str:
         tiling = {key: value for key, value in op.tiling.items() if key not in skipped}
         lines += table([[key.replace("_", " "), value] for key, value in tiling.items()])
         if op.tiling["transport"]:
-            lines.append("  ranks of other servers are reached by RDMA" + _flags(report, name))
+            extra = report.window[f"{name}_flag_bytes"]
+            flags = f", in flagged blocks: up to {extra} bytes more to each such rank" if extra else ""
+            lines.append("  ranks of other servers are reached by RDMA" + flags)
         lines += ["  UB of a core in each step, in bytes", *table(_steps(op), "    ")]
     return "\n".join(lines)
-
-
-def _flags(report: PlanReport, op: str) -> str:
-    """Bytes that flagged blocks add to the largest message between two ranks."""
-    extra = report.window[f"{op}_flag_bytes"]
-    return f", in flagged blocks: up to {extra} bytes more to each such rank" if extra else ""
 
 
 def _head(report: PlanReport) -> str:
@@ -161,13 +155,6 @@ def _window(report: PlanReport) -> list[str]:
         aligned = f"with HCCL_BUFFSIZE={need['aligned_mib']} or more, rows of both ops are aligned to 512 bytes"
         lines.append(f"  {aligned}; with less, to 32")
     return lines
-
-
-def _cann_line(report: PlanReport) -> str:
-    """HCCL_BUFFSIZE that CANN's own operators need on this series of NPUs."""
-    known = [need for need in report.cann if need.version.startswith(report.soc.series)]
-    needs = [f"{need.mib} ({need.version})" for need in known if not need.refuses]
-    return f"  CANN's own operators: {', '.join(needs) or 'none accepts this configuration'}"
 
 
 def _cann(report: PlanReport) -> list[str]:

@@ -57,21 +57,16 @@ def predict(
         from ascend_moe.predict import predict as predicted
 
         pairs = report.asked(request, worlds, names)
-        say = print if as_json != "-" else _silent
-        say("\n".join(report.head(pairs[0][0])), flush=True)
+        shown = as_json != "-"  # JSON goes to stdout alone
+        if shown:
+            print("\n".join(report.head(pairs[0][0])), flush=True)
         found: list[Prediction] = []
         for one, name in pairs:
             advance(f"EP {one.ranks}, {name}", len(found), len(pairs))
             found.append(predicted(one, algorithm=name))
-            say(report.row(found[-1]), flush=True)
-    show(
-        report.as_dict(found),
-        as_json,
-        lambda: print("\n".join(line for prediction in found for line in report.steps(prediction))),
-    )
+            if shown:
+                print(report.row(found[-1]), flush=True)
+    lines = [line for prediction in found for line in report.steps(prediction)]
+    show(report.as_dict(found), as_json, lambda: print("\n".join(lines)))
     if plot is not None:
         report.draw(found, plot)
-
-
-def _silent(*texts: str, flush: bool) -> None:
-    """Print nothing: JSON goes to stdout alone."""

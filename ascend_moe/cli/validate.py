@@ -24,8 +24,6 @@ from ascend_moe.errors import AscendMoeError, need, need_one_of
 from ascend_moe.settings import MAX_WORLD
 
 if TYPE_CHECKING:
-    import torch
-
     from ascend_moe import validate as validation
     from ascend_moe.validate.supervisor import BringUpResult
 
@@ -174,32 +172,21 @@ def _rank(device: validation.Device, choose: validation.Choose, as_json: str) ->
     from ascend_moe import validate as validation
 
     place, code = validation.open_group(device), 0
-    about = device.about if device.kind == "npu" else "cpu"
-    about += f", {dist.get_world_size()} processes, {dist.get_backend()}"
-    path = settings.VALIDATE_OUTCOME.get()
-    if (result := _compare(place, about, choose)) is not None:
-        found = {"text": validation.text(result), **result.as_dict()}
+    first, ranks = dist.get_rank() == 0, dist.get_world_size()
+    about = f"{device.about if device.kind == 'npu' else 'cpu'}, {ranks} processes, {dist.get_backend()}"
+    if first:
+        started("validate", f"calls of dispatch and combine on {ranks} ranks, {about}")
+    most = 2 * len(choose(ranks))  # about: errors are results too, and some calls are refused between servers
+    with bar(RESULTS) if first else nullcontext(lambda *counts: None) as advance:
+        result = validation.processes(place, about, choose, lambda done: advance(RESULTS, done, max(done, most)))
+    if result is not None:
+        found, path = {"text": validation.text(result), **result.as_dict()}, settings.VALIDATE_OUTCOME.get()
         if path:
             path.write_text(json.dumps(found))
         else:
             code = _print(found, as_json)
     dist.destroy_process_group()
     return code
-
-
-def _compare(place: torch.device, about: str, choose: validation.Choose) -> validation.ValidationResult | None:
-    """Run this rank's calls; rank 0 shows the progress and returns the result."""
-    import torch.distributed as dist
-
-    from ascend_moe import validate as validation
-
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    if rank != 0:
-        return validation.processes(place, about, choose)
-    started("validate", f"calls of dispatch and combine on {ranks} ranks, {about}")
-    with bar(RESULTS) as advance:
-        most = 2 * len(choose(ranks))  # about: errors are results too, and some calls are refused between servers
-        return validation.processes(place, about, choose, lambda done: advance(RESULTS, done, max(done, most)))
 
 
 def _start(device: validation.Device, ranks: int | None, own: Sequence[str], bring_up: str, as_json: str) -> int:

@@ -77,9 +77,8 @@ class Rows:
             segment = at[0]
             expert = self.rank * self.local + segment // self.world
             where = {"expert": expert, "source": segment % self.world}
-            return mismatch(
-                "dispatch", self.rank, want.ep_recv_counts[segment], counts[segment], where, "ep_recv_counts"
-            )
+            values = want.ep_recv_counts[segment], counts[segment]
+            return mismatch("dispatch", self.rank, *values, where, "ep_recv_counts")
         found = self.rows_differ("dispatch", rows, want.expand_x)
         if found is None and want.dynamic_scales is not None:
             found = self.rows_differ("dispatch", scales, want.dynamic_scales)

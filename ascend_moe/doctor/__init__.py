@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..errors import AscendMoeError
 from ..plan import Request, WindowFit, both, plan
@@ -24,19 +25,8 @@ class Diagnostic:
     fix: str = ""
 
 
-def fine(topic: str, what: str) -> Diagnostic:
-    """Return a diagnostic of level OK: ``what`` needs no action."""
-    return Diagnostic(OK, topic, what)
-
-
-def warn(topic: str, what: str, why: str, fix: str) -> Diagnostic:
-    """Return a diagnostic of level WARN: ``what`` may fail under some conditions."""
-    return Diagnostic(WARN, topic, what, why, fix)
-
-
-def error(topic: str, what: str, why: str, fix: str) -> Diagnostic:
-    """Return a diagnostic of level ERROR: ``what`` cannot work."""
-    return Diagnostic(ERROR, topic, what, why, fix)
+#: Make a diagnostic of what needs no action, of what may fail under some conditions, of what cannot work.
+fine, warn, error = (partial(Diagnostic, level) for level in (OK, WARN, ERROR))
 
 
 def text(diagnostics: Sequence[Diagnostic]) -> str:
@@ -45,9 +35,8 @@ def text(diagnostics: Sequence[Diagnostic]) -> str:
     lines = []
     for each in diagnostics:
         lines.append(f"{each.level:<5}  {each.topic:<{width}}  {each.what}")
-        lines += [
-            f"{'':<{width + 9}}{name}: {words}" for name, words in (("why", each.why), ("fix", each.fix)) if words
-        ]
+        reasons = [f"{name}: {words}" for name, words in (("why", each.why), ("fix", each.fix)) if words]
+        lines += [f"{'':<{width + 9}}{words}" for words in reasons]
     errors, warnings, good = (sum(each.level == level for each in diagnostics) for level in (ERROR, WARN, OK))
     many = f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"
     return "\n".join([*lines, "", f"{many}, {good} ok"])
@@ -124,11 +113,8 @@ def fits(request: Request) -> Iterator[Diagnostic]:
         yield warn(topic, f"HCCL_BUFFSIZE={fit.about()}", why, _export(fit))
         return
     peak = max(op.ub_peak for op in report.ops.values())
-    words = [f"HCCL_BUFFSIZE={fit.about()}"] * bool(fit.mib) + [
-        fit.needs(),
-        f"{peak} of {report.ub_bytes} bytes of UB",
-    ]
-    yield fine(topic, "fits: " + "; ".join(words))
+    window = [f"HCCL_BUFFSIZE={fit.about()}"] * bool(fit.mib)
+    yield fine(topic, "fits: " + "; ".join([*window, fit.needs(), f"{peak} of {report.ub_bytes} bytes of UB"]))
 
 
 def _export(fit: WindowFit) -> str:

@@ -64,9 +64,8 @@ def _bring_ups(npus: bool) -> Iterator[Diagnostic]:
     topic = "bring-up"
     if settings.PROVEN.is_set():
         return  # doctor/settings.py reports it
-    found = False
-    for path in probe_results.files():
-        found = True
+    paths = [*probe_results.files()]
+    for path in paths:
         try:
             here = probe_results.read(path)
         except AscendMoeError as problem:
@@ -75,10 +74,9 @@ def _bring_ups(npus: bool) -> Iterator[Diagnostic]:
             continue
         if here is not None:
             yield fine(topic, probe_results.about(here))
-    if npus and not found:
-        yield fine(
-            topic, f"no probe results: on NPUs comm_alg auto is window until `{probe_results.COMMAND}` has passed"
-        )
+    if npus and not paths:
+        what = f"no probe results: on NPUs comm_alg auto is window until `{probe_results.COMMAND}` has passed"
+        yield fine(topic, what)
 
 
 def _torch_npu(version: str) -> Iterator[Diagnostic]:
@@ -91,12 +89,8 @@ def _torch_npu(version: str) -> Iterator[Diagnostic]:
     ours, theirs = version_numbers(version)[:2], version_numbers(torch)[:2]
     if ours != theirs:
         fix = f"pip install 'torch=={'.'.join(map(str, ours))}.*' or 'torch_npu=={'.'.join(map(str, theirs))}.*'"
-        yield error(
-            "torch_npu",
-            f"{version} with torch {torch}",
-            "each torch_npu release needs the torch release of the same number",
-            fix,
-        )
+        why = "each torch_npu release needs the torch release of the same number"
+        yield error("torch_npu", f"{version} with torch {torch}", why, fix)
     else:
         yield fine("torch_npu", f"{version}, for torch {torch}")
 
@@ -217,10 +211,9 @@ def _probe(cann: str) -> Diagnostic:
     """Import torch_npu in a child process, because it may crash or hang if CANN is broken."""
     env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     topic = "NPUs"
+    command = [sys.executable, "-c", _PROBE]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_S, env=env, cwd="/"
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_S, env=env, cwd="/")
     except subprocess.TimeoutExpired:
         why = "another process uses the device, or the driver does not respond"
         return error(topic, f"import torch_npu did not end within {_PROBE_S} s", why, "npu-smi info; dmesg")

@@ -131,11 +131,10 @@ def _hccl() -> Iterator[Diagnostic]:
     elif mode:
         yield fine("HCCL_OP_EXPANSION_MODE", mode)
     if hccl_selects_hierarchy():
-        overruled = f", but {settings.COMM_ALG.name}={settings.COMM_ALG.text()} overrides them"
-        chosen = (
-            overruled if settings.COMM_ALG.is_set() else ": it needs V2 with expert_scales in dispatch; V1 is refused"
-        )
-        yield fine("HCCL_INTRA_*", f"select hierarchy between A2 servers where a call names no comm_alg{chosen}")
+        more = ": it needs V2 with expert_scales in dispatch; V1 is refused"
+        if settings.COMM_ALG.is_set():
+            more = f", but {settings.COMM_ALG.name}={settings.COMM_ALG.text()} overrides them"
+        yield fine("HCCL_INTRA_*", f"select hierarchy between A2 servers where a call names no comm_alg{more}")
     elif settings.HCCL_INTRA_PCIE.text() == settings.HCCL_INTRA_ROCE.text() == "1":
         why = "HCCL uses one of them for links inside a server"
         yield error("HCCL_INTRA_*", "PCIE and ROCE are both enabled", why, "set one of them to 0")

@@ -179,10 +179,13 @@ def rule_broken(
 class Plan:
     """A call with checked arguments and its tiling (kernel parameters) for one communicator's world size and window."""
 
-    def __init__(self, op_name: str, spec: Any, comm_alg: str = "") -> None:
-        """Raise ArgumentError or WindowTooSmall if the call ``spec`` breaks a rule; ``comm_alg``: as passed."""
+    def __init__(self, op_name: str, spec: Any, comm_alg: str = "", library: ctypes.CDLL | None = None) -> None:
+        """Raise ArgumentError or WindowTooSmall if the call ``spec`` breaks a rule.
+
+        ``comm_alg``: as passed; ``library``: of another engine.
+        """
         self.handle: int | None = None
-        self._library = _lib.lib()
+        self._library = library or _lib.lib()
         check = CheckResult()
         self.handle = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
         if not self.handle:

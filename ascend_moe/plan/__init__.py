@@ -9,9 +9,7 @@ The rules are those of the operators' tiling (op_host). CANN's numbers are inclu
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable
-from ctypes import POINTER, c_char_p, c_int64, c_uint64, c_void_p
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -300,7 +298,7 @@ def exported_mib(default: int) -> int:
 
 def limits() -> dict[str, int]:
     """Return the operators' maxima by name: ep_world_size, slots (W * L), topk, batch, hidden, ub_bytes, …"""
-    return fields_of(_library().am_need_limits)
+    return fields_of(library.lib().am_need_limits)
 
 
 @with_typed_errors
@@ -314,7 +312,7 @@ def window_need(request: Request) -> dict[str, int]:
     """
     _check(request)
     spec = _dispatch(request, request.cores or soc_of(request.soc).aiv, MAX_WINDOW_MIB)
-    return fields_of(_library().am_need_window, ctypes.byref(spec))
+    return fields_of(library.lib().am_need_window, ctypes.byref(spec))
 
 
 @with_typed_errors
@@ -322,8 +320,8 @@ def cann_need(request: Request) -> list[CannNeed]:
     """Return the window that each version of CANN's own operators needs for ``request``. Raises as `window_need`."""
     _check(request)
     shape = (request.ranks, request.experts, request.batch, request.hidden, request.topk)
-    numbers = (c_int64 * 9)(*shape, 0, request.dtype == "fp32", request.equal_batches, request.special.total)
-    lines = library.text_of(_library().am_need_cann, numbers).splitlines()
+    numbers = (ctypes.c_int64 * 9)(*shape, 0, request.dtype == "fp32", request.equal_batches, request.special.total)
+    lines = library.text_of(library.lib().am_need_cann, numbers).splitlines()
     fields = (line.split("\t") for line in lines)
     return [CannNeed(name, int(size), int(mib), int(state), refuses) for name, size, mib, state, refuses in fields]
 
@@ -431,12 +429,12 @@ def describe(op: str, request: Request, comm_alg: str = "") -> Any:
 
 def tiling_of(made: calls.Plan) -> dict[str, int]:
     """Return the tiling fields of the plan ``made``, by name."""
-    return fields_of(_library().am_need_tiling, made.handle)
+    return fields_of(library.lib().am_need_tiling, made.handle)
 
 
 def _op_plan(made: calls.Plan) -> OpPlan:
     tiling = tiling_of(made)
-    lines = (line.split("\t") for line in library.text_of(_library().am_need_ub, made.handle).splitlines())
+    lines = (line.split("\t") for line in library.text_of(library.lib().am_need_ub, made.handle).splitlines())
     items = [UbItem(step, what, int(size)) for step, what, size in lines]
     sums = dict.fromkeys((item.step for item in items), 0)
     for item in items:
@@ -572,23 +570,6 @@ def _corrected(request: Request, argument: str) -> Request:
             return replace(request, batch=batch)
         return replace(request, topk=min(request.topk, most["topk"], request.experts + request.special.total))
     return request
-
-
-# ---- the native side ----
-
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "am_need_limits": (c_char_p, c_uint64),
-    "am_need_window": (c_void_p, c_char_p, c_uint64),
-    "am_need_tiling": (c_void_p, c_char_p, c_uint64),
-    "am_need_ub": (c_void_p, c_char_p, c_uint64),
-    "am_need_cann": (POINTER(c_int64), c_char_p, c_uint64),
-}
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    signatures = {name: (c_uint64, arguments) for name, arguments in _SIGNATURES.items()}
-    return library.open_library(library.library_path(), signatures)
 
 
 def fields_of(function: Any, *arguments: Any) -> dict[str, int]:

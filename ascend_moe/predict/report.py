@@ -65,14 +65,15 @@ def posting(request: Request) -> str:
     return f"a rank posts its BatchWrite items one after another, {cost.value / 1e3} us each ({cost.kind})"
 
 
+def _about(request: Request) -> str:
+    rows = "int8 rows in dispatch" if request.quant_mode else "bf16 rows"
+    shape = f"BS {request.batch}, H {request.hidden}, K {request.topk}, E {request.experts}"
+    return f"{request.soc}, {request.cores} cores, {shape}, {rows}"
+
+
 def head(request: Request) -> list[str]:
     """Return the lines above the table: configuration, assumptions, and the headings of its columns."""
-    rows = "int8 rows in dispatch" if request.quant_mode else "bf16 rows"
-    about = (
-        f"{request.soc}, {request.cores} cores, BS {request.batch}, H {request.hidden}, K {request.topk}, "
-        f"E {request.experts}, {rows}, contract {request.contract}"
-    )
-    lines = [*filled(about.split()), *filled(banner(request.soc).split())]
+    lines = [*filled(f"{_about(request)}, contract {request.contract}".split()), *filled(banner(request.soc).split())]
     if server_opens(request):
         lines += [*filled(NOT_MODELLED.split()), *filled(posting(request).split())]
     lines += ["", "us of dispatch and combine"]
@@ -81,8 +82,10 @@ def head(request: Request) -> list[str]:
 
 def row(prediction: Prediction) -> str:
     """Return the line of the table for a prediction."""
-    times = [f"{prediction.dispatch_us:.1f}", f"{prediction.combine_us:.1f}"]
-    return _line([str(prediction.request.ranks), prediction.algorithm, *times, *_met(prediction), *_use(prediction)])
+    ops = prediction.dispatch, prediction.combine
+    times = [f"{op.us:.1f}" for op in ops]
+    barriers = [f"{a} + {b}" for a, b in (zip(*((op.sync_alls, op.polled_barriers) for op in ops), strict=True))]
+    return _line([str(prediction.request.ranks), prediction.algorithm, *times, *barriers, *_use(prediction)])
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -123,12 +126,6 @@ def _busy(op: OpPrediction) -> dict[str, float]:
 
 def _ops(predicted: Prediction) -> list[tuple[str, OpPrediction]]:
     return [("dispatch", predicted.dispatch), ("combine", predicted.combine)]
-
-
-def _met(predicted: Prediction) -> list[str]:
-    """Numbers of core barriers in dispatch and combine, by SyncAll and by polled blocks."""
-    ops = [op for _, op in _ops(predicted)]
-    return [" + ".join(str(getattr(op, kind)) for op in ops) for kind in ("sync_alls", "polled_barriers")]
 
 
 def _use(predicted: Prediction) -> list[str]:
@@ -209,14 +206,7 @@ def draw(predicted: Sequence[Prediction], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, alpha=0.25)
     axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    request = predicted[0].request
-    rows = "int8 rows in dispatch" if request.quant_mode else "bf16 rows"
-    axes.set_title(
-        f"{request.soc}, {request.cores} cores, BS {request.batch}, H {request.hidden}, K {request.topk}, "
-        f"E {request.experts}, {rows}: a model, not a measurement",
-        fontsize=8,
-        loc="left",
-    )
+    axes.set_title(f"{_about(predicted[0].request)}: a model, not a measurement", fontsize=8, loc="left")
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None})
     plt.close(figure)

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ascendc_twin.timeline import LAUNCH, PREDICTED, Event, Timeline
-from ascendc_twin.timeline.stats import OpRun, op_runs
+from ascendc_twin.timeline import LAUNCH, PREDICTED, Event, Timeline, picture
+from ascendc_twin.timeline.stats import OpRun, longest_waits, op_runs, phase_rows
 
 from .. import plan
-from .._text import OPS, TRACED
+from .._text import OPS, TRACED, filled, table
 from ..call import DEFAULTS, CallOptions
 from ..comm import LocalCluster
 from ..dispatchers import MC2Dispatcher
@@ -27,6 +27,7 @@ from . import predict
 PREDICTED_EVENTS = 1_000_000  # per op
 PICKS = {"fastest": 0.0, "p10": 0.1, "p50": 0.5, "p90": 0.9}
 WARM_UPS = 4  # both ping-pong buffers, twice
+HEAD = ["step, µs", "work", "worst", "%", "cores", "SyncAll", "wait", "MB"]
 
 
 @dataclass(frozen=True)
@@ -193,3 +194,60 @@ def _chosen_round(timeline: Timeline, request: TraceRequest) -> Timeline:
 
 def _at(ordered: list[int], share: float) -> int:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+# ---- the summary
+
+
+def as_dict(timeline: Timeline) -> dict[str, Any]:
+    """Return the summary of a timeline as a dict for JSON; times in ns."""
+
+    def step(row: Any) -> dict[str, Any]:
+        names = ("working", "worst", "cores", "sync_all", "wait", "bytes")
+        return {"step": picture.phase_name(row.phase), **{name: getattr(row, name) for name in names}}
+
+    def waited(longest: Any) -> dict[str, Any]:
+        phase = picture.phase_name(longest.wait.phase)
+        return {"rank": longest.wait.rank, "for_rank": longest.store.rank, "step": phase, "ns": longest.wait.ns}
+
+    return {
+        "title": timeline.title,
+        "source": timeline.source,
+        "details": timeline.details,
+        "dropped": timeline.dropped,
+        "ops": [
+            {
+                "op": run.name,
+                "ns": run.ns,
+                "ranks": len(run.ranks),
+                "cores": run.cores,
+                "steps": [step(row) for row in phase_rows(run)],
+                "waits": [waited(longest_wait) for longest_wait in longest_waits(run)[:3]],
+            }
+            for run in op_runs(timeline)
+        ],
+    }
+
+
+def text(timeline: Timeline) -> list[str]:
+    """Return the summary of a timeline as lines of text; times in µs."""
+    found = as_dict(timeline)
+    lines = filled(f"{timeline.title} [{timeline.source}]".split())
+    if "rounds" in timeline.details:
+        lines += filled(timeline.details["rounds"].split(), "rounds: ")
+    for op in found["ops"]:
+        lines.append(f"{op['op']}: {op['ns'] / 1000:.1f} µs on {op['ranks']} ranks, {op['cores']} cores each")
+        rows = [HEAD]
+        for step in op["steps"]:  # work: time in which any core of a rank works in the step, mean over ranks
+            work, worst, sync_all, wait = (
+                f"{step[name] / 1000:.1f}" for name in ("working", "worst", "sync_all", "wait")
+            )
+            share, cores = f"{100 * step['working'] / op['ns']:.1f}", f"{step['cores']:.1f}"
+            rows.append([step["step"], work, worst, share, cores, sync_all, wait, f"{step['bytes'] / 1e6:.2f}"])
+        lines += table(rows, "")
+        for waited in op["waits"]:
+            words = f"waited {waited['ns'] / 1000:.1f} µs for rank {waited['for_rank']}'s status, in"
+            lines += filled([*words.split(), waited["step"]], f"  rank {waited['rank']} ")
+    if timeline.dropped:
+        lines.append(f"{timeline.dropped} events were dropped: the buffer was full")
+    return lines

@@ -36,10 +36,7 @@ _SMALLEST_ROW = 2048  # elements; shorter rows are always moved, as their size d
 
 
 class _Step(ctypes.Structure):
-    _fields_ = [
-        ("rank", c_int32),
-        *((name, c_void_p) for name in ("plan", "inputs", "outputs")),
-    ]
+    _fields_ = [("rank", c_int32), *((name, c_void_p) for name in ("plan", "inputs", "outputs"))]
 
 
 class _Options(ctypes.Structure):
@@ -125,7 +122,7 @@ class TimedWorld:
         self._servers = _rdma_share(request)
         self.routing = Routing(request, seed)
         self._window_mib = 2 * planning.window_need(request)["buffsize_mib"] + 64
-        self._plans: list[int] = []
+        self._plans: list[calls.Plan] = []
         self._keep: list[Any] = []
         self._shared: dict[str, torch.Tensor] = {}
         self.outputs: dict[str, list[list[torch.Tensor]]] = {}
@@ -149,8 +146,6 @@ class TimedWorld:
         if self._handle:
             self._library.am_timed_destroy(self._handle)
         self._handle = None
-        for plan in self._plans:
-            self._library.am_plan_destroy(plan)
         self._plans.clear()
 
     def run(self, op: str, costs: Mapping[str, float], events: int = 0) -> OpPrediction:
@@ -244,11 +239,7 @@ class TimedWorld:
     def _fill(self, step: _Step, op: str, rank: int) -> None:
         given = self.inputs[op][rank]
         spec = self._describe(op, rank, given)
-        check = calls.CheckResult()
-        plan = self._library.am_plan_create(ctypes.byref(spec), ctypes.byref(check))
-        if not plan:
-            calls.Plan(f"prediction of {op}", spec)  # raises with the rule's text
-        self._plans.append(plan)
+        self._plans.append(calls.Plan(f"prediction of {op}", spec, library=self._library))
         outputs = []
         for at, (dtype, shape) in enumerate(calls.outputs_of(spec)):
             rows = at == 0 and not self.payload
@@ -267,7 +258,7 @@ class TimedWorld:
             inputs[index["expand_x"]] = address
         targets = (c_void_p * len(outputs))(*(tensor.data_ptr() or None for tensor in outputs))
         self._keep += [inputs, targets]
-        step.rank, step.plan = rank, plan
+        step.rank, step.plan = rank, self._plans[-1].handle
         step.inputs, step.outputs = ctypes.addressof(inputs), ctypes.addressof(targets)
 
     def _lines(self, function: Any) -> list[str]:

@@ -12,8 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,11 @@ def execute(spec: RunSpec, head: Sequence[str], backend: str = "threads", as_jso
             _console().print(sentence, markup=False, highlight=False)
         sys.stdout.flush()
     try:
-        with _bar() as progress:
+        with Console(stderr=True).status("start") as status:  # a line on stderr, if that is a terminal
+
+            def progress(stage: str, done: int, total: int) -> None:
+                status.update(f"{stage} {done}/{total}" if total else stage)
+
             records = (run_threads if backend == "threads" else run_processes)(spec, progress)
             checked = verify(spec, records, progress)
     except AscendMoeError as error:
@@ -138,10 +141,3 @@ def _print_error(error: AscendMoeError, head: Sequence[str], as_json: str) -> No
         _console().print(f"\n{text}\n[bold red]FAIL", soft_wrap=True)
 
     show({"pass": False, "about": head, "error": text}, as_json, show_text)
-
-
-@contextmanager
-def _bar() -> Iterator[Progress]:
-    """Show the stage of the run in a line on stderr, if that is a terminal."""
-    with Console(stderr=True).status("start") as status:
-        yield lambda stage, done, total: status.update(f"{stage} {done}/{total}" if total else stage)

@@ -70,16 +70,11 @@ class RunSpec(CallOptions):
         object.__setattr__(self, "global_bs", self.ranks * max(self.batches))  # required for unequal batches
         experts = self.config.num_experts
         if not 1 <= self.ranks <= MAX_WORLD or experts % self.ranks:
-            raise ArgumentError(
-                f"{self.ranks} ranks cannot share {experts} experts evenly; use a divisor of {experts} up to "
-                f"{MAX_WORLD}",
-                argument="ranks",
-            )
+            rule = f"use a divisor of {experts} up to {MAX_WORLD}"
+            raise ArgumentError(f"{self.ranks} ranks cannot share {experts} experts evenly; {rule}", argument="ranks")
         if min(self.batches) < 0 or not 1 <= max(self.batches) <= MAX_BATCH:
-            raise ArgumentError(
-                f"batches are {self.batches}; need 0..{MAX_BATCH} tokens per rank, and at least one token",
-                argument="batch",
-            )
+            text = f"batches are {self.batches}; need 0..{MAX_BATCH} tokens per rank, and at least one token"
+            raise ArgumentError(text, argument="batch")
 
 
 def batches_of(text: str, ranks: int) -> tuple[int, ...]:
@@ -97,10 +92,8 @@ def batches_of(text: str, ranks: int) -> tuple[int, ...]:
         most = numbers[0]
         return tuple(most - most * rank // (2 * ranks) for rank in range(ranks))
     if len(numbers) != ranks:
-        raise ArgumentError(
-            f"{text!r} lists {len(numbers)} ranks, there are {ranks}; give one number, or one per rank",
-            argument="batch",
-        )
+        why = f"{text!r} lists {len(numbers)} ranks, there are {ranks}; give one number, or one per rank"
+        raise ArgumentError(why, argument="batch")
     return tuple(numbers)
 
 

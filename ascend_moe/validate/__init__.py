@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +30,7 @@ from ..errors import ArgumentError, need_one_of
 from ..native.windows import ranks_per_server
 from ..reference.cases import Case
 from .cases import between_servers, matrix
-from .run import DevicePlace, Result, Stopped, by_two_levels, run_all
+from .run import DevicePlace, Result, Stopped, by_two_levels, exchanged, run_all
 
 Progress = Callable[[int], None]  # receives the number of rank 0's results so far
 Choose = Callable[[int], Sequence[Case]]  # number of ranks -> cases
@@ -53,24 +52,15 @@ class ValidationResult:
     two_levels: bool = False  # the ops ran hierarchy between servers
 
     @property
-    def several_servers(self) -> bool:
-        """Whether the ranks are on several servers, which communicate by RDMA or its emulation."""
-        return 0 < self.ranks_per_server < self.world
-
-    @property
     def ok(self) -> bool:
         """Whether every rank made every call and every result was right."""
         return not self.stopped and bool(self.results) and all(result.ok for result in self.results)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts by op and mode, and every wrong result, as a dict for JSON."""
+        names = ("ok", "world", "device", "ranks_per_server", "two_levels", "cases")
         return {
-            "ok": self.ok,
-            "world": self.world,
-            "device": self.device,
-            "ranks_per_server": self.ranks_per_server,
-            "two_levels": self.two_levels,
-            "cases": self.cases,
+            **{name: getattr(self, name) for name in names},
             "seconds": round(self.seconds, 3),
             "counts": [
                 {"op": op, "mode": mode, "checks": good + bad, "wrong": bad}
@@ -140,30 +130,21 @@ def processes(
     except (Stopped, RuntimeError) as error:  # AscendMoeError is one
         why = _why(rank, error, found)
     store: Any = dist.distributed_c10d._get_default_store()
-    store.set(f"ascend_moe/validate/{rank}", json.dumps({"why": why, "results": [asdict(each) for each in found]}))
+    own = {"why": why, "results": [asdict(each) for each in found]}
+    everyone = exchanged(store, "ascend_moe/validate", (rank, world), own, _COLLECT_S)
     if rank != 0:
         with contextlib.suppress(RuntimeError):  # rank 0 owns the store: exit after it has read
             store.wait(["ascend_moe/validate/done"], timedelta(seconds=_COLLECT_S))
         return None
-    results, stopped = _collect(store, world)
+    results, stopped = list[Result](), list[str]()
+    for other, one in enumerate(everyone):
+        late = f"rank {other}: no results within {_COLLECT_S:g} s after rank 0 had its own"
+        one = one or {"why": late, "results": []}
+        results += [Result(**result) for result in one["results"]]
+        stopped += [one["why"]] if one["why"] else []
     store.set("ascend_moe/validate/done", "1")
     seconds, two_levels = time.monotonic() - start, by_two_levels(world, servers)
     return ValidationResult(world, about, len(cases), seconds, results, stopped, servers, two_levels)
-
-
-def _collect(store: Any, world: int) -> tuple[list[Result], list[str]]:
-    results, stopped = list[Result](), list[str]()
-    for rank in range(world):
-        key = f"ascend_moe/validate/{rank}"
-        try:
-            store.wait([key], timedelta(seconds=_COLLECT_S))
-        except RuntimeError:
-            stopped.append(f"rank {rank}: no results within {_COLLECT_S:g} s after rank 0 had its own")
-            continue
-        found = json.loads(store.get(key))
-        results += [Result(**result) for result in found["results"]]
-        stopped += [found["why"]] if found["why"] else []
-    return results, stopped
 
 
 def _why(rank: int, error: BaseException, found: Sequence[Result]) -> str:
@@ -189,20 +170,14 @@ def text(outcome: ValidationResult) -> str:
         "compared with the reference bit for bit",
         *table(rows),
     ]
-    if outcome.two_levels:
-        lines += [
-            "",
-            f"several servers ({outcome.ranks_per_server} ranks each), hierarchy between them: V2 only, with "
-            "expert_scales in dispatch,",
-            "without smooth scales; sums are rounded once per server (docs/cluster.md)",
-        ]
-    elif outcome.several_servers:
-        lines += [
-            "",
-            f"several servers ({outcome.ranks_per_server} ranks each), RDMA between them: V2's "
-            "assist_info_for_combine begins with expand_idx",
-            "instead of source indices, and was compared accordingly (docs/cluster.md)",
-        ]
+    if 0 < outcome.ranks_per_server < outcome.world:
+        if outcome.two_levels:
+            first = "hierarchy between them: V2 only, with expert_scales in dispatch,"
+            second = "without smooth scales; sums are rounded once per server (docs/cluster.md)"
+        else:  # RDMA, or its emulation
+            first = "RDMA between them: V2's assist_info_for_combine begins with expand_idx"
+            second = "instead of source indices, and was compared accordingly (docs/cluster.md)"
+        lines += ["", f"several servers ({outcome.ranks_per_server} ranks each), {first}", second]
     wrong = [result for result in outcome.results if not result.ok]
     for difference in wrong[:SHOWN]:
         lines += [

@@ -7,14 +7,9 @@ communicator; ``run(rank's DevicePlace)`` returns what it observed.
 
 from __future__ import annotations
 
-import json
-import os
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,7 +19,7 @@ import ascend_moe
 from ascend_moe import comm, settings
 from ascend_moe.errors import AscendMoeError, CommError, CommTimeout
 from ascend_moe.native import probe_results
-from ascend_moe.ops import npu_communicator
+from ascend_moe.ops import callbacks, npu_communicator
 from ascend_moe.ops.npu_communicator import soc_of
 from ascend_moe.ops.npu_servers import ServerRecord, module_of, topology
 from ascend_moe.plan import plan
@@ -32,7 +27,7 @@ from ascend_moe.reference.cases import Case
 from ascend_moe.validate import Device, open_group, probes, times
 from ascend_moe.validate.probes import FAIL, FAULT, PASS, SERVERS, SKIPPED, Judged, Probe, ProbeResult, Skipped
 from ascend_moe.validate.probes_kernel import Npu, Twin
-from ascend_moe.validate.run import DevicePlace, Stopped, run_case
+from ascend_moe.validate.run import DevicePlace, Stopped, exchanged, run_case
 
 _COLLECT_S = 60.0
 BATCH, TWO_LEVELS = "BatchWrite order", "two levels"
@@ -65,31 +60,6 @@ def _no_tokens(place: DevicePlace) -> str:
         _compare(place, Case("no tokens", place.world, contract=contract, batches="no tokens", seed=2))
         _compare(place, Case("one rank", place.world, contract=contract, batches="one rank only", seed=3))
     return "ranks with BS = 0 took part in 8 ops"
-
-
-_lock = threading.Lock()
-_short_ranks = 0  # ranks (threads) of this process that currently need a short deadline
-_before: str | None = None
-
-
-@contextmanager
-def _deadline() -> Iterator[None]:
-    """Shorten the deadline in the environment while any rank of this process is in the block."""
-    global _short_ranks, _before
-    name = settings.TIMEOUT_S.name
-    with _lock:
-        if _short_ranks == 0:
-            _before = os.environ.get(name)
-            os.environ[name] = str(DEADLINE_S)
-        _short_ranks += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _short_ranks -= 1
-            if _short_ranks == 0:
-                os.environ.pop(name)
-                os.environ.update({} if _before is None else {name: _before})
 
 
 def _dispatch(place: DevicePlace) -> Any:
@@ -129,7 +99,8 @@ def _abort(place: DevicePlace) -> str:
 
 
 def _failure(place: DevicePlace) -> AscendMoeError | None:
-    with _deadline():
+    soon = settings.TIMEOUT_S.within(str(DEADLINE_S))  # ranks on a CPU may be threads, which share it
+    with soon if place.device.type == "npu" else callbacks.deadline(int(DEADLINE_S * 1e6)):
         try:
             _dispatch(place)
         except AscendMoeError as error:
@@ -323,10 +294,9 @@ def _kind_of_machine(place: torch.device) -> probe_results.Machine:
     store: Any = dist.distributed_c10d._get_default_store()
     mine = ServerRecord()
     of_rank = {"host": mine.host, "boot": mine.boot, "module": module_of(soc_of(place))}
-    store.set(f"ascend_moe/bringup/host/{dist.get_rank()}", json.dumps(of_rank))
-    keys = [f"ascend_moe/bringup/host/{rank}" for rank in range(dist.get_world_size())]
-    store.wait(keys, timedelta(seconds=_COLLECT_S))
-    return probe_results.machine(soc_of(place), topology([ServerRecord(**json.loads(store.get(key))) for key in keys]))
+    ranks = dist.get_rank(), dist.get_world_size()
+    records = exchanged(store, "ascend_moe/bringup/host", ranks, of_rank, _COLLECT_S)
+    return probe_results.machine(soc_of(place), topology([ServerRecord(**each) for each in records]))
 
 
 def _of_rank(probe: Probe, place: DevicePlace) -> Judged:

@@ -108,7 +108,10 @@ class OneCard:
             torch.empty(shape, dtype=dtype or case.torch_dtype, device=self.device)
             for dtype, shape in calls.outputs_of(spec)
         ]
-        self._ops.append(self._planned(name, spec, inputs, outputs))
+        plan = calls.Plan(name, spec, self.algorithm)
+        _, workspace_bytes, tiling = plan.tiled()
+        record = self._zeros(calls.error_record_words(), torch.int32)
+        self._ops.append(_Op(plan, inputs, outputs, record, self._zeros(workspace_bytes), self._bytes(tiling)))
         return outputs[0] if op == "combine" else tuple(outputs)
 
     def _describe(self, spec: Any, rank: int) -> None:
@@ -116,12 +119,6 @@ class OneCard:
         spec.ub_bytes, spec.deadline_micros = library.lib().am_card_ub_bytes(), int(DEADLINE_S * 1e6)
         spec.context_kind = CONTEXTS.index("a2" if self.share else "table")
         spec.ranks_per_server, spec.intra_node_stores = self.share, int(self.share > 0)
-
-    def _planned(self, name: str, spec: Any, inputs: dict[str, torch.Tensor], outputs: list[torch.Tensor]) -> _Op:
-        plan = calls.Plan(name, spec, self.algorithm)
-        _, workspace_bytes, tiling = plan.tiled()
-        record = self._zeros(calls.error_record_words(), torch.int32)
-        return _Op(plan, inputs, outputs, record, self._zeros(workspace_bytes), self._bytes(tiling))
 
     def launch(self) -> None:
         """Run the ops of all ranks that `prepare` has planned as one launch.

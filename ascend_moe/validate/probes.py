@@ -175,20 +175,15 @@ def _order(device: Any) -> str:
 def _core_barrier(device: Any) -> tuple[str, dict[str, float]]:
     found, _ = _launch(device, "core barrier", ROUNDS)
     assert {seen.done for seen in found} == {ROUNDS}, "cores left the loop early"
-    sync, blocks = (max(each) / ROUNDS / CYCLES_PER_MICRO for each in _barrier_cycles(found))
+    cycles = [seen.cycles for seen in found], [seen.where for seen in found]
+    assert all(count > 0 for each in cycles for count in each), "a core counted no cycles"
+    sync, blocks = (max(each) / ROUNDS / CYCLES_PER_MICRO for each in cycles)
     faster = "syncall" if sync < blocks else "blocks"
     return (
         f"{ROUNDS} barriers of {device.cores} cores, every other by SyncAll; one takes {sync:.2f} us by SyncAll, "
         f"{blocks:.2f} us by blocks: {settings.CORE_BARRIER.name}={faster} is faster",
         {"blocks": blocks, "syncall": sync},
     )
-
-
-def _barrier_cycles(found: Sequence[Seen]) -> tuple[list[int], list[int]]:
-    """Return each core's cycles for ROUNDS core barriers by SyncAll, and by blocks."""
-    times = [seen.cycles for seen in found], [seen.where for seen in found]
-    assert all(cycles > 0 for each in times for cycles in each), "a core counted no cycles"
-    return times
 
 
 def _writers(device: Any) -> str:

@@ -10,9 +10,7 @@ import ctypes
 import secrets
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ from ..native import library
 from ..native.windows import MIB
 from ..ops import npu_adapter, npu_communicator, npu_servers
 from ..plan import limits
-from .run import DevicePlace
+from .run import DevicePlace, exchanged
 
 CONTEXTS = {"a3": 1, "a2": 2}  # moe::kContextA3, kContextA2
 STATE_MIB = 1  # of A2's window
@@ -92,7 +90,7 @@ class _Call:
 class Twin:
     """The twin (emulator) as a device for probes: ``world`` ranks with windows of ``layout`` "a3" or "a2".
 
-    ``ranks_per_server`` 0: one server. ``folder``: kernel sources, None: the package's. ``corrupt`` changes windows.
+    ``ranks_per_server`` 0: one server. ``folder``: kernel sources, None: the package's.
     """
 
     world: int = 2
@@ -101,7 +99,6 @@ class Twin:
     layout: str = "a3"
     folder: Path | None = None
     window_mib: int = 4
-    corrupt: Callable[[ascendc_twin.Windows], None] = lambda windows: None
 
     @property
     def ranks(self) -> range:
@@ -138,9 +135,7 @@ class Twin:
 
     def _windows(self) -> ascendc_twin.Windows:
         share, data_bytes = self.ranks_per_server if self.layout == "a2" else 0, self.window_mib * MIB
-        windows = ascendc_twin.Windows(self.world, data_bytes=data_bytes, layout=self.layout, ranks_per_server=share)
-        self.corrupt(windows)
-        return windows
+        return ascendc_twin.Windows(self.world, data_bytes=data_bytes, layout=self.layout, ranks_per_server=share)
 
     def _prepare(self, mode: str, rounds: int, cycles: int) -> _Call:
         windows = self._windows()
@@ -242,13 +237,7 @@ class Npu:
         key = f"ascend_moe/bringup/{self.place.group_ep}/{self._launches}"
         self._launches += 1
         store: Any = dist.distributed_c10d._get_default_store()  # type: ignore[attr-defined,unused-ignore]
-        store.set(f"{key}/{self.place.rank}", str(secrets.randbits(30) | 1))
-        keys = [f"{key}/{rank}" for rank in range(self.world)]
-        try:
-            store.wait(keys, timedelta(seconds=MEET_S))
-        except RuntimeError:
-            missing = [rank for rank, one in enumerate(keys) if not store.check([one])]
-            raise AscendMoeError(
-                f"rank(s) {missing} did not reach the probe within {MEET_S:g} s: look at their output"
-            ) from None
-        return int(store.get(keys[0]))
+        nonces = exchanged(store, key, (self.place.rank, self.world), secrets.randbits(30) | 1, MEET_S)
+        if missing := [rank for rank, nonce in enumerate(nonces) if nonce is None]:
+            raise AscendMoeError(f"rank(s) {missing} did not reach the probe within {MEET_S:g} s: look at their output")
+        return int(nonces[0])

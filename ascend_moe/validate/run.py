@@ -5,8 +5,11 @@ The second half contains the calls that must raise, with the typed error that ea
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -48,6 +51,19 @@ def _share(place: DevicePlace) -> int:
     """Ranks per server if calls run hierarchy between servers, else 0."""
     share = comm.ranks_per_server(place.group_ep, place.world, place.rank)
     return share if by_two_levels(place.world, share) else 0
+
+
+def exchanged(store: Any, key: str, place: tuple[int, int], own: Any, seconds: float) -> list[Any]:
+    """Publish a value under ``key`` in a store and return those of all ranks; None of a rank that did not in time.
+
+    ``place``: this rank, and their number. Used where collectives may not work.
+    """
+    rank, world = place
+    store.set(f"{key}/{rank}", json.dumps(own))
+    keys = [f"{key}/{each}" for each in range(world)]
+    with contextlib.suppress(RuntimeError):
+        store.wait(keys, timedelta(seconds=seconds))
+    return [json.loads(store.get(each)) if store.check([each]) else None for each in keys]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from ..plan import plan
 from . import Device, find, times
 from .bringup import BATCH, ROUNDS, Ranks, Session, Step, of_all_ranks, steps, why_skipped
 from .probes import FAIL, FAULT, KERNEL_PROBES, MOST_TEXT, PASS, SKIPPED, Judged, ProbeResult, summary
+from .run import exchanged
 
 CONTEXT: Any = multiprocessing.get_context("spawn")
 START_S = 300.0  # limit for a process to find its device, and for all ranks to join a group
@@ -256,7 +256,10 @@ class Supervisor:
         if not self._lost:  # rank 0 may host the store: wait until all ranks have read it
             self._exchanged("end", 0, GRACE_S)
         if self._ranks.rank == 0 and rounds:
-            outcome.phases = self._phases(rounds)
+            self._begin("the model's times")
+            measured = [phase for algorithm, of_ranks in rounds.items() for phase in times.phases(of_ranks, algorithm)]
+            soc = self._machine.soc.removeprefix("virtual ") if self._machine is not None else ""
+            outcome.phases = times.with_prediction(measured, times.configuration(world), soc)
             self._append("times", phases=[asdict(phase) for phase in outcome.phases])
         return outcome
 
@@ -268,13 +271,6 @@ class Supervisor:
                 file.write(json.dumps({"line": line, **words}) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-
-    def _phases(self, rounds: Mapping[str, Sequence[Any]]) -> list[times.Phase]:
-        """The times of the phases, and the model's."""
-        self._begin("the model's times")
-        measured = [phase for algorithm, of_ranks in rounds.items() for phase in times.phases(of_ranks, algorithm)]
-        soc = self._machine.soc.removeprefix("virtual ") if self._machine is not None else ""
-        return times.with_prediction(measured, times.configuration(self._ranks.world), soc)
 
     def _stored(self, results: Sequence[ProbeResult]) -> str:
         """Store the results of a complete run for this kind of machine and return a sentence about that."""
@@ -348,13 +344,8 @@ class Supervisor:
 
     def _exchanged(self, name: str, own: Any, seconds: float) -> list[Any]:
         """Publish a value and return those of all ranks; None of a rank whose supervisor did not in time."""
-        if self._store is None:
-            return [own]
-        self._store.set(f"{_KEY}/{name}/{self._ranks.rank}", json.dumps(own))
-        keys = [f"{_KEY}/{name}/{rank}" for rank in range(self._ranks.world)]
-        with contextlib.suppress(RuntimeError):
-            self._store.wait(keys, timedelta(seconds=seconds))
-        return [json.loads(self._store.get(key)) if self._store.check([key]) else None for key in keys]
+        place = self._ranks.rank, self._ranks.world
+        return [own] if self._store is None else exchanged(self._store, f"{_KEY}/{name}", place, own, seconds)
 
     def _result(self, number: int, step: Step, kind: str, before: Sequence[ProbeResult]) -> ProbeResult:
         """Run a step on all ranks, unless it must not run, and write its result to the run file."""

@@ -58,14 +58,6 @@ def configuration(ranks: int) -> Request:
     return Request(ranks=ranks, experts=experts, topk=min(8, experts), hidden=7168, batch=32, quant_mode=2)
 
 
-def about(request: Request) -> str:
-    """Return the configuration as text: ranks, tokens, sizes and row types."""
-    return (
-        f"{request.ranks} ranks, {request.batch} tokens each, H {request.hidden}, K {request.topk}, "
-        f"E {request.experts}, int8 rows in dispatch, bf16 rows in combine, contract {request.contract}"
-    )
-
-
 def rounds(place: DevicePlace, request: Request, algorithm: str) -> list[Round]:
     """Run round trips; return the cycles of this rank's cores in each. Collective; needs `settings.TIMESTAMPS`."""
     generator = torch.Generator().manual_seed(place.rank)
@@ -136,7 +128,8 @@ def with_prediction(measured: Sequence[Phase], request: Request, soc: str) -> li
     """
     if request.ranks > MOST_PREDICTED:
         return list(measured)
-    asked = replace(request, soc=soc or request.soc, cores=cores_of(measured))
+    cores = max(phase.cores for phase in measured if phase.name == LAUNCH)  # all cores of a rank run it
+    asked = replace(request, soc=soc or request.soc, cores=cores)
     found: list[Phase] = []
     for algorithm in dict.fromkeys(phase.algorithm for phase in measured):
         model = predict(asked, algorithm=algorithm)
@@ -146,21 +139,17 @@ def with_prediction(measured: Sequence[Phase], request: Request, soc: str) -> li
     return found
 
 
-def cores_of(measured: Sequence[Phase]) -> int:
-    """Return the number of cores of a rank: all of them run the phase `LAUNCH`."""
-    return max(phase.cores for phase in measured if phase.name == LAUNCH)
-
-
 def lines(found: Sequence[Phase], request: Request) -> list[str]:
     """Format the phases as one table per op and algorithm."""
-    text = [f"phases, us: {about(request)}"]
+    text = [
+        f"phases, us: {request.ranks} ranks, {request.batch} tokens each, H {request.hidden}, K {request.topk}, "
+        f"E {request.experts}, int8 rows in dispatch, bf16 rows in combine, contract {request.contract}"
+    ]
     for op, algorithm in dict.fromkeys((phase.op, phase.algorithm) for phase in found):
         own = [phase for phase in found if (phase.op, phase.algorithm) == (op, algorithm)]
-        rows = [[phase.name, *_numbers(phase), str(phase.cores)] for phase in own]
+        rows = []
+        for phase in own:
+            model = f"{phase.predicted:.1f}" if phase.predicted else "-"
+            rows.append([phase.name, model, f"{phase.slowest:.1f}", f"{phase.mean:.1f}", str(phase.cores)])
         text += ["", *table([[f"{op}, {algorithm}", "model", "slowest", "mean", "cores"], *rows])]
     return [*text, "", *filled(NOTE.format(ROUNDS).split())]
-
-
-def _numbers(phase: Phase) -> list[str]:
-    model = f"{phase.predicted:.1f}" if phase.predicted else "-"
-    return [model, f"{phase.slowest:.1f}", f"{phase.mean:.1f}"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -24,11 +23,10 @@ from rich.console import Console
 from ascend_moe import bench
 from ascend_moe.bench import RankFailed, bounds, cases, rank, report
 from ascend_moe.bench.cases import Case, matrix
-from ascend_moe.bench.methods import LIMIT, METHODS, arrived
+from ascend_moe.bench.methods import LIMIT, METHODS, arrived, native_call, pointers
 from ascend_moe.bench.rank import CaseMarks, Job
 from ascend_moe.bench.results import SCHEMA, CaseResult, Run, evaluate
-from ascend_moe.native.library import lib
-from ascend_moe.plan import Request, plan
+from ascend_moe.plan import plan
 
 TINY = Case("tiny", world=2, batch=4, hidden=64, topk=2, experts=8)
 
@@ -106,9 +104,7 @@ def test_the_windows_are_large_enough_for_each_algorithm(algorithm: str) -> None
     """For the most tokens that a sweep has, too: by window 512 tokens need 1 MiB more than by direct."""
     longest = matrix(["deepseek-v3"], [2], [8], sweep="tokens")[-1]
     for case in (longest, replace(longest, quant_mode=2), replace(longest, dtype="fp32"), TINY):
-        sizes = {name: getattr(case, name) for name in ("experts", "topk", "hidden", "batch", "dtype")}
-        mib = bench.window_mib(case)
-        found = plan(Request(2, **sizes, quant_mode=case.quant_mode, comm_alg=algorithm, window_mib=mib))
+        found = plan(replace(case.request, comm_alg=algorithm, window_mib=bench.window_mib(case)))
         assert found.ok and found.fit is not None, case
         assert set(found.fit.algorithms.values()) == {algorithm}, case
 
@@ -207,20 +203,13 @@ def test_the_check_passes_what_is_fast_enough_and_only_that() -> None:
 # ---- the machine's limits: copies by three methods, the weighted sum bit for bit ----
 
 
-def addresses(tensor: torch.Tensor, rows: list[int | None]) -> ctypes.Array[ctypes.c_void_p]:
-    step = tensor.stride(0) * tensor.element_size()
-    places = [None if row is None else tensor.data_ptr() + row * step for row in rows]
-    return (ctypes.c_void_p * len(rows))(*places)
-
-
 @pytest.mark.parametrize("method", [0, 1, 2])
 def test_rows_are_copied(method: int) -> None:
-    order: list[int | None] = [3, 3, 0, 4, 1, 2, 0]
+    order = torch.tensor([3, 3, 0, 4, 1, 2, 0])
     for row_bytes in (64, 14336, 200, 400_000):
         source = torch.randint(0, 256, (5, row_bytes), dtype=torch.uint8)
         target = torch.zeros(len(order) + 1, row_bytes, dtype=torch.uint8)
-        rows = addresses(source, order)
-        assert lib().am_bench_copy_rows(target.data_ptr(), rows, len(order), row_bytes, method) == 0
+        native_call("am_bench_copy_rows", target, pointers(source, order), len(order), row_bytes, method)()
         assert torch.equal(target[:-1], source[order]) and not target[-1].any()
 
 

@@ -20,7 +20,6 @@ from rank_processes import Ranks, values
 
 import ascend_moe
 from ascend_moe._text import write_whole
-from ascend_moe.cli import trace as trace_command
 from ascend_moe.errors import ArgumentError, AscendMoeError, CommTimeout
 from ascend_moe.ops import callbacks
 from ascend_moe.predict import roundtrip
@@ -121,7 +120,7 @@ def test_recording_changes_no_results_and_ends_with_its_block() -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, traced, strict=True))
     assert empty.timeline.events == []
     assert len(recording.timeline.events) == 10 and recording.timeline.dropped > 100
-    assert any("events were dropped" in line for line in trace_command.text(recording.timeline))
+    assert any("events were dropped" in line for line in roundtrip.text(recording.timeline))
 
 
 def test_a_wait_that_nobody_ends_is_tied_to_no_store(monkeypatch: pytest.MonkeyPatch) -> None:

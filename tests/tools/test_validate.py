@@ -23,7 +23,6 @@ import torch
 from planted_faults import Planted
 
 import ascend_moe
-import ascendc_twin
 from ascend_moe import cli, errors, settings, validate
 from ascend_moe.cli import validate as validate_cli
 from ascend_moe.native import library
@@ -409,12 +408,14 @@ def test_servers_probe_compares_host_names(ranks_per_server: int, hosts: str, st
 
 def test_store_probe_stays_on_its_server() -> None:
     """With 5 ranks on servers of 2: nothing is stored to, or read from, a rank of another server."""
-    made: list[ascendc_twin.Windows] = []
-    found = PROBES["peer store and read"].on(Twin(world=5, layout="a2", ranks_per_server=2, corrupt=made.append))
+    device = Twin(world=5, layout="a2", ranks_per_server=2)
+    windows = device._windows()
+    device._windows = lambda: windows  # type: ignore[method-assign]
+    found = PROBES["peer store and read"].on(device)
     assert found.status == PASS and "ASCEND_MOE_INTRA_NODE_STORES=1" in found.detail, found
     share = 16 * 1024 + 3 * 512  # of a source, as the probe lays them out
     for owner in range(5):
-        data = made[0].data(owner)
+        data = windows.data(owner)
         stored = {source for source in range(5) if data[source * share : (source + 1) * share].any()}
         assert stored == {source for source in range(5) if source // 2 == owner // 2}
 
