@@ -94,8 +94,8 @@ def test_the_page_lists_the_pairs() -> None:
 # ---- which SoC
 
 
-def vllm_ascend(folder: Path, build_info: str) -> dict[str, str]:
-    """The environment of a command whose Python has a vllm-ascend with this build information, and a pair."""
+def vllm_ascend(folder: Path, build_info: str) -> str:
+    """The path of a Python that has a vllm-ascend with this build information, and a pair."""
     package = folder / "vllm_ascend"
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('it must not be imported')")
@@ -104,7 +104,7 @@ def vllm_ascend(folder: Path, build_info: str) -> dict[str, str]:
         info = folder / f"{name}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    return {"PYTHONPATH": str(folder)}
+    return str(folder)
 
 
 def soc_of(monkeypatch: pytest.MonkeyPatch, *options: str) -> str:
@@ -131,23 +131,20 @@ BUILDS = {
 def test_the_soc_is_what_vllm_ascend_was_built_for(
     build: str, soc: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name, value in vllm_ascend(tmp_path, build).items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", vllm_ascend(tmp_path, build))
     assert soc_of(monkeypatch) == soc
 
 
 def test_a_programs_own_environment_asks_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(launch, "library_folder", Path)
     assert ascend_vnpu.environment()["ASCEND_MOE_VNPU_SOC"] == "Ascend910_9391"
-    vllm_ascend(tmp_path, "__device_type__ = 'A2'")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(vllm_ascend(tmp_path, "__device_type__ = 'A2'"))
     assert ascend_vnpu.environment()["ASCEND_MOE_VNPU_SOC"] == "Ascend910B3"
     assert ascend_vnpu.environment("Ascend910_9382")["ASCEND_MOE_VNPU_SOC"] == "Ascend910_9382"
 
 
 def test_another_series_than_vllm_ascends_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, value in vllm_ascend(tmp_path, "__device_type__ = 'A2'").items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", vllm_ascend(tmp_path, "__device_type__ = 'A2'"))
     line = said(monkeypatch, "--soc", "Ascend910_9391", "--", sys.executable, "x.py")
     assert "vllm-ascend 0.23.0" in line and "built for A2" in line and "Ascend910_9391 is A3" in line
     assert "--soc Ascend910B3, or --no-verify" in line
@@ -157,8 +154,7 @@ def test_another_series_than_vllm_ascends_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_a_series_that_no_virtual_device_has_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, value in vllm_ascend(tmp_path, "__device_type__ = '_310P'").items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", vllm_ascend(tmp_path, "__device_type__ = '_310P'"))
     line = said(monkeypatch, "--", sys.executable, "x.py")
     assert "built for _310P" in line and "no virtual device is one: pass --soc Ascend910_9391 and --no-verify" in line
     assert soc_of(monkeypatch, "--no-verify") == "Ascend910_9391"
