@@ -96,14 +96,8 @@ void World::Push(CoreState& core, Queued kind, Pipe to, uint32_t flag, uint32_t 
     static constexpr const char* kNames[] = {"", "SetFlag", "WaitFlag", "PipeBarrier"};
     const uint32_t pipe = static_cast<uint32_t>(to);
     PipeQueue& queue = core.pipes[pipe];
-    queue.ops.push_back({kind,
-                         sites_.last(),
-                         IssueClock(core),
-                         flag,
-                         turn,
-                         nullptr,
-                         nullptr,
-                         {kNames[static_cast<int>(kind)], to, loc, freed, {}}});
+    const Instruction token{kNames[static_cast<int>(kind)], to, loc, freed, {}};
+    queue.ops.push_back({kind, sites_.last(), IssueClock(core), flag, turn, nullptr, nullptr, token});
     if (queue.ops.size() - queue.head == 1) RunHead(core, pipe, false);
 }
 

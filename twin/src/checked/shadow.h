@@ -146,7 +146,7 @@ public:
         bool uninitialised = false;
     };
 
-    Shadow(Sites& sites, ClockPool& clocks) : sites_(sites), clocks_(clocks) {}
+    explicit Shadow(Sites& sites) : sites_(sites) {}
     void Reset(bool relaxed_scalar_reads);
 
     // Checks and records one contiguous access; `blocks` is the block that holds the first byte, `lead` the
@@ -175,7 +175,6 @@ private:
     Cell* Split(Block& block);
 
     Sites& sites_;
-    ClockPool& clocks_;
     bool relaxed_ = false;
     std::vector<Cell> cells_;  // 32 a split block; index 0 is unused
     std::vector<uint32_t> free_splits_;

@@ -2,10 +2,7 @@
 
 #include "world.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <new>
 
 namespace twin {
 
@@ -13,27 +10,24 @@ namespace {
 constexpr int64_t kJumpCycles = 50'000'000;  // one second
 constexpr uint32_t kMaxIdleRounds = 5000;
 constexpr uint32_t kSuspectedRounds = 64;
-
-World& WorldOf(const CoreState& core) { return *core.world; }
-CoreState& Here() { return *g_current_core->checked; }
 }  // namespace
 
 // ---- what the API headers call ----
 
 namespace checked {
-void* Reserve(Core& core, size_t bytes) { return WorldOf(*core.checked).Reserve(*core.checked, bytes); }
-void Enqueue(Core&, const Instruction& instruction, void (*run)(void*), void* effect) {
+void* Reserve(size_t bytes) { return World::Running().Reserve(World::Here(), bytes); }
+void Enqueue(const Instruction& instruction, void (*run)(void*), void* effect) {
     World::Call(&World::Enqueue, instruction, run, effect);
 }
-void CheckScalar(Core&, const Instruction& instruction) { World::Call(&World::CheckScalar, instruction); }
-void LoadCached(Core&, const void* from, uint32_t bytes, void* value, const GmRange& range, const Loc& loc) {
+void CheckScalar(const Instruction& instruction) { World::Call(&World::CheckScalar, instruction); }
+void LoadCached(const void* from, uint32_t bytes, void* value, const GmRange& range, const Loc& loc) {
     World::Call(&World::LoadCached, reinterpret_cast<uintptr_t>(from), bytes, value, range, loc);
 }
-void StoreCached(Core&, void* to, uint32_t bytes, const void* value, const GmRange& range, const Loc& loc) {
+void StoreCached(void* to, uint32_t bytes, const void* value, const GmRange& range, const Loc& loc) {
     World::Call(&World::StoreCached, reinterpret_cast<uintptr_t>(to), bytes, value, range, loc);
 }
-uint32_t ScalarClock(Core& core) { return WorldOf(*core.checked).ScalarClock(*core.checked); }
-void AddAgent(Core&, CopyQueues* queues) { World::Call(&World::AddAgent, queues); }
+uint32_t ScalarClock() { return World::Running().ScalarClock(World::Here()); }
+void AddAgent(CopyQueues* queues) { World::Call(&World::AddAgent, queues); }
 }  // namespace checked
 
 void FlagSet(uint32_t flag, Pipe from, const Loc& loc) { World::Call(&World::FlagSet, flag, from, loc); }
@@ -41,28 +35,28 @@ void FlagWait(uint32_t flag, Pipe to, const Loc& loc) { World::Call(&World::Flag
 void Barrier(Pipe pipe, const Loc& loc) { World::Call(&World::Barrier, pipe, loc); }
 void CompletePipe(Pipe pipe) { World::Call(&World::ForcePipe, static_cast<uint32_t>(pipe)); }
 void UbCarved(uint32_t begin, uint32_t bytes) { World::Call(&World::Carved, begin, bytes); }
-void UbExposed() { Here().ub_high = kUbBytes; }
+void UbExposed() { World::Here().ub_high = kUbBytes; }
 void UbPointed() {
     UbExposed();
-    Shadow::Fill(Here().ub_blocks.data(), 0, kUbBytes, true);
+    Shadow::Fill(World::Here().ub_blocks.data(), 0, kUbBytes, true);
 }
 void UbReleased() { World::Call(&World::Released); }
 void CleanLines(uintptr_t address, bool all, const Loc& loc) { World::Call(&World::CleanLines, address, all, loc); }
 void SyncAllCores(const Loc& loc) { World::Call(&World::SyncAll, loc); }
 void PollYield(const Loc& loc) { World::Call(&World::Poll, loc, false); }
-uint32_t PollSleeps() { return WorldOf(Here()).polls(); }
+uint32_t PollSleeps() { return World::Running().polls(); }
 void SuspectedPoll(const Loc& loc) { World::Call(&World::Poll, loc, true); }
 void Yield(const Loc& loc, bool idle) { World::Call(&World::Yield, loc, idle); }
-int64_t SystemCycle() { return WorldOf(Here()).cycles(); }
+int64_t SystemCycle() { return World::Running().cycles(); }
 void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc) { World::Call(&World::CrossSet, mode, pipe, id, loc); }
 void CrossCoreWait(int id, const Loc& loc) { World::Call(&World::CrossWait, id, loc); }
 
 // ---- a run ----
 
-World::World() : shadow_(sites_, clocks_) {}
+World::World() : shadow_(sites_) {}
 
 World::~World() {
-    for (const auto& core : cores_) munmap(core->ub, kUbBytes);
+    for (const auto& core : cores_) UnmapUb(core->ub, 1);
 }
 
 void World::Prepare(std::vector<RankProgram>& programs, const RunOptions& options) {
@@ -93,11 +87,7 @@ void World::Prepare(std::vector<RankProgram>& programs, const RunOptions& option
     }
     while (cores_.size() < core_count_) {
         auto core = std::make_unique<CoreState>();
-        core->world = this;
-        void* mapped =
-            mmap(nullptr, kUbBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (mapped == MAP_FAILED) throw std::bad_alloc();
-        core->ub = static_cast<uint8_t*>(mapped);
+        core->ub = MapUb(1);
         core->ub_blocks.resize(kUbBytes / kBlockBytes);
         cores_.push_back(std::move(core));
     }
@@ -140,13 +130,7 @@ void World::StartStep(RankState& rank) {
     for (uint32_t i = 0; i < rank.cores; ++i) {
         CoreState& core = *cores_[rank.first + i];
         core.rank = &rank;
-        core.core = Core();
-        core.core.index = i;
-        core.core.rank = rank.program->rank;
-        core.core.ub = core.ub;
-        core.core.launch = &rank.launch;
-        core.core.checked = &core;
-        if (rank.step->spec.watch_polls) core.core.watch = std::make_unique<PollWatch>();
+        StartFiber(core, i, rank.program->rank, core.ub, rank.launch);
         for (uint32_t b = 0; b < core.ub_high / kBlockBytes; ++b) core.ub_blocks[b] = Block();
         core.ub_high = rank.step->spec.lists_all ? kUbBytes : 0;  // then writes may pass what is carved
         for (uint32_t p = 0; p < kPipes; ++p) {
@@ -176,8 +160,6 @@ void World::StartStep(RankState& rank) {
         core.suspected = false;
         core.fruitless = 0;
         core.idle_since = std::chrono::steady_clock::time_point::max();
-        StartFiber(core);
-        core.status = CoreStatus::kReady;
         if (options_.trace) Trace(core, "begin", nullptr, 0, 0, 0);
     }
 }

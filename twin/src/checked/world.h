@@ -16,8 +16,6 @@
 
 namespace twin {
 
-class World;
-
 namespace checked {
 
 // ---- one core ----
@@ -89,15 +87,9 @@ struct Suspected {
 
 struct RankState;
 
-struct CoreState {
-    Core core;
-    Fiber fiber;
-    void* host = nullptr;  // whose fiber it is
-    World* world = nullptr;
+struct CoreState : FiberCore {
     uint32_t global = 0;  // index over all ranks
     RankState* rank = nullptr;
-    CoreStatus status = CoreStatus::kDone;
-    bool started = false;
     bool woken = false;      // polling: bytes that it looked at have landed
     bool suspected = false;  // its poll was noticed, not declared
     uint32_t fruitless = 0;  // suspected polls since anything landed
@@ -147,7 +139,7 @@ struct RankState {
 
 using namespace checked;
 
-class World : FiberHost<World, CoreState> {
+class World : public FiberHost<World, CoreState> {
 public:
     World();
     ~World();
@@ -157,12 +149,7 @@ public:
         shadow_.ForEachPage(visit);
     }
 
-    // ---- called from fibers, by Call: a method for the running core, unless that core is being unwound ----
-    template <class... P, class... A>
-    static void Call(void (World::*method)(CoreState&, P...), A&&... arguments) {
-        CoreState& core = *g_current_core->checked;
-        if (!core.world->unwinding_) (core.world->*method)(core, arguments...);
-    }
+    // ---- called from fibers, by Call ----
     void Enqueue(CoreState& core, const Instruction& instruction, void (*run)(void*), void* effect);
     void* Reserve(CoreState& core, size_t bytes);
     void CheckScalar(CoreState& core, const Instruction& instruction);

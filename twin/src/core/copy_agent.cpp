@@ -82,8 +82,8 @@ std::unique_ptr<CopyAgent> MakeCopyAgent() { return std::make_unique<ThreadAgent
 namespace twin {
 
 namespace checked {
-uint32_t ScalarClock(Core& core);
-void AddAgent(Core& core, CopyQueues* queues);
+uint32_t ScalarClock();
+void AddAgent(CopyQueues* queues);
 }  // namespace checked
 
 namespace {
@@ -92,10 +92,10 @@ namespace {
 class ScheduledAgent final : public CopyAgent {
 public:
     uint32_t Post(std::vector<CopyItem> items, const Loc&) override {
-        const uint32_t clock = checked::ScalarClock(current_core());  // until the end of the run
+        const uint32_t clock = checked::ScalarClock();  // until the end of the run
         for (CopyItem& item : items) item.clock = clock;
         const uint32_t task = queues_.Add(std::move(items));
-        checked::AddAgent(current_core(), &queues_);
+        checked::AddAgent(&queues_);
         return task;
     }
     uint32_t Finished() override { return queues_.Finished(); }

@@ -61,17 +61,44 @@ private:
 #endif
 };
 
+// A core and the fiber that runs its kernel.
+struct FiberCore {
+    Core core;
+    Fiber fiber;
+    void* host = nullptr;  // whose fiber it is
+    CoreStatus status = CoreStatus::kDone;
+    bool started = false;
+};
+
 // Enters a fiber, parks it and, after a failure, unwinds it. The engines derive from this class.
 // `World` may have BeginKernel(CoreState&) and EndKernel(CoreState&), around a kernel; they may throw.
-// `CoreState` has core, fiber, host, started and status.
+// `CoreState` is a FiberCore.
 template <typename World, typename CoreState>
 class FiberHost {
+public:
+    // From a fiber: the state of its core, and the engine that runs it.
+    static CoreState& Here() { return *static_cast<CoreState*>(g_current_core->fiber_state); }
+    static World& Running() { return static_cast<World&>(*static_cast<FiberHost*>(Here().host)); }
+    // Calls a method for the running core, unless that core is being unwound.
+    template <class... P, class... A>
+    static void Call(void (World::*method)(CoreState&, P...), A&&... arguments) {
+        if (!Running().unwinding_) (Running().*method)(Here(), arguments...);
+    }
+
 protected:
-    void StartFiber(CoreState& core) {
-        core.started = false;
-        core.host = this;
+    // The core begins the kernel of a launch when it is resumed.
+    void StartFiber(CoreState& core, uint32_t index, int rank, uint8_t* ub, LaunchState& launch) {
+        core.core = Core();
+        core.core.index = index;
+        core.core.rank = rank;
+        core.core.ub = ub;
+        core.core.launch = &launch;
+        if (launch.spec->watch_polls) core.core.watch = std::make_unique<PollWatch>();
         core.core.abandon = &FiberHost::Abandon;
         core.core.fiber_state = &core;
+        core.started = false;
+        core.host = this;
+        core.status = CoreStatus::kReady;
         core.fiber.Prepare(&FiberHost::Enter, &core);
     }
     void Resume(CoreState& core) {

@@ -1,5 +1,6 @@
 // What all engines share: the current core, the texts of findings, doorbells, GM ranges by address.
 #include <linux/futex.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <new>
 #include <string>
 
 #include "runtime.h"
@@ -195,6 +197,14 @@ const GmRange& GmMap::Find(uintptr_t address, uint64_t bytes, const Loc& loc) co
           "GM address is in no tensor or window; the nearest below is \"%s\", which ends %llu bytes before", range.name,
           static_cast<unsigned long long>(address - range.end));
 }
+
+uint8_t* MapUb(size_t cores) {
+    void* const mapped =
+        mmap(nullptr, cores * kUbBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) throw std::bad_alloc();
+    return static_cast<uint8_t*>(mapped);
+}
+void UnmapUb(uint8_t* ub, size_t cores) { munmap(ub, cores * kUbBytes); }
 
 void CheckCleanExit(const Core& core) {
     const Loc here{"end of kernel", 0};

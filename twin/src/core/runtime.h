@@ -95,6 +95,10 @@ enum class CoreStatus : uint8_t { kDone, kReady, kFlag, kDrain, kBarrier, kPolli
 
 void CheckCleanExit(const Core& core);
 
+// UB of some cores: zeroed memory, of which only touched pages are allocated.
+uint8_t* MapUb(size_t cores);
+void UnmapUb(uint8_t* ub, size_t cores);
+
 // ---- faults, in the words of all engines ----
 
 // "x.h:120".

@@ -5,7 +5,6 @@
 
 #include <linux/futex.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,7 +14,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 #include <string>
 
 #include "twin/engine/atomic_store.h"
@@ -84,14 +82,8 @@ void CrossCoreSet(int mode, Pipe, int id, const Loc& loc) {
 void CrossCoreWait(int id, const Loc& loc) { g_current_core->scheduler->CrossWait(id, loc); }
 int64_t SystemCycle() { return NowNanos() / kNanosPerCycle; }
 
-Scheduler::Scheduler(Device& device) : device_(device), forwards_(MayForward()) {
-    void* mapped = mmap(nullptr, static_cast<size_t>(kMaxCores) * kUbBytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped == MAP_FAILED) throw std::bad_alloc();
-    ub_ = static_cast<uint8_t*>(mapped);
-}
-
-Scheduler::~Scheduler() { munmap(ub_, static_cast<size_t>(kMaxCores) * kUbBytes); }
+Scheduler::Scheduler(Device& device) : device_(device), ub_(MapUb(kMaxCores)), forwards_(MayForward()) {}
+Scheduler::~Scheduler() { UnmapUb(ub_, kMaxCores); }
 
 void Scheduler::BeginKernel(FastCore& slot) {
     if (slot.core.recorder != nullptr) slot.core.recorder->CoreBegins(slot.core);
@@ -189,19 +181,12 @@ void Scheduler::Run(const LaunchSpec& spec, const std::function<void()>& kernel)
     while (slots_.size() < spec.block_dim) slots_.push_back(std::make_unique<FastCore>());
     for (uint32_t i = 0; i < spec.block_dim; ++i) {
         FastCore& slot = *slots_[i];
-        slot.core = Core();
-        slot.core.index = i;
-        slot.core.rank = device_.rank();
-        slot.core.ub = ub_ + static_cast<size_t>(i) * kUbBytes;
-        slot.core.launch = &launch_;
+        StartFiber(slot, i, device_.rank(), ub_ + static_cast<size_t>(i) * kUbBytes, launch_);
         slot.core.scheduler = this;
         slot.core.recorder = recorder.get();
         slot.core.forward.enabled = forward;
         slot.core.stores = &stores_;
-        if (spec.watch_polls) slot.core.watch = std::make_unique<PollWatch>();
-        slot.status = CoreStatus::kReady;
         slot.repeats = false;
-        StartFiber(slot);
     }
     RunFibers(slots_, [&] { Loop(); });
     StreamFence();

@@ -51,12 +51,7 @@ private:
     std::vector<CoreNotes> notes_;
 };
 
-struct FastCore {
-    Core core;
-    Fiber fiber;
-    void* host = nullptr;  // whose fiber it is
-    CoreStatus status = CoreStatus::kDone;
-    bool started = false;
+struct FastCore : FiberCore {
     bool repeats = false;  // it gave way while reading again what it has read
 };
 
@@ -88,7 +83,7 @@ private:
     void Block(CoreStatus status, const Loc& loc);
 
     Device& device_;
-    uint8_t* ub_ = nullptr;
+    uint8_t* const ub_;
     std::vector<std::unique_ptr<FastCore>> slots_;
     LaunchState launch_;
     RowStores stores_;

@@ -214,7 +214,6 @@ bool World::MayBeFlag(CoreState& core, const GmRange& range, bool store) const {
 }
 
 void World::OrderScalarAccess(CoreState& core, const GmRange& range, const Access& access, bool store) {
-    if (unwinding_) return;
     Mark(core);
     const uint32_t owner = range.owner >= 0 ? static_cast<uint32_t>(range.owner) : core.rank->index;
     const bool undeclared = core.core.watch != nullptr;
@@ -234,14 +233,12 @@ void World::OrderScalarAccess(CoreState& core, const GmRange& range, const Acces
 // ---- flags ----
 
 void World::FlagSet(CoreState& core, uint32_t flag, Pipe from) {
-    if (unwinding_) return;
     Mark(core);
     Wait(core, core.now + costs_.flag_ns, Cause::kScalar);
     core.flag[flag] = std::max(core.now, from == Pipe::kS ? 0 : core.pipes[Index(from)].done);
     core.flag_from[flag] = from;
 }
 void World::FlagWait(CoreState& core, uint32_t flag, Pipe to) {
-    if (unwinding_) return;
     Mark(core);
     Wait(core, core.now + costs_.flag_ns, Cause::kScalar);
     const double at = core.flag[flag] + costs_.flag_latency_ns;
@@ -254,7 +251,6 @@ void World::FlagWait(CoreState& core, uint32_t flag, Pipe to) {
     }
 }
 void World::Barrier(CoreState& core, Pipe pipe) {
-    if (unwinding_) return;
     Mark(core);
     Wait(core, core.now + costs_.flag_ns, Cause::kScalar);
     if (pipe != Pipe::kAll) {
@@ -275,32 +271,33 @@ void World::SeeLanded(CoreState& core) {
 
 // ---- status ----
 
+// A store of the core to a rank's GM, under way until it is visible there.
+World::Pending& World::Send(CoreState& core, double visible, uintptr_t to, uint32_t rank) {
+    const auto pending =
+        std::make_shared<Pending>(Pending{visible, ++stores_, to, rank, ++flows_, std::make_shared<Path>(core.path)});
+    pending_.push(pending);
+    ++result_.status_stores;
+    return *pending;
+}
+
 // A store that other cores poll: its bytes are read now and become visible when they land.
 uint64_t World::Defer(CoreState& core, const Instruction& instruction, const Copy& copy) {
     const Access& to = instruction.write;
     const Access& from = instruction.reads[0];
     const double visible = copy.arrived + costs_.visible_ns;
     // What a kernel knows to be complete is there, whatever it takes for a flag.
-    Pending* pending = new Pending{core.core.watch != nullptr ? std::min(visible, copy.end) : visible,
-                                   ++stores_,
-                                   to.begin,
-                                   copy.owner,
-                                   to.count > 1 ? to.stride : to.bytes,
-                                   to.bytes,
-                                   {},
-                                   {},
-                                   ++flows_,
-                                   std::make_shared<Path>(core.path),
-                                   instruction.atomic ? core.core.atomic_op : uint8_t{0},
-                                   core.core.atomic_type};
+    const double seen = core.core.watch != nullptr ? std::min(visible, copy.end) : visible;
+    Pending& pending = Send(core, seen, to.begin, copy.owner);
+    pending.stride = to.count > 1 ? to.stride : to.bytes;
+    pending.piece = to.bytes;
+    pending.atomic_op = instruction.atomic ? core.core.atomic_op : uint8_t{0};
+    pending.atomic_type = core.core.atomic_type;
     for (uint32_t i = 0; i < to.count; ++i) {
         const uint8_t* piece = reinterpret_cast<const uint8_t*>(from.begin + i * from.stride);
-        pending->bytes.insert(pending->bytes.end(), piece, piece + to.bytes);
+        pending.bytes.insert(pending.bytes.end(), piece, piece + to.bytes);
     }
-    pending->path->ns[core.phase_number][static_cast<uint32_t>(Cause::kStatus)] += pending->visible - core.now;
-    pending_.push(pending);
-    ++result_.status_stores;
-    return pending->flow;
+    pending.path->ns[core.phase_number][static_cast<uint32_t>(Cause::kStatus)] += seen - core.now;
+    return pending.flow;
 }
 
 // A BatchWrite item: its rows, and the status message at its end.
@@ -310,24 +307,15 @@ double World::Post(CoreState& core, const CopyItem& item, double& free) {
     const double begin = std::max(core.now, free);
     free = begin + costs_.post_ns;
     const double end = fabric_->CarryByNic(core.rank->index, item.peer, free, static_cast<double>(item.bytes));
-    Pending* pending = new Pending{end + costs_.nic_latency_ns + costs_.visible_ns,
-                                   ++stores_,
-                                   item.to,
-                                   item.peer,
-                                   item.bytes,
-                                   item.bytes,
-                                   {},
-                                   item,
-                                   ++flows_,
-                                   std::make_shared<Path>(core.path)};
-    double* const spent = pending->path->ns[core.phase_number];
+    Pending& pending = Send(core, end + costs_.nic_latency_ns + costs_.visible_ns, item.to, item.peer);
+    pending.stride = pending.piece = item.bytes;
+    pending.item = item;
+    double* const spent = pending.path->ns[core.phase_number];
     spent[static_cast<uint32_t>(Cause::kPost)] += free - core.now;
-    spent[static_cast<uint32_t>(Cause::kStatus)] += pending->visible - free;
-    pending_.push(pending);
-    ++result_.status_stores;
-    Trace(core, Pipe::kMte3, "BatchWrite", begin, pending->visible, item.bytes, static_cast<int>(item.peer),
-          pending->flow);
-    return pending->visible;
+    spent[static_cast<uint32_t>(Cause::kStatus)] += pending.visible - free;
+    Trace(core, Pipe::kMte3, "BatchWrite", begin, pending.visible, item.bytes, static_cast<int>(item.peer),
+          pending.flow);
+    return pending.visible;
 }
 
 void World::LandItem(const CopyItem& item) {
@@ -339,7 +327,7 @@ void World::LandItem(const CopyItem& item) {
 
 void World::Land(double until) {
     while (!pending_.empty() && pending_.top()->visible <= until) {
-        const std::unique_ptr<Pending> first(pending_.top());
+        const std::shared_ptr<Pending> first = pending_.top();
         pending_.pop();
         if (first->bytes.empty()) LandItem(first->item);
         LandBytes(*first);
@@ -417,7 +405,6 @@ void World::Look(CoreState& core, const Access& access, double at) {
 // All looks since the last call were in vain. They may be at several places, and the first may have missed
 // what landed after it.
 void World::Poll(CoreState& core, const Loc& loc) {
-    if (unwinding_) return;
     Mark(core);
     ++result_.looks;
     core.polled = true;
@@ -430,7 +417,6 @@ void World::Poll(CoreState& core, const Loc& loc) {
 }
 
 void World::Idle(CoreState& core, const Loc& loc) {
-    if (unwinding_) return;
     core.core.blocked_at = loc;
     if (core.now > options_.limit_ns) {
         FailHanging("still polling at the limit of modelled time");
@@ -461,28 +447,25 @@ void World::Trace(CoreState& core, Pipe pipe, const char* name, double start, do
 }
 
 // ---- the server beside the cores that executes Hccl::BatchWrite ----
-
-World& WorldOf(const CoreState& core);
-
 }  // namespace twin::timed
 
 namespace twin {
 
 namespace {
 
+using Engine = timed::World;
+
 class TimedAgent final : public CopyAgent {
 public:
     uint32_t Post(std::vector<CopyItem> items, const Loc&) override {
-        timed::CoreState& core = static_cast<timed::CoreState&>(*current_core().timed);
-        double end = core.now;
-        for (const CopyItem& item : items) end = std::max(end, timed::WorldOf(core).Post(core, item, free_));
+        double end = Engine::Here().now;
+        for (const CopyItem& item : items) end = std::max(end, Engine::Running().Post(Engine::Here(), item, free_));
         ends_.push_back(ends_.empty() ? end : std::max(end, ends_.back()));
         return static_cast<uint32_t>(ends_.size());
     }
     uint32_t Finished() override {
-        timed::CoreState& core = static_cast<timed::CoreState&>(*current_core().timed);
-        timed::WorldOf(core).Ask(core);
-        const double now = current_core().timed->now;
+        Engine::Call(&Engine::Ask);
+        const double now = Engine::Here().now;
         return static_cast<uint32_t>(std::upper_bound(ends_.begin(), ends_.end(), now) - ends_.begin());
     }
     void Begin() override {

@@ -2,10 +2,7 @@
 
 #include "world.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <new>
 
 #include "../core/runtime.h"
 
@@ -13,20 +10,8 @@ namespace twin {
 
 namespace timed {
 
-namespace {
-
-CoreState& Here() { return static_cast<CoreState&>(*g_current_core->timed); }
-
-}  // namespace
-
-World& WorldOf(const CoreState& core) { return *core.rank->world; }
-
 World::~World() {
-    while (!pending_.empty()) {
-        delete pending_.top();
-        pending_.pop();
-    }
-    if (ub_ != nullptr) munmap(ub_, ub_cores_ * kUbBytes);
+    if (ub_ != nullptr) UnmapUb(ub_, ub_cores_);
 }
 
 TimedResult World::Run(std::vector<RankProgram>& programs, const Costs& costs, const TimedOptions& options) {
@@ -55,10 +40,7 @@ TimedResult World::Run(std::vector<RankProgram>& programs, const Costs& costs, c
         Loop();
         Land(1e300);  // stores that no core waited for
     });
-    while (!pending_.empty()) {
-        delete pending_.top();
-        pending_.pop();
-    }
+    pending_ = {};
     result_.failed = failure_ != nullptr;
     if (failure_) {
         result_.message = TextOf(failure_, &result_.kind);
@@ -75,7 +57,6 @@ void World::Prepare(std::vector<RankProgram>& programs) {
     for (RankProgram& program : programs) {
         ranks_.push_back(std::make_unique<RankState>());
         RankState& rank = *ranks_.back();
-        rank.world = this;
         rank.program = &program;
         rank.index = static_cast<uint32_t>(program.rank);
         rank.first = total;
@@ -85,13 +66,9 @@ void World::Prepare(std::vector<RankProgram>& programs) {
         result_.steps.emplace_back();
     }
     if (total > ub_cores_) {
-        if (ub_ != nullptr) munmap(ub_, ub_cores_ * kUbBytes);
-        void* mapped = mmap(nullptr, static_cast<size_t>(total) * kUbBytes, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        ub_ = nullptr;
-        ub_cores_ = 0;
-        if (mapped == MAP_FAILED) throw std::bad_alloc();
-        ub_ = static_cast<uint8_t*>(mapped);
+        uint8_t* const more = MapUb(total);
+        if (ub_ != nullptr) UnmapUb(ub_, ub_cores_);
+        ub_ = more;
         ub_cores_ = total;
     }
     while (cores_.size() < total) cores_.push_back(std::make_unique<CoreState>());
@@ -114,15 +91,11 @@ void World::StartStep(RankState& rank) {
     result_.steps[rank.index].push_back({start, start});
     for (uint32_t i = 0; i < rank.cores; ++i) {
         CoreState& core = *cores_[rank.first + i];
-        core.core = Core();
-        core.core.index = i;
-        core.core.rank = static_cast<int>(rank.index);
-        core.core.ub = ub_ + static_cast<size_t>(rank.first + i) * kUbBytes;
-        core.core.launch = &rank.launch;
+        uint8_t* const ub = ub_ + static_cast<size_t>(rank.first + i) * kUbBytes;
+        StartFiber(core, i, static_cast<int>(rank.index), ub, rank.launch);
         core.core.timed = &core;
         // Kernels that declare their polls name their steps as well.
         core.core.phase = spec.watch_polls ? rank.step->name : phases_[0];
-        if (spec.watch_polls) core.core.watch = std::make_unique<PollWatch>();
         core.rank = &rank;
         core.global = rank.first + i;
         for (PipeClock& clock : core.pipes) clock = PipeClock();
@@ -139,8 +112,6 @@ void World::StartStep(RankState& rank) {
         Wait(core, start + costs_.launch_ns + i * costs_.stagger_ns, Cause::kLaunch);
         if (spec.watch_polls) core.phase_began = core.now;  // its only step is the kernel
         for (PipeClock& clock : core.pipes) clock.free = clock.ready = clock.done = core.now;
-        core.status = CoreStatus::kReady;
-        StartFiber(core);
         Push(core, core.now);
     }
 }
@@ -232,7 +203,6 @@ void World::YieldUntil(CoreState& core, double time) {
 // ---- barriers ----
 
 void World::SyncAll(CoreState& core, const Loc& loc) {
-    if (unwinding_) return;
     ++core.core.sync_all_calls;
     EndWait(core);
     Barrier(core, Pipe::kAll);
@@ -263,7 +233,6 @@ void World::ReleaseBarrier(RankState& rank) {
 }
 
 void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc) {
-    if (unwinding_) return;
     RankState& rank = *core.rank;
     rank.launch.cross.Set(core.core.index, rank.cores, mode, id, loc);
     Mark(core);
@@ -284,7 +253,6 @@ void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& lo
 }
 
 void World::CrossWait(CoreState& core, int id, const Loc& loc) {
-    if (unwinding_) return;
     RankState& rank = *core.rank;
     core.cross_id = id;
     core.cross_turn = rank.launch.cross.Expect(core.core.index, id, loc);
@@ -301,39 +269,32 @@ void World::FailHanging(const char* how) {
 
 // ---- what the API headers call ----
 
-Outcome Schedule(Core& core, const Instruction& instruction) {
-    CoreState& here = static_cast<CoreState&>(*core.timed);
-    return WorldOf(here).Schedule(here, instruction);
-}
-void OrderScalarAccess(Core& core, const GmRange& range, const void* at, uint64_t bytes, bool store) {
-    CoreState& here = static_cast<CoreState&>(*core.timed);
-    WorldOf(here).OrderScalarAccess(here, range, {reinterpret_cast<uintptr_t>(at), bytes}, store);
+Outcome Schedule(const Instruction& instruction) { return World::Running().Schedule(World::Here(), instruction); }
+void OrderScalarAccess(const GmRange& range, const void* at, uint64_t bytes, bool store) {
+    World::Call(&World::OrderScalarAccess, range, Access{reinterpret_cast<uintptr_t>(at), bytes}, store);
 }
 
 }  // namespace timed
 
-using timed::Here;
-using timed::WorldOf;
+using Engine = timed::World;
 
-void FlagSet(uint32_t flag, Pipe from, const Loc&) { WorldOf(Here()).FlagSet(Here(), flag, from); }
-void FlagWait(uint32_t flag, Pipe to, const Loc&) { WorldOf(Here()).FlagWait(Here(), flag, to); }
-void Barrier(Pipe pipe, const Loc&) { WorldOf(Here()).Barrier(Here(), pipe); }
-void CompletePipe(Pipe pipe) { WorldOf(Here()).WaitPipe(Here(), pipe); }
-void SyncAllCores(const Loc& loc) { WorldOf(Here()).SyncAll(Here(), loc); }
-void PollYield(const Loc& loc) { WorldOf(Here()).Poll(Here(), loc); }
-void SuspectedPoll(const Loc& loc) { WorldOf(Here()).Poll(Here(), loc); }
+void FlagSet(uint32_t flag, Pipe from, const Loc&) { Engine::Call(&Engine::FlagSet, flag, from); }
+void FlagWait(uint32_t flag, Pipe to, const Loc&) { Engine::Call(&Engine::FlagWait, flag, to); }
+void Barrier(Pipe pipe, const Loc&) { Engine::Call(&Engine::Barrier, pipe); }
+void CompletePipe(Pipe pipe) { Engine::Call(&Engine::WaitPipe, pipe); }
+void SyncAllCores(const Loc& loc) { Engine::Call(&Engine::SyncAll, loc); }
+void PollYield(const Loc& loc) { Engine::Call(&Engine::Poll, loc); }
+void SuspectedPoll(const Loc& loc) { Engine::Call(&Engine::Poll, loc); }
 void Yield(const Loc& loc, bool idle) {
     if (idle) {
-        WorldOf(Here()).Idle(Here(), loc);
+        Engine::Call(&Engine::Idle, loc);
     } else {
-        WorldOf(Here()).YieldUntil(Here(), Here().now);
+        Engine::Call(&Engine::YieldUntil, Engine::Here().now);
     }
 }
-void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc) {
-    WorldOf(Here()).CrossSet(Here(), mode, pipe, id, loc);
-}
-void CrossCoreWait(int id, const Loc& loc) { WorldOf(Here()).CrossWait(Here(), id, loc); }
-int64_t SystemCycle() { return static_cast<int64_t>(Here().now / 20); }  // 50 cycles a microsecond
+void CrossCoreSet(int mode, Pipe pipe, int id, const Loc& loc) { Engine::Call(&Engine::CrossSet, mode, pipe, id, loc); }
+void CrossCoreWait(int id, const Loc& loc) { Engine::Call(&Engine::CrossWait, id, loc); }
+int64_t SystemCycle() { return static_cast<int64_t>(Engine::Here().now / 20); }  // 50 cycles a microsecond
 
 const char* CauseName(Cause cause) {
     static const char* const kNames[] = {"S", "V", "MTE2", "MTE3", "SyncAll", "status", "launch", "post"};

@@ -77,18 +77,13 @@ struct PipeClock {
 
 struct RankState;
 
-struct CoreState : Hot {
-    Core core;
-    Fiber fiber;
-    void* host = nullptr;  // whose fiber it is
+struct CoreState : Hot, FiberCore {
     RankState* rank = nullptr;
     uint32_t global = 0;
     PipeClock pipes[kPipes];
     double flag[kFlags] = {};
     Pipe flag_from[kFlags] = {};
-    double vector_ns = 0;  // in which V works
-    CoreStatus status = CoreStatus::kDone;
-    bool started = false;
+    double vector_ns = 0;         // in which V works
     const char* phase = nullptr;  // whose number is `phase_number`
     uint32_t phase_number = 0;
     double phase_began = 0;
@@ -125,10 +120,7 @@ struct VectorCost {
     double head_ns;
 };
 
-class World;
-
 struct RankState {
-    World* world = nullptr;
     RankProgram* program = nullptr;
     uint32_t index = 0;
     size_t at = 0;
@@ -145,12 +137,12 @@ struct RankState {
     std::set<uintptr_t> stored;       // begins of the tensors that a kernel with undeclared polls has stored into
 };
 
-class World : FiberHost<World, CoreState> {
+class World : public FiberHost<World, CoreState> {
 public:
     ~World();
     TimedResult Run(std::vector<RankProgram>& programs, const Costs& costs, const TimedOptions& options);
 
-    // From fibers.
+    // From fibers, those without a result by Call.
     Outcome Schedule(CoreState& core, const Instruction& instruction);
     void OrderScalarAccess(CoreState& core, const GmRange& range, const Access& access, bool store);
     void FlagSet(CoreState& core, uint32_t flag, Pipe from);
@@ -185,17 +177,17 @@ private:
         uint64_t number;
         uintptr_t to;
         uint32_t rank;  // whose GM it is
-        uint64_t stride;
-        uint64_t piece;
-        std::vector<uint8_t> bytes;  // taken at the store; empty: `item` is copied as it lands
-        CopyItem item;
         uint64_t flow;
         std::shared_ptr<Path> path;
+        uint64_t stride = 0;
+        uint64_t piece = 0;
+        std::vector<uint8_t> bytes = {};  // taken at the store; empty: `item` is copied as it lands
+        CopyItem item = {};
         uint8_t atomic_op = 0;  // 0: replaces what is there
         uint8_t atomic_type = 0;
     };
     struct Later {
-        bool operator()(const Pending* a, const Pending* b) const {
+        bool operator()(const std::shared_ptr<Pending>& a, const std::shared_ptr<Pending>& b) const {
             return a->visible != b->visible ? a->visible > b->visible : a->number > b->number;
         }
     };
@@ -236,6 +228,7 @@ private:
     void SeeLanded(CoreState& core);
     void Look(CoreState& core, const Access& access, double at);
     void EndWait(CoreState& core);
+    Pending& Send(CoreState& core, double visible, uintptr_t to, uint32_t rank);
     uint64_t Defer(CoreState& core, const Instruction& instruction, const Copy& copy);
     void Trace(CoreState& core, Pipe pipe, const char* name, double start, double end, uint64_t bytes = 0,
                int peer = -1, uint64_t flow = 0);
@@ -251,7 +244,7 @@ private:
     uint8_t* ub_ = nullptr;
     size_t ub_cores_ = 0;
     std::priority_queue<Waiting, std::vector<Waiting>, std::greater<Waiting>> waiting_;
-    std::priority_queue<Pending*, std::vector<Pending*>, Later> pending_;
+    std::priority_queue<std::shared_ptr<Pending>, std::vector<std::shared_ptr<Pending>>, Later> pending_;
     std::vector<const char*> phases_;
     uint32_t live_ranks_ = 0;
     uint64_t stores_ = 0;

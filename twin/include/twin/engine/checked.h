@@ -13,27 +13,26 @@ constexpr bool kChecked = true;
 
 namespace checked {
 // Memory for a queued effect. It lives until the effect has run.
-void* Reserve(Core& core, size_t bytes);
-void Enqueue(Core& core, const Instruction& instruction, void (*run)(void*), void* effect);
+void* Reserve(size_t bytes);
+void Enqueue(const Instruction& instruction, void (*run)(void*), void* effect);
 // An instruction of the scalar pipe: checked here, its effect follows at once.
-void CheckScalar(Core& core, const Instruction& instruction);
-void LoadCached(Core& core, const void* from, uint32_t bytes, void* value, const GmRange& range, const Loc& loc);
-void StoreCached(Core& core, void* to, uint32_t bytes, const void* value, const GmRange& range, const Loc& loc);
+void CheckScalar(const Instruction& instruction);
+void LoadCached(const void* from, uint32_t bytes, void* value, const GmRange& range, const Loc& loc);
+void StoreCached(void* to, uint32_t bytes, const void* value, const GmRange& range, const Loc& loc);
 }  // namespace checked
 
 template <class Effect>
 inline void Issue(const Instruction& instruction, Effect&& effect) {
     using Closure = typename std::decay<Effect>::type;
-    Core& core = current_core();
     if (instruction.pipe == Pipe::kS) {
-        checked::CheckScalar(core, instruction);
+        checked::CheckScalar(instruction);
         effect();
         return;
     }
-    void* memory = checked::Reserve(core, sizeof(Closure));
+    void* memory = checked::Reserve(sizeof(Closure));
     new (memory) Closure(std::forward<Effect>(effect));
     checked::Enqueue(
-        core, instruction,
+        instruction,
         [](void* closure) {
             Closure* held = static_cast<Closure*>(closure);
             (*held)();
@@ -51,12 +50,12 @@ void CleanLines(uintptr_t address, bool all, const Loc& loc);
 template <class T>
 inline T ScalarLoad(const T* from, const GmRange& range, const Loc& loc) {
     T value{};
-    checked::LoadCached(current_core(), from, sizeof(T), &value, range, loc);
+    checked::LoadCached(from, sizeof(T), &value, range, loc);
     return value;
 }
 template <class T>
 inline void ScalarStore(T* to, T value, const GmRange& range, const Loc& loc) {
-    checked::StoreCached(current_core(), to, sizeof(T), &value, range, loc);
+    checked::StoreCached(to, sizeof(T), &value, range, loc);
 }
 
 }  // namespace twin

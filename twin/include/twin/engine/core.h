@@ -122,9 +122,6 @@ class Device;
 class Scheduler;
 class Recorder;
 struct LaunchState;
-namespace checked {
-struct CoreState;
-}
 namespace timed {
 struct Hot;
 }
@@ -161,11 +158,10 @@ struct Core {
     Traffic traffic = {};
     Loc blocked_at = {"", 0};
     void (*abandon)(Core&, std::exception_ptr) = nullptr;  // ends the fiber that runs, without unwinding it
-    void* fiber_state = nullptr;                           // of `abandon`
+    void* fiber_state = nullptr;                           // what the engine knows of the core
     const char* phase = "";                                // step of the op, as the kernel named it last
     uintptr_t hccl_context[2] = {0, 0};                    // by SetHcclContext; 0: the launch's
     std::unique_ptr<PollWatch> watch;                      // null where polls are declared
-    checked::CoreState* checked = nullptr;                 // of the checked engine
     Forward forward;                                       // of the fast engine
     RowStores* stores = nullptr;                           // of the fast engine
     Recorder* recorder = nullptr;                          // of the fast engine, where a timeline is wanted

@@ -23,22 +23,21 @@ enum class Outcome : unsigned char {
     kLater  // a store of status: it becomes visible when it lands
 };
 // Moves the clocks; lets other cores run first where the order matters.
-Outcome Schedule(Core& core, const Instruction& instruction);
-void OrderScalarAccess(Core& core, const GmRange& range, const void* at, uint64_t bytes, bool store);
+Outcome Schedule(const Instruction& instruction);
+void OrderScalarAccess(const GmRange& range, const void* at, uint64_t bytes, bool store);
 
 }  // namespace timed
 
 template <class Effect>
 inline __attribute__((always_inline)) void Issue(const Instruction& instruction, Effect&& effect) {
-    Core& core = current_core();
     if (instruction.pipe == Pipe::kS) {
-        timed::Hot& hot = *core.timed;
+        timed::Hot& hot = *current_core().timed;
         hot.now += hot.scalar_ns;
         *hot.spent += hot.scalar_ns;
         effect();
         return;
     }
-    if (timed::Schedule(core, instruction) == timed::Outcome::kNow) effect();
+    if (timed::Schedule(instruction) == timed::Outcome::kNow) effect();
 }
 
 inline void UbCarved(uint32_t, uint32_t) {}
@@ -49,14 +48,14 @@ inline void UbPointed() {}
 // A scalar GM access costs a GM round trip; the data cache is not modelled.
 template <class T>
 inline T ScalarLoad(const T* from, const GmRange& range, const Loc&) {
-    timed::OrderScalarAccess(current_core(), range, from, sizeof(T), false);
+    timed::OrderScalarAccess(range, from, sizeof(T), false);
     T value{};
     __atomic_load(const_cast<T*>(from), &value, __ATOMIC_ACQUIRE);
     return value;
 }
 template <class T>
 inline void ScalarStore(T* to, T value, const GmRange& range, const Loc&) {
-    timed::OrderScalarAccess(current_core(), range, to, sizeof(T), true);
+    timed::OrderScalarAccess(range, to, sizeof(T), true);
     __atomic_store(to, &value, __ATOMIC_RELEASE);
 }
 inline void CleanLines(uintptr_t, bool, const Loc&) {}
