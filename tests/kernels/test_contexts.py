@@ -245,13 +245,17 @@ def test_a_kernel_that_stops_after_a_failure_leaves_the_first_cause(end: Bare) -
 # ---- the private ABI
 
 
-#: (ours, theirs): fields of both; "ours:theirs" where the name is another one than in snake case.
+#: (ours, theirs): fields of both; "ours:theirs" where the twin has the vendor's name, as kernels read it.
 FIELDS = {
-    ("A3Context", "h::A3Context"): "rank world windowBytes windowsIn expBytes windowsExp remoteStart",
-    ("A3Pointer", "h::A3Pointer"): "device",
+    ("A3Context", "h::A3Context"): (
+        "rank:rankId world:rankNum windowBytes:winSize windowsIn:localWindowsIn expBytes:winExpSize "
+        "windowsExp:localWindowsExp remoteStart:rWinStart"
+    ),
+    ("A3Pointer", "h::A3Pointer"): "device:nextDevicePtr",
     ("A3Remote", "h::A3Remote"): "windowsIn windowsExp",
-    ("A2Context", "h::A2Context"): "rank world windowBytes windowsIn windowsOut multiFlag data",
-    # The twin has these two with the vendor's names, as kernels read them.
+    ("A2Context", "h::A2Context"): (
+        "rank:rankId world:rankNum windowBytes:winSize windowsIn windowsOut multiFlag data"
+    ),
     ("A2Remote", "h::A2Remote"): "remoteIn:remoteInput localIn:localInput localOut:localOutput",
     ("A2Memory", "h::A2Memory"): "address:addr",
     ("BatchItem", "AscendC::detail::WriteItem"): (
@@ -281,9 +285,9 @@ def test_our_structs_lie_as_those_of_hccl(tmp_path: Path) -> None:
     text = HEAD
     for (ours, theirs), fields in FIELDS.items():
         for field, _, other in (word.partition(":") for word in fields.split()):
-            text += same(ours, field, theirs, other or re.sub("([A-Z])", r"_\1", field).lower())
+            text += same(ours, field, theirs, other or field)
     source = tmp_path / "offsets.cpp"
-    source.write_text(text + same("A2Context", "data", "h::A2Context", "rma"))  # the only wrong one
+    source.write_text(text + same("A2Context", "data", "h::A2Context", "aiRMAInfo"))  # the only wrong one
     command = ["g++", "-std=c++17", "-fsyntax-only", "-Wno-invalid-offsetof", str(source)]
     command += [f"-I{library.native_source_root() / folder}" for folder in ("op_kernel", "twin/include")]
     found = subprocess.run(command, capture_output=True, text=True).stderr

@@ -410,9 +410,7 @@ uint64_t twin_world_times(void* world, char* text, uint64_t bytes) {
     return times.size() + 1;
 }
 
-// A context blob is the twin's header, the context, and what it points at. `workspace` is memory of the
-// blob's owner; the context is at blob + twin_context_offset().
-uint64_t twin_context_offset() { return sizeof(twin::hccl::Header); }
+// See ContextBlobBytes and FillContext of hccl_context.h.
 uint64_t twin_context_bytes(uint32_t layout, uint32_t world) {
     return twin::hccl::ContextBlobBytes(static_cast<twin::hccl::Layout>(layout), world);
 }

@@ -6,7 +6,6 @@
 
 #include "kernel_operator.h"
 #include "twin/api/hccl_context.h"
-#include "twin/api/hccl_structs.h"
 #include "twin/engine/copy_agent.h"
 
 namespace AscendC {
@@ -86,26 +85,25 @@ public:
     uint32_t world() const { return header_->world; }
     twin::CopyAgent* agent() const { return header_->agent; }
     void Served() const { ++header_->served; }
-    uint64_t window_bytes() const { return a3() ? A3()->window_bytes : A2()->window_bytes; }
+    uint64_t window_bytes() const { return a3() ? A3().winSize : A2().winSize; }
     uint64_t In(uint32_t rank) const {
-        if (!a3()) return A2()->multi_flag != 0 ? A2Of(rank, true) : A2()->windows_in[rank];
-        return rank == this->rank() ? A3()->windows_in : A3Of(rank)->windows_in;
+        if (!a3()) return A2().multiFlag != 0 ? A2Of(rank, true) : A2().windowsIn[rank];
+        return rank == this->rank() ? A3().localWindowsIn : A3Of(rank).windowsIn;
     }
     uint64_t Out(uint32_t rank) const {
-        if (!a3()) return A2()->multi_flag != 0 ? A2Of(rank, false) : A2()->windows_out[rank];
-        return rank == this->rank() ? A3()->windows_out : A3Of(rank)->windows_out;
+        if (!a3()) return A2().multiFlag != 0 ? A2Of(rank, false) : A2().windowsOut[rank];
+        return rank == this->rank() ? A3().localWindowsOut : A3Of(rank).windowsOut;
     }
 
 private:
-    const twin::hccl::A3Context* A3() const { return reinterpret_cast<const twin::hccl::A3Context*>(header_ + 1); }
-    const twin::hccl::A3Remote* A3Of(uint32_t rank) const {
-        const auto* context = reinterpret_cast<const uint8_t*>(A3());
-        const auto* peers = reinterpret_cast<const twin::hccl::A3Pointer*>(context + A3()->remote_start);
-        return reinterpret_cast<const twin::hccl::A3Remote*>(peers[rank].device);
+    const twin::hccl::A3Context& A3() const { return *reinterpret_cast<const twin::hccl::A3Context*>(header_ + 1); }
+    const twin::hccl::A3Remote& A3Of(uint32_t rank) const {
+        const auto* const context = reinterpret_cast<const uint8_t*>(&A3());
+        return *reinterpret_cast<const twin::hccl::A3Pointer*>(context + A3().rWinStart)[rank].nextDevicePtr;
     }
-    const twin::hccl::A2Context* A2() const { return reinterpret_cast<const twin::hccl::A2Context*>(header_ + 1); }
+    const twin::hccl::A2Context& A2() const { return *reinterpret_cast<const twin::hccl::A2Context*>(header_ + 1); }
     uint64_t A2Of(uint32_t rank, bool in) const {
-        const auto& data = reinterpret_cast<const twin::hccl::A2Remote*>(A2()->data)[rank];
+        const twin::hccl::A2Remote& data = A2().data[rank];
         if (rank == this->rank()) return in ? data.localInput.addr : data.localOutput.addr;
         return in ? data.remoteInput.addr : data.remoteOutput.addr;
     }
