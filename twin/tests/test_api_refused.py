@@ -93,6 +93,8 @@ REFUSED = {
     "CreateVecIndex(buf.Get<float>(), 0.0f, 8, 1, 1, 8);": "CreateVecIndex",
     # other names: test_vendor_table.py has those that are refused by name
     "MicroAPI::RegTensor<float> reg;": "RegTensor: the emulator does not model it",
+    "LocalTensor<int4b_t> i;": "int4b_t: the emulator does not model it",
+    "GlobalTensor<int4b_t> i;": "int4b_t: the emulator does not model it",
     "NoSuchCall(f);": "NoSuchCall",
     # template arguments out of range
     "CrossCoreSetFlag<3, PIPE_MTE3>(0);": "modes 0, 1 and 2",

@@ -11,7 +11,8 @@ struct VendorNamesTilingData {
     uint32_t width;
 };
 static_assert(sizeof(IbVerbsData) == 120 && HCCL_MAX_RANK_NUM == 32 && HcclDataType::HCCL_DATA_TYPE_INT8 == 0);
-static_assert(Std::is_same<int, int>::value && !Std::IsSame<int, float>::value);
+static_assert(std::is_same_v<Conditional<true, int, float>::type, int> && Std::is_same<int, int>::value &&
+              !Std::IsSame<int, float>::value);
 
 constexpr CumSumConfig kColumns = {false, false, true};
 

@@ -164,24 +164,19 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
     twin::Access garbage;
     if (!around.filled && around.behind != 0)
         garbage = twin::Access{first + p.bytes, around.behind, p.count, p.ub_step};
+    const twin::Access read{reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true};
     const double began = twin::CopyBegins(core);
-    twin::IssueExact({name,
-                      twin::Pipe::kMte2,
-                      loc,
-                      written,
-                      {{reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true}},
-                      garbage},
-                     [=] {
-                         for (uint32_t i = 0; i < p.count; ++i) {
-                             uint8_t* piece = to + i * p.ub_step;
-                             if (atomic) {
-                                 twin::ReadBlocks(piece, gm + i * p.gm_step, p.bytes);
-                             } else {
-                                 memcpy(piece, gm + i * p.gm_step, p.bytes);
-                             }
-                             tail(piece);
-                         }
-                     });
+    twin::IssueExact({name, twin::Pipe::kMte2, loc, written, {read}, garbage}, [=] {
+        for (uint32_t i = 0; i < p.count; ++i) {
+            uint8_t* piece = to + i * p.ub_step;
+            if (atomic) {
+                twin::ReadBlocks(piece, gm + i * p.gm_step, p.bytes);
+            } else {
+                memcpy(piece, gm + i * p.gm_step, p.bytes);
+            }
+            tail(piece);
+        }
+    });
     twin::CopyEnds(core, began,
                    {name, twin::Pipe::kMte2, *from.range, reinterpret_cast<uintptr_t>(gm), to, p.count, p.bytes,
                     p.gm_step, p.ub_step});
@@ -223,32 +218,27 @@ inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const
         if (range.kind == twin::GmKind::kWindowState || range.atomic_blocks || range.doorbell != nullptr)
             twin::StreamFence();
     }
+    const twin::Access written{reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true};
+    const twin::Access read{reinterpret_cast<uintptr_t>(from), p.bytes, p.count, p.ub_step};
     const double began = twin::CopyBegins(core);
-    twin::IssueSourced({name,
-                        twin::Pipe::kMte3,
-                        loc,
-                        {reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true},
-                        {{reinterpret_cast<uintptr_t>(from), p.bytes, p.count, p.ub_step}},
-                        {},
-                        atomic_op != 0},
-                       [=] {
-                           for (uint32_t i = 0; i < p.count; ++i) {
-                               uint8_t* piece = gm + i * p.gm_step;
-                               const uint8_t* source = SourceOf(from + i * p.ub_step, p.bytes);
-                               if (atomic_op != 0) {
-                                   twin::AtomicUpdate<T>(atomic_op, piece, source, p.bytes);
-                               } else if (range.atomic_blocks) {
-                                   twin::PublishBlocks(piece, source, p.bytes);
-                               } else if (how == Stored::kWindowRows) {
-                                   stores->Copy(piece, source, p.bytes);
-                               } else if (how == Stored::kStreamed) {
-                                   twin::StreamCopy(piece, source, p.bytes);
-                               } else {
-                                   memcpy(piece, source, p.bytes);
-                               }
-                           }
-                           if (range.doorbell != nullptr) twin::RingDoorbell(range.doorbell);
-                       });
+    twin::IssueSourced({name, twin::Pipe::kMte3, loc, written, {read}, {}, atomic_op != 0}, [=] {
+        for (uint32_t i = 0; i < p.count; ++i) {
+            uint8_t* piece = gm + i * p.gm_step;
+            const uint8_t* source = SourceOf(from + i * p.ub_step, p.bytes);
+            if (atomic_op != 0) {
+                twin::AtomicUpdate<T>(atomic_op, piece, source, p.bytes);
+            } else if (range.atomic_blocks) {
+                twin::PublishBlocks(piece, source, p.bytes);
+            } else if (how == Stored::kWindowRows) {
+                stores->Copy(piece, source, p.bytes);
+            } else if (how == Stored::kStreamed) {
+                twin::StreamCopy(piece, source, p.bytes);
+            } else {
+                memcpy(piece, source, p.bytes);
+            }
+        }
+        if (range.doorbell != nullptr) twin::RingDoorbell(range.doorbell);
+    });
     twin::CopyEnds(core, began,
                    {name, twin::Pipe::kMte3, range, reinterpret_cast<uintptr_t>(gm), from, p.count, p.bytes, p.gm_step,
                     p.ub_step});

@@ -78,18 +78,16 @@ template <class T>
 inline void DumpTensor(const LocalTensor<T>& tensor, uint32_t desc, uint32_t dumpSize, TWIN_CALLER) {
     PipeBarrier<PIPE_ALL>(loc);
     const T* values = tensor.Span(dumpSize, loc, "DumpTensor", sizeof(T));
-    twin::Issue({"DumpTensor", twin::Pipe::kS, loc, {}, {{reinterpret_cast<uintptr_t>(values), dumpSize * sizeof(T)}}},
+    const twin::Access read{reinterpret_cast<uintptr_t>(values), dumpSize * sizeof(T)};
+    twin::Issue({"DumpTensor", twin::Pipe::kS, loc, {}, {read}},
                 [=] { detail::DumpValues("UB", values, desc, dumpSize); });
 }
 template <class T>
 inline void DumpTensor(const GlobalTensor<T>& tensor, uint32_t desc, uint32_t dumpSize, TWIN_CALLER) {
     PipeBarrier<PIPE_ALL>(loc);
     const T* values = tensor.Span(dumpSize * sizeof(T), loc, "DumpTensor").first;
-    twin::Issue({"DumpTensor",
-                 twin::Pipe::kMte2,
-                 loc,
-                 {},
-                 {{reinterpret_cast<uintptr_t>(values), dumpSize * sizeof(T), 1, 0, true}}},
+    const twin::Access read{reinterpret_cast<uintptr_t>(values), dumpSize * sizeof(T), 1, 0, true};
+    twin::Issue({"DumpTensor", twin::Pipe::kMte2, loc, {}, {read}},
                 [=] { detail::DumpValues("GM", values, desc, dumpSize); });
     PipeBarrier<PIPE_ALL>(loc);
 }

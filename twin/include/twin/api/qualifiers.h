@@ -69,6 +69,8 @@ template <class A, class B>
 struct IsSameType {
     static constexpr bool value = std::is_same<A, B>::value;
 };
+template <bool condition, class A, class B>
+using Conditional = std::conditional<condition, A, B>;
 // The element type of a tensor's type argument.
 template <class T>
 using PrimT = T;

@@ -109,7 +109,7 @@ struct Refused {
 #define TWIN_CLASSES(X) \
     X(KfcWorkspace, TWIN_WHY_CUBE) X(Load2DBitModeParam, TWIN_WHY_CUBE) X(Load3DBitModeParam, TWIN_WHY_CUBE) \
     X(SetFMatrixBitModeParams, TWIN_WHY_CUBE) X(MmadBitModeParams, TWIN_WHY_CUBE) X(Mutex, TWIN_WHY_950) \
-    X(ListTensorDesc, TWIN_WHY_SYSTEM)
+    X(ListTensorDesc, TWIN_WHY_SYSTEM) X(SliceInfo, TWIN_WHY_SYSTEM) X(int4b_t, TWIN_WHY_SYSTEM)
 #define TWIN_CLASSES_T(X) \
     X(CubeResGroupHandle, TWIN_WHY_CUBE) X(MatmulImpl, TWIN_WHY_CUBE) X(MatmulClientBase, TWIN_WHY_CUBE) \
     X(Conv3dIntf, TWIN_WHY_CUBE) X(Conv3DBpFilterIntf, TWIN_WHY_CUBE) X(Conv3DBpInputIntf, TWIN_WHY_CUBE) \

@@ -83,6 +83,20 @@ inline bool* FlagOf(HardEvent event, int32_t id, const twin::Loc& loc) {
     return &twin::current_core().flags[static_cast<int>(event)][id];
 }
 
+TWIN_HOT void SetEvent(HardEvent event, int32_t id, const twin::Loc& loc) {
+    bool* flag = FlagOf(event, id, loc);
+    TWIN_RAISE_IF(*flag, kEventMisuse, loc, "event %d of %s is set twice", id, NameOf(event));
+    *flag = true;
+    twin::FlagSet(FlagIndex(event, id), PipesOf(event).from, loc);
+}
+TWIN_HOT void WaitEvent(HardEvent event, int32_t id, const twin::Loc& loc) {
+    bool* flag = FlagOf(event, id, loc);
+    TWIN_RAISE_IF(!*flag, kEventMisuse, loc, "WaitFlag on event %d of %s that nobody has set: an NPU would hang here",
+                  id, NameOf(event));
+    *flag = false;
+    twin::FlagWait(FlagIndex(event, id), PipesOf(event).to, loc);
+}
+
 template <int64_t (*value)()>
 struct BuiltIn {
     operator int64_t() const { return value(); }
@@ -91,19 +105,11 @@ struct BuiltIn {
 
 template <HardEvent event>
 inline void SetFlag(int32_t id, TWIN_CALLER) {
-    bool* flag = detail::FlagOf(event, id, loc);
-    TWIN_RAISE_IF(*flag, kEventMisuse, loc, "event %d of %s is set twice", id, detail::NameOf(event));
-    *flag = true;
-    twin::FlagSet(detail::FlagIndex(event, id), detail::PipesOf(event).from, loc);
+    detail::SetEvent(event, id, loc);
 }
-
 template <HardEvent event>
 inline void WaitFlag(int32_t id, TWIN_CALLER) {
-    bool* flag = detail::FlagOf(event, id, loc);
-    TWIN_RAISE_IF(!*flag, kEventMisuse, loc, "WaitFlag on event %d of %s that nobody has set: an NPU would hang here",
-                  id, detail::NameOf(event));
-    *flag = false;
-    twin::FlagWait(detail::FlagIndex(event, id), detail::PipesOf(event).to, loc);
+    detail::WaitEvent(event, id, loc);
 }
 
 template <pipe_t pipe>
@@ -175,40 +181,26 @@ enum dcci_dst_t { CACHELINE_ALL = 0, CACHELINE_UB, CACHELINE_OUT, CACHELINE_ATOM
 namespace AscendC {
 namespace detail {
 
-// Calls visit(event) with the pair as a constant.
-template <int kEvent = 0, class Visit>
-inline void WithEvent(pipe_t from, pipe_t to, const twin::Loc& loc, const Visit& visit) {
-    if constexpr (kEvent == static_cast<int>(HardEvent::MAX)) {
-        twin::Raise(twin::Finding::kEventMisuse, loc, "no event from pipe %d to pipe %d on a vector core", from, to);
-    } else {
-        constexpr HardEvent event = static_cast<HardEvent>(kEvent);
-        constexpr pipe_t kNames[] = {PIPE_S, PIPE_V, PIPE_MTE2, PIPE_MTE3};
-        if (kNames[static_cast<int>(PipesOf(event).from)] == from &&
-            kNames[static_cast<int>(PipesOf(event).to)] == to) {
-            visit(std::integral_constant<HardEvent, event>());
-        } else {
-            WithEvent<kEvent + 1>(from, to, loc, visit);
-        }
-    }
+inline HardEvent EventOf(pipe_t from, pipe_t to, const twin::Loc& loc) {
+    const HardEvent event = EventOf(PipeOf(from), PipeOf(to));
+    const EventPipes pipes = PipesOf(event);
+    if (pipes.from == PipeOf(from) && pipes.to == PipeOf(to)) return event;
+    twin::Raise(twin::Finding::kEventMisuse, loc, "no event from pipe %d to pipe %d on a vector core", from, to);
 }
 
 }  // namespace detail
 }  // namespace AscendC
 
 inline void set_flag(pipe_t from, pipe_t to, event_t id, TWIN_CALLER) {
-    AscendC::detail::WithEvent(from, to, loc, [=](auto event) { AscendC::SetFlag<event()>(id, loc); });
+    AscendC::detail::SetEvent(AscendC::detail::EventOf(from, to, loc), id, loc);
 }
 inline void wait_flag(pipe_t from, pipe_t to, event_t id, TWIN_CALLER) {
-    AscendC::detail::WithEvent(from, to, loc, [=](auto event) { AscendC::WaitFlag<event()>(id, loc); });
+    AscendC::detail::WaitEvent(AscendC::detail::EventOf(from, to, loc), id, loc);
 }
 inline void pipe_barrier(pipe_t pipe, TWIN_CALLER) {
-    switch (pipe) {
-        case PIPE_V: return AscendC::PipeBarrier<PIPE_V>(loc);
-        case PIPE_MTE2: return AscendC::PipeBarrier<PIPE_MTE2>(loc);
-        case PIPE_MTE3: return AscendC::PipeBarrier<PIPE_MTE3>(loc);
-        case PIPE_ALL: return AscendC::PipeBarrier<PIPE_ALL>(loc);
-        default: twin::Raise(twin::Finding::kBadArgument, loc, "pipe_barrier of pipe %d", pipe);
-    }
+    TWIN_RAISE_IF(pipe != PIPE_V && pipe != PIPE_MTE2 && pipe != PIPE_MTE3 && pipe != PIPE_ALL, kBadArgument, loc,
+                  "pipe_barrier of pipe %d", pipe);
+    twin::Barrier(AscendC::detail::PipeOf(pipe), loc);
 }
 namespace AscendC {
 

@@ -15,6 +15,8 @@ using QuePosition = TPosition;
 enum class Hardware : uint8_t { GM, UB, L1, L0A, L0B, L0C, BIAS, FIXBUF, MAX };
 enum class CacheMode : uint8_t { CACHE_MODE_DISABLE, CACHE_MODE_NORMAL, CACHE_MODE_LAST, CACHE_MODE_PERSISTENT };
 
+struct int4b_t;
+
 // A tensor's element as tensor(i) gives it: reads are GetValue, stores are SetValue, with their checks.
 template <class Tensor>
 class ElementOf {
@@ -117,6 +119,8 @@ struct TBuffAddr {
 
 template <class T>
 class LocalTensor {
+    static_assert(!std::is_same_v<T, int4b_t>, "int4b_t: the emulator does not model it");
+
 public:
     using PrimType = T;
     using IndexType = uint32_t;
@@ -329,6 +333,8 @@ private:
 
 template <class T>
 class GlobalTensor {
+    static_assert(!std::is_same_v<T, int4b_t>, "int4b_t: the emulator does not model it");
+
 public:
     using PrimType = T;
     using IndexType = uint64_t;

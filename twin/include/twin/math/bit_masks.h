@@ -187,7 +187,7 @@ inline uint64_t CountBits(const U* bits, const GatherShape& shape) {
     return count;
 }
 
-// ---- Duplicate, Brcb, CreateVecIndex, ArithProgression ----
+// ---- Duplicate, Brcb, ArithProgression ----
 
 template <class T>
 inline void FillArray(T* dst, T value, uint32_t n) {
@@ -200,14 +200,6 @@ inline void BroadcastBlocks(T* dst, const T* src, uint32_t repeats, Strides stri
     for (uint32_t i = 0; i < 8 * repeats; ++i) {
         const uint64_t block = uint64_t{i / 8} * strides.repeat + uint64_t{i % 8} * strides.block;
         FillArray(dst + block * kBlockLanes<T>, LoadAt(src, i), kBlockLanes<T>);
-    }
-}
-
-// first, first + 1, ...: one rounding each, integers wrap.
-template <class T>
-inline void IndexArray(T* dst, T first, uint32_t n) {
-    for (uint32_t i = 0; i < n; ++i) {
-        StoreAt(dst, i, Narrow<T>(AddOp::Do(Widen(first), static_cast<Compute<T>>(i))));
     }
 }
 

@@ -25,17 +25,6 @@ inline CastBody<D, S> CheckedCast(RoundMode mode, const twin::Loc& loc) {
                   "Cast: round mode %d is not allowed for this conversion", static_cast<int>(mode));
     return {mode, twin::current_core().deq_scale};
 }
-// A conversion over overlapping bytes is right where no repeat reads what an earlier one wrote; each repeat
-// is read before it is written.
-template <class D, class S>
-inline void CastOverlapped(D* to, const S* from, const CastBody<D, S>& body, uint32_t n, uint32_t width) {
-    S taken[128];
-    for (uint32_t done = 0; done < n; done += width) {
-        const uint32_t part = n - done < width ? n - done : width;
-        std::memcpy(taken, from + done, part * sizeof(S));
-        twin::CastArray(to + done, taken, body.mode, part, body.scale);
-    }
-}
 
 template <class T>
 struct FillBody {
@@ -102,8 +91,8 @@ inline void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const Rou
     twin::IssueExact(twin::PartOf({"Cast", loc}, {t, n * sizeof(T)}, {f, n * sizeof(U)}), [=] {
         if (apart || in_place) {
             twin::RunBest([=] { twin::CastArray(to, from, body.mode, n, body.scale); });
-        } else {
-            detail::CastOverlapped(to, from, body, n, kWidth);
+        } else {  // right where no repeat reads what an earlier one wrote
+            detail::ByRepeats<U>(body, 8 * sizeof(T), t, &f, n);
         }
     });
 }

@@ -128,11 +128,12 @@ inline void ScalarCounted(const char* name, const twin::Loc& loc, const Body& bo
                Dense(src, twin::kLanes<T>));
 }
 
-template <class T>
-inline T CheckShift(T bits, const twin::Loc& loc) {
-    TWIN_RAISE_IF(bits < 0 || static_cast<uint64_t>(bits) > 8 * sizeof(T), kBadArgument, loc,
-                  "a shift by %lld of %zu-bit elements", static_cast<long long>(bits), 8 * sizeof(T));
-    return bits;
+template <class Op, class T>
+inline ScalarBody<Op, T> ScalarOf(T value, [[maybe_unused]] const twin::Loc& loc) {
+    if constexpr (std::is_base_of_v<twin::ShiftOp, Op>)
+        TWIN_RAISE_IF(value < 0 || static_cast<uint64_t>(value) > 8 * sizeof(T), kBadArgument, loc,
+                      "a shift by %lld of %zu-bit elements", static_cast<long long>(value), 8 * sizeof(T));
+    return {value};
 }
 
 }  // namespace detail
@@ -173,20 +174,24 @@ TWIN_BINARY(SubRelu, SubReluOp, true)
     inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, const int32_t& count, \
                      TWIN_CALLER) {                                                                                    \
         TWIN_CHECK_ELEMENT(Name, Op);                                                                                  \
-        detail::ScalarCounted<isSetMask>(#Name, loc, detail::ScalarBody<twin::Op, T>{scalarValue}, dst, src, count);   \
+        const auto body = detail::ScalarOf<twin::Op, T>(scalarValue, loc);                                             \
+        detail::ScalarCounted<isSetMask>(#Name, loc, body, dst, src, count);                                           \
     }                                                                                                                  \
     template <class T, bool isSetMask = true, class M>                                                                 \
     inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, M mask,               \
                      const int32_t repeatTime, const UnaryRepeatParams& repeatParams, TWIN_CALLER) {                   \
         TWIN_CHECK_ELEMENT(Name, Op);                                                                                  \
-        detail::UnaryMasked<isSetMask>({#Name, loc}, false, detail::ScalarBody<twin::Op, T>{scalarValue}, dst, src,    \
-                                       mask, repeatTime, repeatParams);                                                \
+        const auto body = detail::ScalarOf<twin::Op, T>(scalarValue, loc);                                             \
+        detail::UnaryMasked<isSetMask>({#Name, loc}, false, body, dst, src, mask, repeatTime, repeatParams);           \
     }
 TWIN_SCALAR(Adds, AddOp)
 TWIN_SCALAR(Muls, MulOp)
 TWIN_SCALAR(Maxs, MaxOp)
 TWIN_SCALAR(Mins, MinOp)
 TWIN_SCALAR(LeakyRelu, LeakyReluOp)
+// Of unsigned elements logical, of signed ones arithmetic.
+TWIN_SCALAR(ShiftLeft, ShiftLeftOp)
+TWIN_SCALAR(ShiftRight, ShiftRightOp)
 #undef TWIN_SCALAR
 
 #define TWIN_UNARY(Name, Op)                                                                                    \
@@ -212,40 +217,13 @@ TWIN_UNARY(Exp, ExpOp)
 TWIN_UNARY(Ln, LnOp)
 #undef TWIN_UNARY
 
-// ---- shifts: of unsigned elements logical, of signed ones arithmetic ----
-
-#define TWIN_SHIFT(Name, Op)                                                                                           \
-    template <class T, bool isSetMask = true>                                                                          \
-    inline void Name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, const int32_t& count, \
-                     TWIN_CALLER) {                                                                                    \
-        TWIN_CHECK_ELEMENT(Name, Op);                                                                                  \
-        const detail::ScalarBody<twin::Op, T> body{detail::CheckShift<T>(scalarValue, loc)};                           \
-        detail::ScalarCounted<isSetMask>(#Name, loc, body, dst, src, count);                                           \
-    }
-TWIN_SHIFT(ShiftLeft, ShiftLeftOp)
-TWIN_SHIFT(ShiftRight, ShiftRightOp)
-#undef TWIN_SHIFT
-template <class T, bool isSetMask = true, class M>
-inline void ShiftLeft(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, M mask,
-                      const int32_t repeatTime, const UnaryRepeatParams& repeatParams, TWIN_CALLER) {
-    TWIN_CHECK_ELEMENT(ShiftLeft, ShiftLeftOp);
-    const detail::ScalarBody<twin::ShiftLeftOp, T> body{detail::CheckShift<T>(scalarValue, loc)};
-    detail::UnaryMasked<isSetMask>({"ShiftLeft", loc}, false, body, dst, src, mask, repeatTime, repeatParams);
-}
 template <class T, bool isSetMask = true, class M>
 inline void ShiftRight(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, M mask,
-                       const int32_t repeatTime, const UnaryRepeatParams& repeatParams, bool roundEn = false,
-                       TWIN_CALLER) {
-    TWIN_CHECK_ELEMENT(ShiftRight, ShiftRightOp);
-    const T bits = detail::CheckShift<T>(scalarValue, loc);
-    const twin::VectorCall call{"ShiftRight", loc};
-    if (roundEn) {
-        detail::UnaryMasked<isSetMask>(call, false, detail::ScalarBody<twin::ShiftRightRoundOp, T>{bits}, dst, src,
-                                       mask, repeatTime, repeatParams);
-    } else {
-        detail::UnaryMasked<isSetMask>(call, false, detail::ScalarBody<twin::ShiftRightOp, T>{bits}, dst, src, mask,
-                                       repeatTime, repeatParams);
-    }
+                       const int32_t repeatTime, const UnaryRepeatParams& repeatParams, bool roundEn, TWIN_CALLER) {
+    if (!roundEn) return ShiftRight<T, isSetMask>(dst, src, scalarValue, mask, repeatTime, repeatParams, loc);
+    TWIN_CHECK_ELEMENT(ShiftRight, ShiftRightRoundOp);
+    const auto body = detail::ScalarOf<twin::ShiftRightRoundOp, T>(scalarValue, loc);
+    detail::UnaryMasked<isSetMask>({"ShiftRight", loc}, false, body, dst, src, mask, repeatTime, repeatParams);
 }
 #undef TWIN_CHECK_ELEMENT
 

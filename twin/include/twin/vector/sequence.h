@@ -20,7 +20,7 @@ inline void FillCounted(const char* name, const LocalTensor<T>& dst, int64_t cou
     twin::Issue(twin::PartOf({name, loc}, UbAccess(to, n)), [=] { body(to, n); });
 }
 
-// first + r * (lanes of a repeat) + i on lane i of repeat r, each repeat's beginning rounded.
+// first + r * (lanes of a repeat) + i on lane i of repeat r, each repeat's beginning rounded. Integers wrap.
 template <class T>
 struct IndexBody {
     T first;
@@ -64,8 +64,9 @@ inline void Brcb(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const in
 // first, first + 1, ...
 template <class T>
 inline void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t count, TWIN_CALLER) {
-    const T first = firstValue;
-    detail::FillCounted("CreateVecIndex", dst, count, loc, [=](T* to, uint32_t n) { twin::IndexArray(to, first, n); });
+    const detail::IndexBody<T> body{firstValue};
+    detail::FillCounted("CreateVecIndex", dst, count, loc,
+                        [=](T* to, uint32_t n) { body(reinterpret_cast<uintptr_t>(to), nullptr, n, 0, 0); });
 }
 // The same on the lanes of a mask: lane i of repeat r gets firstValue + r * (lanes of a repeat) + i.
 template <class T, class M>
