@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .entries import Entry, entry_of
-from .errors import ArgumentError, LibraryError
+from .errors import ArgumentError, LibraryError, need
 from .timeline import from_native
 from .timing import Timing, links_of, path_of
 
@@ -133,7 +133,6 @@ _SIGNATURES: Mapping[str, tuple[Any, Sequence[Any]]] = {
     "twin_world_run_rank": (c_int, (c_void_p, c_uint32, POINTER(Launch), POINTER(TwinOutcome))),
     "twin_world_times": (c_uint64, (c_void_p, c_char_p, c_uint64)),
     "twin_context_bytes": (c_uint64, (c_uint32, c_uint32)),
-    "twin_context_offset": (c_uint64, ()),
     "twin_context_fill": (None, (POINTER(Group), c_uint32, c_void_p, c_uint64)),
     "twin_entries": (c_char_p, ()),
 }
@@ -175,12 +174,8 @@ class Engine:
 
     def entry(self, name: str) -> Entry:
         """Return the kernel entry of this name, or raise ArgumentError if there is none."""
-        try:
-            return self.entries[name]
-        except KeyError:
-            raise ArgumentError(
-                f"{self.path.name} has no kernel {name!r}; it has {', '.join(self.entries)}", argument="name"
-            ) from None
+        need(name in self.entries, f"{self.path.name} has no kernel {name!r}; it has {', '.join(self.entries)}", "name")
+        return self.entries[name]
 
     def check_key(self, name: str, key: int) -> None:
         """Raise ArgumentError if ``name`` is a template kernel and ``key`` selects no instance that can run."""
@@ -217,8 +212,7 @@ class Engine:
         """Return options with a schedule, which only the checked engine uses. ``policy``: see `Kernels.launch`."""
         name = policy or ("late" if seed == 0 else "random")
         allowed = [policy for policy in self.policies if policy not in ("replay", "exhaustive")]
-        if name not in allowed:
-            raise ArgumentError(f"policy is one of {', '.join(allowed)}, not {name!r}", argument="policy")
+        need(name in allowed, f"policy is one of {', '.join(allowed)}, not {name!r}", "policy")
         return Options(seed, max_steps, self.policies.index(name), int(unordered), int(not auto_sync), 3)
 
     def timed(self, costs: Mapping[str, float], limit_s: float, events: int) -> Options:

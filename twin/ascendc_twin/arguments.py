@@ -66,9 +66,9 @@ class Arguments:
         self._where = f"{name}, rank {rank}"
         words = [self._word(value, index, parameters) for index, value in enumerate(values)]
         if workspace_bytes is not None:
-            words.append(self._scratch(workspace_bytes))
+            words.append(self._own(bytes(workspace_bytes), "workspace"))
         if tiling is not None:
-            words.append(self._tiling(tiling))
+            words.append(self._own(tiling_bytes(tiling), "tiling"))
         if len(words) != len(parameters):
             given = [f"{len(values)} args"]
             given += ["a workspace"] if workspace_bytes is not None else []
@@ -136,18 +136,11 @@ class Arguments:
     def _refused(self, text: str, argument: str) -> ArgumentError:
         return ArgumentError(f"{self._where}: {text}", argument=argument)
 
-    def _scratch(self, size: int) -> int:
-        return self._own(np.zeros(max(size, 1), np.uint8), size, "workspace")
-
-    def _tiling(self, tiling: Any) -> int:
-        data = tiling_bytes(tiling)
-        return self._own(np.frombuffer(data or b"\0", np.uint8), len(data), "tiling")
-
-    def _own(self, data: Bytes, size: int, name: str) -> int:
+    def _own(self, data: bytes, name: str) -> int:
         """A copy, invisible to the caller."""
-        staged = _aligned(size)
-        staged[:size] = data[:size]
-        self._tensors.append(_Tensor(data, int(data.ctypes.data), size, name, False, staged))
+        staged = _aligned(len(data))
+        staged[: len(data)] = np.frombuffer(data, np.uint8)
+        self._tensors.append(_Tensor(None, 0, len(data), name, False, staged))
         return self._tensors[-1].gm
 
     # ---- around a launch ----

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +13,7 @@ try:
 except ModuleNotFoundError as missing:
     raise SystemExit(f"ascendc-twin needs {missing.name}: pip install typer") from None
 
-from .errors import ArgumentError, LibraryError, TwinBuildError
+from .errors import ArgumentError, LibraryError, TwinBuildError, TwinFault
 from .soc import DEFAULT_SOC, SOCS
 
 if TYPE_CHECKING:
@@ -51,15 +53,10 @@ def build_command(
     from .kernels import build, load
 
     target = output or Path(sources[0].stem + ".so")
-    try:
+    with _reported():
         given: dict[str, Any] = {"defines": defines or (), "includes": includes or (), "engine": engine, "debug": debug}
         path = build(sources, output=target, **given)
         kernels = load(path)
-    except ArgumentError as error:
-        raise typer.BadParameter(str(error)) from None
-    except TwinBuildError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
     typer.echo(str(path))
     _show(kernels, "  ")
 
@@ -98,10 +95,9 @@ def run_command(
 
     Exit code 0: it ran. 1: it does not compile, or the emulator found a fault in it. 2: wrong options.
     """
-    from .errors import TwinFault
     from .kernels import Windows, load
 
-    try:
+    with _reported():
         kernels = load(source, defines=defines or (), includes=includes or (), engine="timed" if timed else "fast")
         every = [[_value(text) for text in args or ()] for _ in range(max(1, ranks))]
         tilings = [_tiling(tiling, rank) for rank in range(max(1, ranks))]
@@ -126,11 +122,6 @@ def run_command(
             typer.echo(f"{link}: {share:.1%} of its bandwidth")
         if timeline is not None:
             found.time.save(timeline, f"{name or kernels.names[0]}, {soc}")
-    except ArgumentError as error:
-        raise typer.BadParameter(str(error)) from None
-    except (LibraryError, TwinBuildError, TwinFault) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
 
 
 def _value(text: str) -> Any:
@@ -172,12 +163,20 @@ def list_command(
     """Show the kernels of a library, their parameters, and the tiling keys of templates."""
     from .kernels import load
 
+    with _reported():
+        _show(load(library))
+
+
+@contextlib.contextmanager
+def _reported() -> Iterator[None]:
+    """End with code 2 for wrong options, and with 1 for what else goes wrong."""
     try:
-        kernels = load(library)
-    except (ArgumentError, LibraryError, TwinBuildError) as error:
+        yield
+    except ArgumentError as error:
+        raise typer.BadParameter(str(error)) from None
+    except (LibraryError, TwinBuildError, TwinFault) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
-    _show(kernels)
 
 
 def _show(kernels: Kernels, indent: str = "") -> None:

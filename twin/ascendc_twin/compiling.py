@@ -24,7 +24,7 @@ from pathlib import Path
 
 from .cache import Cache, digest_of, fill_folder
 from .entries import MARK, Entry, find_entries, line_of
-from .errors import ArgumentError, TwinBuildError
+from .errors import ArgumentError, TwinBuildError, need
 from .template_keys import SCAN, bound, dispatcher, find_declarations
 
 CACHE = Cache("ASCENDC_TWIN_CACHE", "ascendc_twin")
@@ -67,17 +67,16 @@ def build(
     if output is not None:
         for name in engines:
             path = engine_path(Path(output), name)
-            if path.is_symlink() or (path.exists() and not path.is_file()):
-                why = "is a link or no regular file, and is not replaced: remove it"
-                raise ArgumentError(f"output {path} {why}", argument="output")
+            replaceable = not path.is_symlink() and (path.is_file() or not path.exists())
+            why = "is a link or no regular file, and is not replaced: remove it"
+            need(replaceable, f"output {path} {why}", "output")
     wanted = None if tiling_keys is None else frozenset(tiling_keys)
     given = (tuple(defines), tuple(map(Path, includes)), wanted, debug)
     made = {name: kernel_library(paths, name, *given) for name in engines}
     if output is None and len(engines) == 1:
         return made[engines[0]]
     target = pair_path(tuple(made.values())) if output is None else Path(output)
-    if target.suffix != ".so":
-        raise ArgumentError(f"output is {target}; it must end with .so", argument="output")
+    need(target.suffix == ".so", f"output is {target}; it must end with .so", "output")
     for name, library in made.items():
         _install(library, engine_path(target, name))
     return engine_path(target, engines[0])
@@ -87,20 +86,17 @@ def engines_of(engine: str) -> tuple[str, ...]:
     """Return the engines to build: ("fast", "checked") for "both", else ``engine`` alone; or raise ArgumentError."""
     if engine == "both":
         return ENGINES[:2]
-    if engine not in ENGINES:
-        raise ArgumentError(f"engine is {', '.join(ENGINES)} or both, not {engine!r}", argument="engine")
+    need(engine in ENGINES, f"engine is {', '.join(ENGINES)} or both, not {engine!r}", "engine")
     return (engine,)
 
 
 def source_paths(sources: PathLike | Iterable[PathLike]) -> tuple[Path, ...]:
     """Return one source or several as paths; raise ArgumentError if there is none, or one is not a file."""
     given: Sequence[PathLike] = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
-    if not given:
-        raise ArgumentError("sources is empty: name a kernel source", argument="sources")
+    need(bool(given), "sources is empty: name a kernel source", "sources")
     paths = tuple(Path(path) for path in given)
     for path in paths:
-        if not path.is_file():
-            raise ArgumentError(f"there is no source file {path}: correct the path", argument="sources")
+        need(path.is_file(), f"there is no source file {path}: correct the path", "sources")
     return paths
 
 

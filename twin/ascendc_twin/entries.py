@@ -76,37 +76,34 @@ def find_entries(preprocessed: str) -> list[Entry]:
     return list(entries.values())
 
 
+def _behind(text: str, start: int, brackets: str = "()") -> int:
+    """The position behind the bracket that closes the first one from ``start`` on; 0: none does."""
+    depth = 0
+    for bracket in re.compile(rf"[{re.escape(brackets)}]").finditer(text, start):
+        depth += 1 if bracket[0] == brackets[0] else -1
+        if depth <= 0:
+            return bracket.end()
+    return 0
+
+
 def _without_attributes(text: str) -> str:
     """Remove `__attribute__((...))`."""
     kept, at = [], 0
     for match in re.finditer(r"\b__attribute__\s*(?=\()", text):
-        if match.start() < at:
-            continue
-        kept.append(text[at : match.start()])
-        depth, at = 0, match.end()
-        while at < len(text):
-            depth += (text[at] == "(") - (text[at] == ")")
-            at += 1
-            if depth == 0:
-                break
+        if match.start() >= at:
+            kept.append(text[at : match.start()])
+            at = _behind(text, match.end()) or len(text)
     return " ".join([*kept, text[at:]])
 
 
 def _signature(text: str, start: int) -> tuple[str, int]:
     """Text up to the parameter list's closing parenthesis, and the position behind it."""
-    depth, started = 0, False
-    for at in range(start, len(text)):
-        char = text[at]
-        if char == "(":
-            depth += 1
-            started = True
-        elif char == ")":
-            depth -= 1
-            if started and depth == 0:
-                return text[start:at], at + 1
-        elif char in ";{" and not started:
-            break
-    raise TwinBuildError(f"__global__ before something that is no function, remove it: {text[start : start + 60]!r}")
+    opening = re.compile(r"[(;{]").search(text, start)
+    close = _behind(text, start)
+    if opening is None or opening[0] != "(" or not close:
+        fix = f"remove it: {text[start : start + 60]!r}"
+        raise TwinBuildError(f"__global__ before something that is no function, {fix}")
+    return text[start : close - 1], close
 
 
 def _template_parameters(text: str, mark: int) -> tuple[str, ...]:
@@ -133,17 +130,10 @@ def _template_parameters(text: str, mark: int) -> tuple[str, ...]:
 def _is_c(text: str, mark: int) -> bool:
     """Whether `extern "C"` is in force at the mark: just before it, or around it."""
     tail = re.split(r"[;{}]", text[:mark])[-1]
-    if re.search(r'extern\s+"C"', tail):
-        return True
-    for opening in re.finditer(r'extern\s+"C"\s*\{', text[:mark]):
-        depth = 1
-        for char in text[opening.end() : mark]:
-            depth += (char == "{") - (char == "}")
-            if depth == 0:
-                break
-        if depth > 0:
-            return True
-    return False
+    blocks = re.finditer(r'extern\s+"C"\s*\{', text[:mark])
+    return bool(re.search(r'extern\s+"C"', tail)) or any(
+        not _behind(text[:mark], each.start(), "{}") for each in blocks
+    )
 
 
 def _parameters(text: str) -> list[Parameter]:
@@ -172,30 +162,20 @@ def _parameter(text: str, index: int) -> Parameter:
 
 def _mangle(name: str, parameters: tuple[Parameter, ...]) -> str:
     """The symbol of a C++ function of pointers and integers (Itanium ABI); empty where it is not known."""
-    substitutions: list[str] = []
-    out = []
-    for parameter in parameters:
-        code = parameter.mangled
-        if not code:
-            return ""
-        if code in substitutions:
-            at = substitutions.index(code)
-            out.append("S_" if at == 0 else f"S{at - 1:X}_")
-            continue
-        if code.startswith("PK"):
-            pointee = code[1:]
-            if pointee in substitutions:
-                at = substitutions.index(pointee)
-                out.append("P" + ("S_" if at == 0 else f"S{at - 1:X}_"))
-            else:
-                substitutions.append(pointee)
-                out.append(code)
-            substitutions.append(code)
-            continue
-        if code.startswith("P"):
-            substitutions.append(code)
-        out.append(code)
-    return f"_Z{len(name)}{name}{''.join(out) or 'v'}"
+    seen: list[str] = []  # pointers and const pointees, in the order in which they end
+
+    def code_of(mangled: str) -> str:
+        if mangled in seen:
+            at = seen.index(mangled)
+            return "S_" if at == 0 else f"S{at - 1:X}_"
+        code = "P" + code_of(mangled[1:]) if mangled.startswith("P") else mangled
+        if mangled.startswith(("P", "K")):
+            seen.append(mangled)
+        return code
+
+    if not all(parameter.mangled for parameter in parameters):
+        return ""
+    return f"_Z{len(name)}{name}{''.join(code_of(parameter.mangled) for parameter in parameters) or 'v'}"
 
 
 # ---- the list of entries that a library carries ----

@@ -33,6 +33,12 @@ class ArgumentError(TwinError, ValueError):
     """
 
 
+def need(fulfilled: bool, text: str, argument: str) -> None:
+    """Raise ArgumentError with this text unless ``fulfilled``."""
+    if not fulfilled:
+        raise ArgumentError(text, argument=argument)
+
+
 class LibraryError(TwinError, ImportError):
     """Raised if a library cannot be loaded, was not made by `build`, or is not safe to load from the cache."""
 

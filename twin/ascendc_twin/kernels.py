@@ -16,7 +16,7 @@ from . import abi
 from .abi import Engine, policy_in_turn
 from .arguments import Arguments
 from .compiling import ENGINES, SOURCES, PathLike, build, engine_path, source_paths
-from .errors import ArgumentError, TwinFault
+from .errors import ArgumentError, TwinFault, need
 from .soc import DEFAULT_SOC, costs_of, soc_named
 from .timing import Timing
 from .windows import Groups, Member, Windows, members_of
@@ -96,8 +96,7 @@ class Run:
         warn: bool,
         data: Iterable[str],
     ) -> None:
-        if not 1 <= block_dim <= MAX_CORES:
-            raise ArgumentError(f"block_dim is {block_dim}; pass 1 to {MAX_CORES} AIV cores", argument="block_dim")
+        need(1 <= block_dim <= MAX_CORES, f"block_dim is {block_dim}; pass 1 to {MAX_CORES} AIV cores", "block_dim")
         engine.check_key(name, tiling_key & 0xFFFFFFFFFFFFFFFF)
         self._engine, self._name, self._block_dim, self._tiling_key = engine, name, block_dim, tiling_key
         self._warn, self._data, self._suspect = warn, (data,) if isinstance(data, str) else tuple(data), ""
@@ -158,9 +157,8 @@ class Run:
         """Mark the ranges of these names, as findings show them, without "arg 2" and "of rank 0"."""
         shared = {name: found for found in ranges if (name := _shared_name(found))}
         for wanted in self._data:
-            if wanted not in shared:
-                text = f"data names {wanted!r}; windows and workspaces to choose from: {', '.join(shared) or 'none'}"
-                raise ArgumentError(text, argument="data")
+            text = f"data names {wanted!r}; windows and workspaces to choose from: {', '.join(shared) or 'none'}"
+            need(wanted in shared, text, "data")
         for found in ranges:
             found.data = int(_shared_name(found) in self._data)
 
@@ -196,20 +194,18 @@ class Run:
     def costs(self, soc: str, replaced: Mapping[str, float] | None) -> dict[str, float]:
         """Return `costs_of` the SoC, with the windows' ranks_per_server; raise ArgumentError if it cannot be timed."""
         chip, wanted = soc_named(soc), dict(replaced or {})
-        if self._block_dim > chip.aiv:
-            text = f"block_dim is {self._block_dim}; {soc} has {chip.aiv} AIV cores: pass at most as many"
-            raise ArgumentError(text, argument="block_dim")
-        if self.shared is not None:
-            text = "rank=: the timed engine runs all ranks of a group together: call launch once, without rank"
-            raise ArgumentError(f"{self._name}: {text}", argument="rank")
+        text = f"block_dim is {self._block_dim}; {soc} has {chip.aiv} AIV cores: pass at most as many"
+        need(self._block_dim <= chip.aiv, text, "block_dim")
+        text = "rank=: the timed engine runs all ranks of a group together: call launch once, without rank"
+        need(self.shared is None, f"{self._name}: {text}", "rank")
         for number, members in enumerate(self._members):
             if other := [member for member in members if member.rank != number]:
                 text = f"rank {number} is rank {other[0].rank} of a group; the timed engine needs one number for a rank"
                 raise ArgumentError(f"{self._name}: windows: {text}", argument="windows")
         for windows in self._groups().values():
-            if chip.series == "A2" and windows.ranks_per_server > chip.ranks_per_server:
-                text = f"{windows.ranks_per_server} ranks in a server of {soc}, which has {chip.ranks_per_server}"
-                raise ArgumentError(f"{text}: pass Windows(..., layout='a2', ranks_per_server=...)", argument="windows")
+            text = f"{windows.ranks_per_server} ranks in a server of {soc}, which has {chip.ranks_per_server}"
+            fits = chip.series != "A2" or windows.ranks_per_server <= chip.ranks_per_server
+            need(fits, f"{text}: pass Windows(..., layout='a2', ranks_per_server=...)", "windows")
             if windows.ranks_per_server < windows.world:
                 wanted.setdefault("ranks_per_server", windows.ranks_per_server)
         return costs_of(soc, wanted)
@@ -280,12 +276,10 @@ class Run:
 def _per_rank(args: Sequence[Any], tiling: Any, ranks: int, *, alone: bool) -> list[tuple[Sequence[Any], Any]]:
     if alone:
         return [(args, tiling)]
-    if len(args) != ranks or not all(isinstance(values, (list, tuple)) for values in args):
-        text = f"with windows of {ranks} ranks, args is a list of {ranks} lists, one a rank; rank= launches one alone"
-        raise ArgumentError(text, argument="args")
+    text = f"with windows of {ranks} ranks, args is a list of {ranks} lists, one a rank; rank= launches one alone"
+    need(len(args) == ranks and all(isinstance(values, (list, tuple)) for values in args), text, "args")
     if isinstance(tiling, (list, tuple)):
-        if len(tiling) != ranks:
-            raise ArgumentError(f"{len(tiling)} tilings for {ranks} ranks: pass one per rank", argument="tiling")
+        need(len(tiling) == ranks, f"{len(tiling)} tilings for {ranks} ranks: pass one per rank", "tiling")
         return list(zip(args, tiling, strict=True))
     return [(values, tiling) for values in args]
 
@@ -377,8 +371,8 @@ class Kernels:
         self._opening, self._running = threading.Lock(), threading.Lock()
         if path.suffix in SOURCES:
             source_paths(path)
-        elif not path.is_file():
-            raise ArgumentError(f"there is no library {path}: build it, or pass a source (.cpp)", argument="path")
+        else:
+            need(path.is_file(), f"there is no library {path}: build it, or pass a source (.cpp)", "path")
         self._mode, there = engine, [name for name in ENGINES if engine_path(path, name).is_file()]
         opened = engine if engine != "fast" or path.suffix in SOURCES or not there else there[0]
         self._any = self._engine(opened, "engine")
@@ -465,9 +459,8 @@ class Kernels:
         if engine.mode == "timed":
             limit_s = float("inf") if timeout_s is None else timeout_s * _MODELLED
             options = engine.timed(run.costs(soc, costs), limit_s, events)
-            with self._running:
-                return run.once(engine.world(run.size, -1), options, timeout_s)
-        options = engine.schedule(seed, policy, unordered=unordered, auto_sync=auto_sync, max_steps=max_steps)
+        else:
+            options = engine.schedule(seed, policy, unordered=unordered, auto_sync=auto_sync, max_steps=max_steps)
         if run.shared is not None:
             return run.once(engine.world(run.size, run.shared.windows.number), options, timeout_s)
         with self._running:
@@ -515,8 +508,7 @@ class Kernels:
             return run.explore(engine.world(run.size, -1), options, deterministic, check)
 
     def _engine(self, mode: str, argument: str = "mode") -> Engine:
-        if mode not in ENGINES:
-            raise ArgumentError(f"{argument} is one of {', '.join(ENGINES)}, not {mode!r}", argument=argument)
+        need(mode in ENGINES, f"{argument} is one of {', '.join(ENGINES)}, not {mode!r}", argument)
         with self._opening:
             if mode not in self._engines:
                 self._engines[mode] = Engine(self._library(mode, argument))
@@ -527,10 +519,6 @@ class Kernels:
             how: dict[str, Any] = {"tiling_keys": self._tiling_keys, "debug": self._debug}
             return build(self._path, defines=self._defines, includes=self._includes, engine=mode, **how)
         path = engine_path(self._path, mode)
-        if not path.is_file():
-            raise ArgumentError(
-                f"{self._path} has no library of the {mode} engine next to it: build it with"
-                f" engine='{'timed' if mode == 'timed' else 'both'}'",
-                argument=argument,
-            )
+        text = f"{self._path} has no library of the {mode} engine next to it: build it with"
+        need(path.is_file(), f"{text} engine='{'timed' if mode == 'timed' else 'both'}'", argument)
         return path

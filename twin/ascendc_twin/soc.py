@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import ArgumentError
+from .errors import need
 
 UB_KIB = 192  # of every AIV core of both series
 
@@ -59,8 +59,7 @@ SOC_OF_SERIES = {"A2": "Ascend910B3", "A3": DEFAULT_SOC}  # the default of each 
 
 def soc_named(name: str) -> Soc:
     """Return the SoC of this name, or raise ArgumentError."""
-    if name not in SOCS:
-        raise ArgumentError(f"soc is one of {', '.join(SOCS)}, not {name!r}", argument="soc")
+    need(name in SOCS, f"soc is one of {', '.join(SOCS)}, not {name!r}", "soc")
     return SOCS[name]
 
 
@@ -105,8 +104,6 @@ def costs_of(name: str, replaced: Mapping[str, float] | None = None) -> dict[str
     """
     values = {key: cost.value for key, cost in cost_table(name).items()}
     for key, value in (replaced or {}).items():
-        if key not in values:
-            raise ArgumentError(f"costs has {key!r}; the costs are {', '.join(values)}", argument="costs")
-        if not 0 <= value < float("inf"):
-            raise ArgumentError(f"costs: {key} is {value}; it must be at least 0 and finite", argument="costs")
+        need(key in values, f"costs has {key!r}; the costs are {', '.join(values)}", "costs")
+        need(0 <= value < float("inf"), f"costs: {key} is {value}; it must be at least 0 and finite", "costs")
     return values | dict(replaced or {})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .errors import ArgumentError
+from .errors import ArgumentError, need
 from .timeline import PREDICTED, Event, Timeline, chrome, picture
 
 MODEL = "model, not a measurement"
@@ -92,8 +92,7 @@ class Timing:
         write = {".json": chrome.text, ".svg": picture.svg}.get(Path(path).suffix)
         if write is None:
             raise ArgumentError(f"path is {path}; it must end with .json or .svg", argument="path")
-        if not self.events:
-            raise ArgumentError("this launch recorded no events: pass events=100_000 to launch", argument="path")
+        need(bool(self.events), "this launch recorded no events: pass events=100_000 to launch", "path")
         Path(path).write_text(write(self.timeline(title)))
 
     def __str__(self) -> str:

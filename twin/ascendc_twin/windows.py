@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import abi
-from .errors import ArgumentError
+from .errors import ArgumentError, need
 
 Bytes: TypeAlias = NDArray[np.uint8]
 MIB = 1 << 20
@@ -88,22 +88,15 @@ class Windows:
         links: str = "stores",
         flags_in_data: bool = False,
     ) -> None:
-        if world < 1:
-            raise ArgumentError(f"world is {world}: a group has at least 1 rank", argument="world")
-        if layout not in abi.LAYOUTS:
-            raise ArgumentError(f"layout is a3 or a2, not {layout!r}", argument="layout")
-        if peer_table not in PEER_TABLES:
-            raise ArgumentError(f"peer_table is 2984 or 3320, not {peer_table!r}", argument="peer_table")
-        if data_bytes < 1 or state_bytes < 1:
-            text = f"data_bytes is {data_bytes}, state_bytes is {state_bytes}; both must be at least 1"
-            raise ArgumentError(text, argument="data_bytes")
-        if ranks_per_server < 0 or (ranks_per_server and layout != "a2"):
-            text = f"ranks_per_server is {ranks_per_server} with layout {layout!r}: pass 0, or 1.. with layout 'a2'"
-            raise ArgumentError(text, argument="ranks_per_server")
-        if links not in abi.LINKS:
-            raise ArgumentError(f"links is stores or rdma, not {links!r}", argument="links")
-        if len(name) > 127:
-            raise ArgumentError(f"name has {len(name)} characters; pass at most 127", argument="name")
+        need(world >= 1, f"world is {world}: a group has at least 1 rank", "world")
+        need(layout in abi.LAYOUTS, f"layout is a3 or a2, not {layout!r}", "layout")
+        need(peer_table in PEER_TABLES, f"peer_table is 2984 or 3320, not {peer_table!r}", "peer_table")
+        text = f"data_bytes is {data_bytes}, state_bytes is {state_bytes}; both must be at least 1"
+        need(data_bytes >= 1 and state_bytes >= 1, text, "data_bytes")
+        text = f"ranks_per_server is {ranks_per_server} with layout {layout!r}: pass 0, or 1.. with layout 'a2'"
+        need(ranks_per_server == 0 or (ranks_per_server > 0 and layout == "a2"), text, "ranks_per_server")
+        need(links in abi.LINKS, f"links is stores or rdma, not {links!r}", "links")
+        need(len(name) <= 127, f"name has {len(name)} characters; pass at most 127", "name")
         self.world, self.layout, self.name, self.peer_table = world, layout, name, peer_table
         self.data_bytes, self.state_bytes = data_bytes, state_bytes
         self.ranks_per_server, self.links = ranks_per_server or world, links
@@ -228,8 +221,8 @@ class Member:
     rank: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.windows.world:
-            raise ArgumentError(f"rank is {self.rank}; the windows have {self.windows.world} ranks", argument="windows")
+        text = f"rank is {self.rank}; the windows have {self.windows.world} ranks"
+        need(0 <= self.rank < self.windows.world, text, "windows")
 
 
 # One group, two, or for each rank its members of one or two.
@@ -244,13 +237,11 @@ def members_of(groups: Groups, rank: int | None) -> list[tuple[Member, ...]]:
     if listed and not any(isinstance(place, (Windows, Member)) for place in listed):
         places = [_places(given) for given in listed]
         return [places[rank]] if rank is not None else places
-    if not 1 <= len(listed) <= 2:
-        raise ArgumentError(f"windows has {len(listed)} groups; it must have one or two", argument="windows")
+    need(1 <= len(listed) <= 2, f"windows has {len(listed)} groups; it must have one or two", "windows")
     if all(isinstance(group, Member) for group in listed):
         return [_places(listed)]
-    if not all(isinstance(group, Windows) for group in listed):
-        raise ArgumentError("windows has both Windows and Members: pass only one kind", argument="windows")
     whole = [group for group in listed if isinstance(group, Windows)]
+    need(len(whole) == len(listed), "windows has both Windows and Members: pass only one kind", "windows")
     ranks = [rank] if rank is not None else range(whole[0].world)
     return [tuple(group.member(r) for group in whole) for r in ranks]
 

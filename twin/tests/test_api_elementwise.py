@@ -300,58 +300,47 @@ def test_arguments_beyond_a_limit_are_refused(name: str, numbers: list[int], say
         assert fault.startswith(("illegal argument: ", "out of bounds: ")) and "api_elementwise.cpp:" in fault
 
 
-# Overlaps of destination and source: form, mask, repeats, steps, their byte offsets within one tensor.
+ADD, AXPY, WIDEN, NARROW = "overlap_add", "overlap_axpy", "overlap_cast/f2f4", "overlap_cast/f4f2"
+ONES = (1, 1, 1)
+# Overlaps: call, its numbers, byte offsets of destination and source within one tensor, whether that is legal.
 OVERLAPS = [
-    (0, 64, 1, (8, 8, 8), 0, 0, True),
-    (0, 64, 1, (8, 8, 8), 0, 256, True),
-    (0, 64, 1, (8, 8, 8), 224, 0, False),
-    (0, 64, 1, (8, 8, 8), 0, 32, False),
-    (1, 64, 2, (8, 8, 8), 0, 0, True),
-    (1, 64, 1, (8, 8, 8), 32, 0, False),  # within a repeat
-    (1, 64, 2, (8, 8, 8), 256, 0, False),  # repeat 1 reads what repeat 0 has written
-    (1, 64, 2, (16, 16, 8), 256, 0, True),  # between its repeats
-    (1, 64, 2, (8, 8, 8), 0, 256, True),  # repeat 1 overwrites what nobody reads any more
-    (1, 64, 3, (0, 0, 8), 0, 0, False),  # the accumulator as source 0
-    (2, 64, 3, (0, 8, 0), 0, 0, True),  # as source 1, standing still
+    (ADD, [0, 64], 0, 0, True),
+    (ADD, [0, 64], 0, 256, True),
+    (ADD, [0, 64], 224, 0, False),
+    (ADD, [0, 64], 0, 32, False),
+    (ADD, numbers_of(1, 64, 2, ONES, (8, 8, 8)), 0, 0, True),
+    (ADD, numbers_of(1, 64, 1, ONES, (8, 8, 8)), 32, 0, False),  # within a repeat
+    (ADD, numbers_of(1, 64, 2, ONES, (8, 8, 8)), 256, 0, False),  # repeat 1 reads what repeat 0 has written
+    (ADD, numbers_of(1, 64, 2, ONES, (16, 16, 8)), 256, 0, True),  # between its repeats
+    (ADD, numbers_of(1, 64, 2, ONES, (8, 8, 8)), 0, 256, True),  # repeat 1 overwrites what nobody reads any more
+    (ADD, numbers_of(1, 64, 3, ONES, (0, 0, 8)), 0, 0, False),  # the accumulator as source 0
+    (ADD, numbers_of(2, 64, 3, ONES, (0, 8, 0)), 0, 0, True),  # as source 1, standing still
+    (AXPY, [0, 64], 0, 0, False),  # a source of another width lies apart
+    (AXPY, [0, 64], 0, 224, False),
+    (AXPY, [0, 64], 0, 256, True),
+    (NARROW, [0, 200], 0, 0, True),  # in place
+    (WIDEN, [0, 200], 0, 0, False),  # in place
+    (WIDEN, [0, 256], 0, 512, True),  # from the upper half: each repeat is read before it is written
+    (WIDEN, [0, 256], 0, 352, False),
+    (WIDEN, [0, 64], 0, 0, True),  # a single repeat
+    (NARROW, [0, 200], 32, 0, True),  # falls behind what is read
+    (NARROW, [0, 256], 512, 0, False),
 ]
 
 
-def test_overlapping_operands_are_legal_or_refused() -> None:
-    a, b = values("f4", 15), values("f4", 16)
-    for form, mask, repeats, steps, dst, src, legal in OVERLAPS:
-        numbers = [*numbers_of(form, mask, repeats, (1, 1, 1), steps), dst, src]
-        got = run("elementwise", "overlap_add", numbers, a, b)
-        assert (got.fault == "") == legal, (numbers, got.fault)
-        if not legal:
-            assert "overlap in part" in got.fault or "has written" in got.fault
-            assert "api_elementwise.cpp:" in got.fault
-        elif form == 2:
-            assert np.array_equal(got.view("f4")[:64], ((a[:64] + b[:64]) + b[64:128]) + b[128:192])
-
-
-@pytest.mark.parametrize(("src", "legal"), [(0, False), (128, False), (224, False), (256, True)])
-def test_a_source_of_another_width_lies_apart(src: int, legal: bool) -> None:
-    fault = run("elementwise", "overlap_axpy", [0, 64, *[0] * 9, src], values("f4", 18)).fault
-    assert (fault == "") == legal and (legal or "a source of another width overlap" in fault)
-
-
-@pytest.mark.parametrize(
-    ("pair", "count", "dst", "src", "legal"),
-    [
-        ("f4f2", 200, 0, 0, True),  # narrowing in place
-        ("f2f4", 200, 0, 0, False),  # widening in place
-        ("f2f4", 256, 0, 512, True),  # widening from the upper half: each repeat is read before it is written
-        ("f2f4", 256, 0, 352, False),
-        ("f2f4", 64, 0, 0, True),  # a single repeat
-        ("f4f2", 200, 32, 0, True),  # falls behind what is read
-        ("f4f2", 256, 512, 0, False),
-    ],
-)
-def test_overlapping_casts_are_legal_or_refused(pair: str, count: int, dst: int, src: int, legal: bool) -> None:
-    source, target = TYPES[pair[:2]], TYPES[pair[2:]]
-    memory = values(pair[:2], 17)
-    got = run("elementwise", f"overlap_cast/{pair}", [0, count, *[0] * 8, dst, src], memory)
+@pytest.mark.parametrize(("name", "numbers", "dst", "src", "legal"), OVERLAPS)
+def test_overlapping_operands_are_legal_or_refused(
+    name: str, numbers: list[int], dst: int, src: int, legal: bool
+) -> None:
+    a, b = values("f2" if name == WIDEN else "f4", 15), values("f4", 16)
+    got = run("elementwise", name, [*numbers, *[0] * (10 - len(numbers)), dst, src], a, b)
     assert (got.fault == "") == legal, got.fault
-    if legal:
-        taken = memory[src // source.itemsize :][:count].astype(target)
-        assert np.array_equal(got.view(target)[dst // target.itemsize :][:count], taken)
+    if not legal:
+        assert "overlap" in got.fault or "has written" in got.fault
+        assert "api_elementwise.cpp:" in got.fault
+    elif numbers[0] == 2:
+        assert np.array_equal(got.view("f4")[:64], ((a[:64] + b[:64]) + b[64:128]) + b[128:192])
+    elif name in (WIDEN, NARROW):
+        target = TYPES["f4" if name == WIDEN else "f2"]
+        taken = a[src // a.itemsize :][: numbers[1]].astype(target)
+        assert np.array_equal(got.view(target)[dst // target.itemsize :][: numbers[1]], taken)

@@ -243,12 +243,10 @@ def test_a_wait_for_nobody_is_a_hang(mode: str, key: int) -> None:
 # ---- rules that kernels in use break, pointers of their own ----
 
 X = np.arange(48, dtype=np.float32)
-OVERLAPPED = "destination and source 0 overlap in part; they may be the same, or apart"
 # By tiling key: what the twin says, of which kind, and what y begins with when the launch only lists it. Of rules that
 # rule_kernels.cpp breaks, one of each kind of call.
 HABITS: dict[int, tuple[str, str, list[float]]] = {
     0: ("DataCopy GM->UB of 0 bytes", "illegal argument", []),
-    1: ("DataCopy UB->GM of 0 bytes", "illegal argument", []),
     2: ("Sum: destination and source overlap", "illegal argument", [X[:24].sum(), X[24:].sum()]),
     3: (
         "Sum: inner 12 must be a multiple of 32 bytes",
@@ -261,12 +259,10 @@ HABITS: dict[int, tuple[str, str, list[float]]] = {
     22: (r"DataCopy GM->UB of 64 bytes, the GlobalTensor of .arg 0 \(x\). holds 32", "out of bounds", list(X[32:])),
     23: ("1 queue tensors were never freed", "queue discipline", []),
     24: ("mask 0 is outside 1..64: the call does nothing", "illegal argument", []),
-    25: (f"Adds: {OVERLAPPED}", "illegal argument", [*X[:8], *X[:40] + 1]),
-    26: (f"CompareScalar: {OVERLAPPED}", "illegal argument", []),
 }
 
 
-ALLOWED = (0, 1, 6, 23, 24, 26)  # no document forbids them: warnings in any case
+ALLOWED = (0, 6, 23, 24)  # no document forbids them: warnings in any case
 
 
 @engines
@@ -318,9 +314,9 @@ def test_drawn_overlaps_are_made_repeat_by_repeat(mode: str, seed: int) -> None:
     done = kernels("habits").launch("habits", [x, y], None, 1, key, mode=mode, warn=True)
     assert np.array_equal(y, want, equal_nan=True)
     assert (len(done.warnings) > 0) == (0 < apart < count), done.warnings
-    if done.warnings and call != 1:
-        with pytest.raises(TwinFault, match=r"overlap in part|has written"):
-            kernels("habits").launch("habits", [x, y], None, 1, key, mode=mode)
+    forbidden = bool(done.warnings) and call != 1  # no document forbids it of a comparison over a count
+    with pytest.raises(TwinFault, match=r"overlap in part|has written") if forbidden else contextlib.nullcontext():
+        kernels("habits").launch("habits", [x, y], None, 1, key, mode=mode)
 
 
 def test_warnings_of_all_ranks_and_schedules_are_listed() -> None:
@@ -332,7 +328,7 @@ def test_warnings_of_all_ranks_and_schedules_are_listed() -> None:
 
 
 @engines
-@pytest.mark.parametrize("key,address", [(10, "0x10"), (11, "0x10"), (12, "no address")])
+@pytest.mark.parametrize("key,address", [(10, "0x10"), (12, "no address")])
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_pointer_into_nowhere_is_a_finding(mode: str, key: int, address: str, world: int) -> None:
     args = [[np.zeros(48, np.float32), np.zeros(48, np.float32)] for _ in range(world)]

@@ -16,8 +16,10 @@ import pytest
 import torch
 from third_party_runs import HALF, Swap, kernels, tiling
 from twin_oracle import TWIN, compiler
+from typer.testing import CliRunner
 
 import ascendc_twin
+from ascendc_twin.cli import app
 from ascendc_twin.entries import find_entries
 from ascendc_twin.errors import ArgumentError, LibraryError, TwinBuildError, TwinFault
 
@@ -154,26 +156,20 @@ def test_what_is_no_source_or_no_library_is_refused(cache: Path, tmp_path: Path)
 
 @pytest.mark.nightly
 def test_the_command_builds_and_lists(tmp_path: Path) -> None:
-    pytest.importorskip("typer")
-    path = source(tmp_path)
-
-    def build(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", "from ascendc_twin.cli import app; app()", "build", str(path)]
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
-        return subprocess.run([*command, *options], capture_output=True, text=True, env=environment, cwd=tmp_path)
-
-    made = build("-D", "UNUSED=1", "-I", str(tmp_path), "-o", "c.so")
-    assert made.returncode == 0, made.stderr
-    assert made.stdout.splitlines() == ["c.so", "  count(out, step, tiling)"]
+    path, library = source(tmp_path), tmp_path / "c.so"
+    build = ["build", str(path), "-D", "UNUSED=1", "-I", str(tmp_path), "-o", str(library)]
+    made = CliRunner().invoke(app, build)
+    assert made.exit_code == 0, made.output
+    assert made.output.splitlines() == [str(library), "  count(out, step, tiling)"]
     out = np.zeros(2, np.int64)
     for mode in ("fast", "checked"):
-        ascendc_twin.load(tmp_path / "c.so").launch("count", [out, 5], tiling(1, 0), 2, mode=mode)
+        ascendc_twin.load(library).launch("count", [out, 5], tiling(1, 0), 2, mode=mode)
         assert out.tolist() == [1, 6]
         out[:] = 0
     path.write_text(path.read_text().replace("GetBlockIdx", "GetBlockIndex"))
-    made = build()
-    assert made.returncode == 1
-    assert "GetBlockIndex" in made.stderr and "error:" in made.stderr
+    made = CliRunner().invoke(app, build)
+    assert made.exit_code == 1
+    assert "GetBlockIndex" in made.output and "error:" in made.output
 
 
 # ---- calls ----

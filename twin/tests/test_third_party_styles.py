@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from third_party_runs import HALF, KERNELS, kernels, tiling
 from twin_oracle import compiler
+from typer.testing import CliRunner
 
 import ascendc_twin
+from ascendc_twin.cli import app
 from ascendc_twin.compiling import include_directory, own_text, preprocess, unit_of, vendor_headers
 from ascendc_twin.entries import Entry
 from ascendc_twin.errors import ArgumentError, TwinBuildError
@@ -106,11 +108,6 @@ def test_keys_are_listed_and_others_are_refused_by_name() -> None:
         with pytest.raises(ArgumentError, match=said):
             template.launch("template_key", [x, x, x, None], tiling(64), 1, key)
     assert kernels("add_custom", HALF).tiling_keys("add_custom") == {}
-    pytest.importorskip("typer")
-    from typer.testing import CliRunner
-
-    from ascendc_twin.cli import app
-
     shown = CliRunner().invoke(app, ["list", str(ascendc_twin.build(KERNELS / "template_key.cpp"))]).output
     assert f"  {HALF_KEY}: D_T=half, HAS_MASK=0, SCALE=3, FORMAT=2, KIND=20, CORES=0\n" in shown
 

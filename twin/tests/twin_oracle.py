@@ -74,12 +74,11 @@ def _compiled(name: str, *arguments: str, wait: bool = True) -> str:
 
 @functools.cache
 def _runtime(engine: str) -> list[str]:
-    """The twin's runtime for an engine; what is compiled here, processes that need it together share."""
-    if engine != "audit" and not SANITIZE:
-        return list(runtime_objects(engine))
+    """The twin's runtime for an engine; with sanitizers it is compiled here, and processes share it."""
+    if not SANITIZE:
+        return list(runtime_objects("checked" if engine == "checked" else "fast"))
     parts = ["core", "fast", "checked"] if engine == "checked" else ["core", "fast"]
     sources = [path for part in parts for path in sorted((TWIN / "src" / part).glob("*.[cS]*"))]
-    sources += [AUDIT / "audit.cpp"] if engine == "audit" else []
     flags = [*ENGINES[engine], *COMMON, f"-I{TWIN / 'src'}", "-O1", "-fPIC", "-c"]
     names = {path: f"{engine}-{path.parent.name}-{path.stem}.o" for path in sources}
     for path, name in names.items():
@@ -92,8 +91,9 @@ def native_library(name: str, engine: str, *flags: str) -> Path:
     """native/`name`.cpp with the twin's runtime."""
     options = [*ENGINES[engine], *COMMON, *(flags or ["-O1"]), "-fPIC", "-c"]
     stem, runtime = "-".join((name, engine, *flags)), _runtime(engine)
-    own = _compiled(f"{stem}.o", *options, str(NATIVE / f"{name}.cpp"))
-    return Path(_compiled(f"{stem}.so", *SANITIZED, "-shared", own, *runtime))
+    own = [_compiled(f"{stem}.o", *options, str(NATIVE / f"{name}.cpp"))]
+    own += [_compiled("audit.o", *options, str(AUDIT / "audit.cpp"))] if engine == "audit" else []
+    return Path(_compiled(f"{stem}.so", *SANITIZED, "-shared", *own, *runtime))
 
 
 def syntax_errors(code: str, directory: Path, *flags: str) -> str:

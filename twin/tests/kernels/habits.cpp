@@ -16,7 +16,6 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
     DataCopy(row, Gm<float>(x), 48);
     SyncFunc<HardEvent::MTE2_V>();
     if (TILING_KEY_IS(0)) DataCopy(row, Gm<float>(x), 0);
-    if (TILING_KEY_IS(1)) DataCopy(Gm<float>(y), row, 0);
     if (TILING_KEY_IS(2) || TILING_KEY_IS(3)) {
         if (TILING_KEY_IS(2)) Sum(row, row, SumParams{2, 24, 24});
         if (TILING_KEY_IS(3)) Sum(words, row, SumParams{4, 12, 12});
@@ -41,7 +40,6 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
     }
     if (TILING_KEY_IS(23)) queue.AllocTensor<float>();
     if (TILING_KEY_IS(24)) Muls(row, row, 2.0f, static_cast<uint64_t>(0), 1, {1, 1, 8, 8});
-    if (TILING_KEY_IS(25)) Adds(row[8], row, 1.0f, 40);
     LocalTensor<float> flags = longer.Get<float>();
     if (TILING_KEY_VAR >> 32 ==
         1) {  // a call over 256 elements: which, by how many blocks its operands are apart, count
@@ -56,22 +54,12 @@ extern "C" __global__ __aicore__ void habits(GM_ADDR x, GM_ADDR y) {
         SyncFunc<HardEvent::V_MTE3>();
         DataCopy(Gm<float>(y), flags, 256);
     }
-    if (TILING_KEY_IS(26)) {
-        Duplicate(flags, 1.0f, 256);
-        PipeBarrier<PIPE_V>();
-        CompareScalar(flags[8].ReinterpretCast<uint8_t>(), flags, 7.0f, CMPMODE::LT, 64);
-    }
-    if (TILING_KEY_IS(25)) {
-        SyncFunc<HardEvent::V_MTE3>();
-        DataCopy(Gm<float>(y), row, 48);
-    }
     if (TILING_KEY_IS(22)) {
         SyncFunc<HardEvent::MTE2_MTE3>();
         DataCopy(Gm<float>(y), words, 16);
     }
     volatile uint32_t* nowhere = (volatile uint32_t*)16;
     if (TILING_KEY_IS(10)) *(__gm__ uint32_t*)y = *nowhere;
-    if (TILING_KEY_IS(11)) *nowhere = 1;
     if (TILING_KEY_IS(12)) *(__gm__ uint32_t*)y = *(volatile uint32_t*)0xdead000000000000;
 }
 

@@ -53,12 +53,6 @@ __aicore__ inline void Process(GM_ADDR seen, GM_ADDR workspace, bool scalar, boo
 }
 
 extern "C" __global__ __aicore__ void poll_flags(GM_ADDR seen, GM_ADDR workspace) {
-#define WAY(key) \
-    if (TILING_KEY_IS(key)) Process(seen, workspace, key % 10 == 1, key % 10 == 2, key >= 10)
-    WAY(0);
-    WAY(1);
-    WAY(2);
-    WAY(10);
-    WAY(11);
-    WAY(12);
+    const uint64_t key = TILING_KEY_VAR;
+    Process(seen, workspace, key % 10 == 1, key % 10 == 2, key >= 10);
 }

@@ -1,7 +1,8 @@
 // Tensors that a kernel lays over UB by address, and pointers into UB, beside none of TPipe's buffers.
-#include "kernel_operator.h"
+#include "moe_mc2_base.h"
 
 using namespace AscendC;
+using Mc2Sample::Gm;
 
 template <class T>
 __aicore__ inline LocalTensor<T> At(uint32_t offset) {
@@ -23,11 +24,7 @@ __aicore__ inline LocalTensor<T> Over(__ubuf__ T* pointer, uint32_t count) {
 
 extern "C" __global__ __aicore__ void raw_addresses(GM_ADDR x, GM_ADDR y, GM_ADDR words) {
     constexpr uint32_t kCount = 128, kFirst = 96, kSecond = 65536 + 96;
-    GlobalTensor<float> in, out;
-    in.SetGlobalBuffer((__gm__ float*)x);
-    out.SetGlobalBuffer((__gm__ float*)y);
-    GlobalTensor<int32_t> wordsOut;
-    wordsOut.SetGlobalBuffer((__gm__ int32_t*)words);
+    const GlobalTensor<float> in = Gm<float>(x), out = Gm<float>(y);
     LocalTensor<float> first = At<float>(kFirst);
     __ubuf__ float* pointer = (__ubuf__ float*)kSecond;
     LocalTensor<float> second = Over(pointer, kCount);
@@ -71,5 +68,5 @@ extern "C" __global__ __aicore__ void raw_addresses(GM_ADDR x, GM_ADDR y, GM_ADD
     word[4] = static_cast<int32_t>(second.address_.dataLen);
     SetFlag<HardEvent::S_MTE3>(EVENT_ID1);
     WaitFlag<HardEvent::S_MTE3>(EVENT_ID1);
-    DataCopy(wordsOut, At<int32_t>(32), 8);
+    DataCopy(Gm<int32_t>(words), At<int32_t>(32), 8);
 }

@@ -1,28 +1,24 @@
 // Kernels whose times can be computed by hand.
-#include "kernel_operator.h"
 #include "lib/hccl/hccl.h"
+#include "moe_mc2_base.h"
 
-using namespace AscendC;
+using namespace Mc2Sample;
 
 // z = x + y of 256 floats, on one core.
 extern "C" __global__ __aicore__ void add_once(GM_ADDR x, GM_ADDR y, GM_ADDR z) {
     constexpr uint32_t kCount = 256;
-    GlobalTensor<float> xGm, yGm, zGm;
-    xGm.SetGlobalBuffer((__gm__ float*)x, kCount);
-    yGm.SetGlobalBuffer((__gm__ float*)y, kCount);
-    zGm.SetGlobalBuffer((__gm__ float*)z, kCount);
     TPipe pipe;
     TBuf<> buffer;
     pipe.InitBuffer(buffer, 2 * kCount * sizeof(float));
     LocalTensor<float> a = buffer.Get<float>(), b = a[kCount];
-    DataCopy(a, xGm, kCount);
-    DataCopy(b, yGm, kCount);
+    DataCopy(a, Gm<float>(x), kCount);
+    DataCopy(b, Gm<float>(y), kCount);
     SetFlag<HardEvent::MTE2_V>(EVENT_ID0);
     WaitFlag<HardEvent::MTE2_V>(EVENT_ID0);
     Add(a, a, b, kCount);
     SetFlag<HardEvent::V_MTE3>(EVENT_ID0);
     WaitFlag<HardEvent::V_MTE3>(EVENT_ID0);
-    DataCopy(zGm, a, kCount);
+    DataCopy(Gm<float>(z), a, kCount);
 }
 
 struct Tiles {
@@ -35,8 +31,7 @@ extern "C" __global__ __aicore__ void add_tiles(GM_ADDR x, GM_ADDR tiling) {
     REGISTER_TILING_DEFAULT(Tiles);
     GET_TILING_DATA_WITH_STRUCT(Tiles, tiles, tiling);
     constexpr uint32_t kTile = 2048;
-    GlobalTensor<float> gm;
-    gm.SetGlobalBuffer((__gm__ float*)x, tiles.count * kTile);
+    const GlobalTensor<float> gm = Gm<float>(x);
     TPipe pipe;
     TQue<TPosition::VECIN, 2> in;
     TQue<TPosition::VECOUT, 2> out;
@@ -71,14 +66,6 @@ extern "C" __global__ __aicore__ void swap_rows(GM_ADDR x, GM_ADDR y, GM_ADDR ti
     hccl.Init(GetHcclContext<0>());
     GM_ADDR there = hccl.GetWindowsInAddr(1 - hccl.GetRankId());
     GM_ADDR here = hccl.GetWindowsInAddr(hccl.GetRankId());
-    GlobalTensor<float> xGm, yGm, theirRow, ourRow;
-    GlobalTensor<int32_t> theirFlag, ourFlag;
-    xGm.SetGlobalBuffer((__gm__ float*)x, kRow);
-    yGm.SetGlobalBuffer((__gm__ float*)y, kRow);
-    theirRow.SetGlobalBuffer((__gm__ float*)there, kRow);
-    ourRow.SetGlobalBuffer((__gm__ float*)here, kRow);
-    theirFlag.SetGlobalBuffer((__gm__ int32_t*)(there + kFlagAt), 8);
-    ourFlag.SetGlobalBuffer((__gm__ int32_t*)(here + kFlagAt), 8);
     TPipe pipe;
     TBuf<> buffer;
     pipe.InitBuffer(buffer, 2 * kRow * sizeof(float) + 64);
@@ -90,20 +77,20 @@ extern "C" __global__ __aicore__ void swap_rows(GM_ADDR x, GM_ADDR y, GM_ADDR ti
         Adds(spare, spare, 1.0f, kRow);
     }
     Duplicate(flag, static_cast<int32_t>(1), 8);
-    DataCopy(row, xGm, kRow);
+    DataCopy(row, Gm<float>(x), kRow);
     PipeBarrier<PIPE_ALL>();
-    DataCopy(theirRow, row, kRow);
+    DataCopy(Gm<float>(there), row, kRow);
     PipeBarrier<PIPE_MTE3>();
     if (late.atomic != 0) {
         SetAtomicAdd<int32_t>();
     }
-    DataCopy(theirFlag, flag, 8);
+    DataCopy(Gm<int32_t>(there + kFlagAt), flag, 8);
     SetAtomicNone();
     do {
-        DataCopy(flag[8], ourFlag, 8);
+        DataCopy(flag[8], Gm<int32_t>(here + kFlagAt), 8);
         PipeBarrier<PIPE_ALL>();
     } while (flag.GetValue(8) != 1);
-    DataCopy(row, ourRow, kRow);
+    DataCopy(row, Gm<float>(here), kRow);
     PipeBarrier<PIPE_ALL>();
-    DataCopy(yGm, row, kRow);
+    DataCopy(Gm<float>(y), row, kRow);
 }
