@@ -48,7 +48,7 @@ def test_low_latency_rows_and_sums(clusters: Clusters, case: Case) -> None:
 
 
 @pytest.mark.parametrize("fp8", [False, True])
-def test_a_hook_after_a_matmul_and_twice(clusters: Clusters, fp8: bool) -> None:
+def test_a_hook_receives_once(clusters: Clusters, fp8: bool) -> None:
     case = Case(kind="-1")
 
     def body(rank: int, buffer: Buffer) -> None:
@@ -61,7 +61,6 @@ def test_a_hook_after_a_matmul_and_twice(clusters: Clusters, fp8: bool) -> None:
         assert not count.any() and not stats.any()  # it has only sent
         with pytest.raises(ArgumentError, match="hook was not called"):
             buffer.low_latency_combine(whole[0], case.ids(rank), case.weights(rank), handle)
-        assert torch.equal(torch.ones(3, 4) @ torch.ones(4, 5), torch.full((3, 5), 4.0))
         for _ in range(2):
             hook()
             assert torch.equal(count, whole[1]) and torch.equal(stats, count)
@@ -71,7 +70,6 @@ def test_a_hook_after_a_matmul_and_twice(clusters: Clusters, fp8: bool) -> None:
         ones = torch.ones(handle[0].shape[0], handle[0].shape[1], H).bfloat16()
         y, _, hook = buffer.low_latency_combine(ones, case.ids(rank), case.weights(rank), handle, return_recv_hook=True)
         assert not y.any()
-        assert torch.equal(torch.ones(3, 4) @ torch.ones(4, 5), torch.full((3, 5), 4.0))
         for _ in range(2):
             hook()
             assert torch.equal(y, total)

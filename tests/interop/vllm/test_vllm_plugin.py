@@ -108,15 +108,6 @@ def test_every_process_runs_our_operators(site: Path) -> None:
         assert "npu_moe_distribute_dispatch_v2" in line and "moe_gating_top_k" in line
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("mode", ["ops", "default"])
-def test_every_process_of_sglang_runs_our_operators(site: Path, mode: str) -> None:
-    for found, logged in started(site, group=SGLANG, ASCEND_MOE_PATCH="1", DEEP_USE_MODE=mode):
-        assert found["ran"].startswith("ascend_moe.ops") and found["right"] and found["names"] == [], found
-        assert "ASCEND_MOE_PATCH=1: replaced _npu_distribute_barrier, npu_moe_distribute_combine" in logged
-        assert ("DEEP_USE_MODE is not ops" in logged) == (mode != "ops")
-
-
 def test_sglang_plugin_replaces_and_warns(site: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     monkeypatch.syspath_prepend(site)
     monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
