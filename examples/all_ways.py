@@ -116,12 +116,12 @@ def through(dispatcher: Dispatcher, layer: Layer) -> Tensor:
     return dispatcher.combine(rows, sent, layer.weights)
 
 
-def windows(comm_alg: str) -> Callable[[Layer], Tensor]:
-    return lambda layer: through(MC2Dispatcher.from_group(layer.group, E, comm_alg=comm_alg), layer)
+def windows(layer: Layer, comm_alg: str) -> Tensor:
+    return through(MC2Dispatcher.from_group(layer.group, E, comm_alg=comm_alg), layer)
 
 
 for algorithm in ("window", "direct", "hierarchy"):
-    way(algorithm)(windows(algorithm))
+    way(algorithm)(functools.partial(windows, comm_alg=algorithm))
 
 
 @way("dispatch_ffn_combine")
@@ -150,14 +150,12 @@ def zero_copy(layer: Layer) -> Tensor:
     return dispatcher.combine(rows, sent, layer.weights)
 
 
-@way("all-to-all")
-def all_to_all(layer: Layer) -> Tensor:
-    return through(AllToAllDispatcher(layer.group, E), layer)
+def collectives(layer: Layer, dispatcher: type[AllToAllDispatcher | AllGatherDispatcher]) -> Tensor:
+    return through(dispatcher(layer.group, E), layer)
 
 
-@way("all-gather")
-def all_gather(layer: Layer) -> Tensor:
-    return through(AllGatherDispatcher(layer.group, E), layer)
+way("all-to-all")(functools.partial(collectives, dispatcher=AllToAllDispatcher))
+way("all-gather")(functools.partial(collectives, dispatcher=AllGatherDispatcher))
 
 
 def mine(layer: Layer, every: Tensor) -> Tensor:
@@ -178,14 +176,8 @@ def ep_moe(layer: Layer, reduce: str) -> Tensor:
     return mine(layer, experts(x, logits))
 
 
-@way("EPMoE, all-reduce", equal=False)
-def ep_moe_all_reduce(layer: Layer) -> Tensor:
-    return ep_moe(layer, "all_reduce")
-
-
-@way("EPMoE, mc2")
-def ep_moe_mc2(layer: Layer) -> Tensor:
-    return ep_moe(layer, "mc2")
+way("EPMoE, all-reduce", equal=False)(functools.partial(ep_moe, reduce="all_reduce"))
+way("EPMoE, mc2")(functools.partial(ep_moe, reduce="mc2"))
 
 
 @way("aligned blocks", equal=False)
@@ -209,15 +201,11 @@ def aligned_blocks(layer: Layer) -> Tensor:
     return fused_moe.all_reduce_dp(part, ends(), layer.group).bfloat16()
 
 
-def modular_kernel(kind: str) -> Callable[[Layer], Tensor]:
-    """Return a function that computes the layer by vLLM's modular kernel with dispatcher ``kind``."""
-
-    def run(layer: Layer) -> Tensor:
-        config = vllm.MoEKernelConfig(layer.name, layer.rank, RANKS, E, TOKENS, kind)
-        kernel: Callable[..., Tensor] = vllm.select(config)
-        return kernel(layer.x, layer.w13, layer.w2, layer.weights, layer.ids, global_num_experts=E)
-
-    return run
+def modular_kernel(layer: Layer, kind: str) -> Tensor:
+    """Compute the layer by vLLM's modular kernel with dispatcher ``kind``."""
+    config = vllm.MoEKernelConfig(layer.name, layer.rank, RANKS, E, TOKENS, kind)
+    kernel: Callable[..., Tensor] = vllm.select(config)
+    return kernel(layer.x, layer.w13, layer.w2, layer.weights, layer.ids, global_num_experts=E)
 
 
 for kind, title in (
@@ -226,7 +214,7 @@ for kind, title in (
     ("alltoall", "all-to-all"),
     ("allgather", "all-gather"),
 ):
-    way(f"modular kernel, {title}")(modular_kernel(kind))
+    way(f"modular kernel, {title}")(functools.partial(modular_kernel, kind=kind))
 
 
 def six_phases(layer: Layer, kind: str) -> Tensor:
@@ -246,9 +234,9 @@ for kind in ("mc2", "alltoall", "allgather"):
     way(f"Megatron-LM, six phases, {kind}", equal=False)(functools.partial(six_phases, kind=kind))
 
 
-def deep_ep_normal(layer: Layer, buffer: deep_ep.Buffer | deep_ep.AscendBuffer) -> Tensor:
+def deep_ep_normal(layer: Layer, kind: type[deep_ep.Buffer | deep_ep.AscendBuffer]) -> Tensor:
     """Compute it by DeepEP, a row per rank, weighted by experts; or sgl-kernel-npu, per expert, weighted by combine."""
-    ids = layer.ids.long()
+    buffer, ids = kind(layer.group), layer.ids.long()
     per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, E)
     x, local_ids, weights, counts, handle, _ = buffer.dispatch(
         layer.x, None, per_rank, None, in_rank, per_expert, ids, layer.weights
@@ -263,14 +251,8 @@ def deep_ep_normal(layer: Layer, buffer: deep_ep.Buffer | deep_ep.AscendBuffer) 
     return buffer.combine(part, handle)[0].bfloat16()  # parts in fp32: bf16 ones would be rounded on each rank
 
 
-@way("DeepEP, normal", equal=False)
-def deep_ep_one_row_a_rank(layer: Layer) -> Tensor:
-    return deep_ep_normal(layer, deep_ep.Buffer(layer.group))
-
-
-@way("DeepEP of sgl-kernel-npu, normal")
-def deep_ep_one_row_an_expert(layer: Layer) -> Tensor:
-    return deep_ep_normal(layer, deep_ep.AscendBuffer(layer.group))
+way("DeepEP, normal", equal=False)(functools.partial(deep_ep_normal, kind=deep_ep.Buffer))
+way("DeepEP of sgl-kernel-npu, normal")(functools.partial(deep_ep_normal, kind=deep_ep.AscendBuffer))
 
 
 @way("DeepEP, low latency")

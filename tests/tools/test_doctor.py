@@ -11,9 +11,10 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import commands
 import pytest
@@ -26,6 +27,7 @@ from ascend_moe.native import probe_results
 from ascend_moe.plan import Request
 from ascend_moe.settings import PROVABLE, TABLE
 
+HOME = "ASCEND_HOME_PATH"
 VARIABLES = ("ASCEND_", "HCCL_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "GLOO_")
 
 
@@ -37,7 +39,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def by_topic(found: Iterator[Diagnostic]) -> dict[str, Diagnostic]:
+def by_topic(found: Iterable[Diagnostic]) -> dict[str, Diagnostic]:
     return {each.topic: each for each in found}
 
 
@@ -97,15 +99,11 @@ def test_wrong_settings_are_found_with_their_fix(
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     found = list(settings.diagnostics())
-    one = by_topic(iter(found))[topic]
+    one = by_topic(found)[topic]
     wrong = [each.topic for each in found if each.level == ERROR]
     assert wrong in ([], [topic]), wrong
     assert one.level == level and said in " ".join((one.what, one.why, one.fix)), one
     assert level == OK or (one.why and one.fix)
-
-
-def _refuse(name: str) -> int:
-    raise PermissionError("Operation not permitted")
 
 
 def install(root: Path, version: str, file: str = "x86_64-linux/ascend_toolkit_install.info") -> str:
@@ -120,18 +118,14 @@ def driver(root: Path, version: str) -> None:
     (root / "driver" / "version.info").write_text(f"Version={version}\n")
 
 
-def source(m: pytest.MonkeyPatch, home: str) -> None:
-    m.setenv("ASCEND_HOME_PATH", home)
-
-
 def pair(m: pytest.MonkeyPatch, root: Path, torch_npu: str, cann: str, torch: str = "") -> None:
     wheels(m, torch=torch or f"{'.'.join(torch_npu.split('.')[:3])}+cpu", torch_npu=torch_npu)
-    source(m, install(root, cann))
+    m.setenv(HOME, install(root, cann))
 
 
 def package(m: pytest.MonkeyPatch, root: Path, symbols: bytes) -> None:
     """torch_npu finds its operators through either variable."""
-    source(m, install(root, "8.5.0"))
+    m.setenv(HOME, install(root, "8.5.0"))
     library = root / "opp" / "vendors" / "someone" / "op_api" / "lib" / "libcust_opapi.so"
     library.parent.mkdir(parents=True)
     library.write_bytes(symbols)
@@ -139,11 +133,6 @@ def package(m: pytest.MonkeyPatch, root: Path, symbols: bytes) -> None:
     if symbols == OURS:
         m.delenv("ASCEND_OPP_PATH")
         m.setenv("ASCEND_CUSTOM_OPP_PATH", f"{library.parents[2]}:/nowhere")
-
-
-def built(m: pytest.MonkeyPatch, folder: Path | None) -> None:
-    """The virtual NPU's libraries are there, or their first use would build them."""
-    m.setattr(doctor_cann.library, "vnpu_folder_if_built", lambda: folder)
 
 
 BOTH = ("vllm.general_plugins", "sglang.srt.plugins")
@@ -167,6 +156,7 @@ def vendors(m: pytest.MonkeyPatch, root: Path, op: str) -> None:
 
 
 OURS = b"..".join(_lib.OPERATOR_SYMBOLS)
+REFUSE = Mock(side_effect=PermissionError("Operation not permitted"))
 
 
 @pytest.mark.parametrize(
@@ -177,14 +167,14 @@ OURS = b"..".join(_lib.OPERATOR_SYMBOLS)
         (lambda m, root: m.setattr(machine, "_available_mib", lambda: 150), "memory", WARN, "150 MiB"),
         (lambda m, root: m.setenv("CXX", "no-such-compiler"), "compiler", WARN, ""),
         (lambda m, root: m.setattr(resource, "getrlimit", lambda _: (256, 256)), "open files", WARN, "256"),
-        (lambda m, root: m.setattr(os, "memfd_create", _refuse), "shared memory", ERROR, "not permitted"),
+        (lambda m, root: m.setattr(os, "memfd_create", REFUSE), "shared memory", ERROR, "not permitted"),
         (lambda m, root: wheels(m, torch="2.6.0+cpu", torch_npu=""), "torch", ERROR, "torch>=2.10"),
         (lambda m, root: wheels(m, torch="2.13.1", torch_npu=""), "torch_npu", OK, "'torch_npu==2.13.*'"),
         (lambda m, root: m.setattr(sys, "version_info", (3, 9, 1)), "python", ERROR, "3.10 or later"),
         (lambda m, root: None, "CANN", OK, "not found"),
         (lambda m, root: install(root, "8.5.0"), "CANN", WARN, "set_env.sh"),
-        (lambda m, root: source(m, install(root, "8.5.0")), "CANN", OK, "8.5.0"),
-        (lambda m, root: source(m, install(root, "[7.7:8.1.RC1]", "version.cfg")), "CANN", WARN, "8.1.RC1"),
+        (lambda m, root: m.setenv(HOME, install(root, "8.5.0")), "CANN", OK, "8.5.0"),
+        (lambda m, root: m.setenv(HOME, install(root, "[7.7:8.1.RC1]", "version.cfg")), "CANN", WARN, "8.1.RC1"),
         (lambda m, root: pair(m, root, "2.9.0", "8.5.0"), "versions", OK, "is compatible with"),
         (lambda m, root: pair(m, root, "2.9.0", "8.3.RC1"), "versions", ERROR, "is not compatible with"),
         (lambda m, root: pair(m, root, "2.13.0", "9.1.0"), "versions", WARN, "not in a published table"),
@@ -199,7 +189,10 @@ OURS = b"..".join(_lib.OPERATOR_SYMBOLS)
         ),
         (lambda m, root: vendors(m, root, _lib.OPERATORS[0]), "operator sources", WARN, "a, not from"),
         (lambda m, root: driver(root, "24.1.0"), "driver", WARN, "24.1.0"),
-        (lambda m, root: built(m, None), "virtual NPU", OK, "not built: the first use builds it"),
+        (
+            lambda m, root: m.setattr(doctor_cann.library, "vnpu_folder_if_built", lambda: None),
+            *("virtual NPU", OK, "not built: the first use builds it"),
+        ),
     ],
 )
 def test_what_can_be_wrong(
@@ -280,19 +273,15 @@ def test_rank_0_that_answers_and_that_does_not(monkeypatch: pytest.MonkeyPatch) 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert by_topic(group.group_diagnostics(f"127.0.0.1:{port}"))["rank 0"].level == OK
-        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-        monkeypatch.setenv("MASTER_PORT", str(port))
-        monkeypatch.setenv("RANK", "1")
-        monkeypatch.setenv("WORLD_SIZE", "2")
+        given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "1", "WORLD_SIZE": "2"}
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
         found = by_topic(group.group_diagnostics())
         assert found["rank 0"].level == OK and "rank 1 of 2" in found["ranks"].what
-    assert by_topic(group.group_diagnostics())["rank 0"].level == WARN
-    monkeypatch.setenv("RANK", "0")
-    assert by_topic(group.group_diagnostics())["rank 0"].level == OK  # it will listen there itself
-    monkeypatch.setenv("RANK", "2")
-    assert by_topic(group.group_diagnostics())["ranks"].level == ERROR
-    monkeypatch.setenv("RANK", "one")
-    assert by_topic(group.group_diagnostics())["RANK"].level == ERROR
+    closed = [("1", "rank 0", WARN), ("0", "rank 0", OK), ("2", "ranks", ERROR), ("one", "RANK", ERROR)]
+    for rank, topic, level in closed:  # rank 0 will listen there itself
+        monkeypatch.setenv("RANK", rank)
+        assert by_topic(group.group_diagnostics())[topic].level == level
     monkeypatch.delenv("RANK")
     for address in ("nonsense", "host:", ":29500", "127.0.0.1:99999"):
         assert by_topic(group.group_diagnostics(address))["rank 0"].level == ERROR
@@ -334,10 +323,7 @@ def test_the_command_prints_every_diagnostic(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_part_that_breaks_is_a_diagnostic(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> Iterator[Diagnostic]:
-        raise ZeroDivisionError("nobody thought of this")
-
-    monkeypatch.setattr(machine, "diagnostics", broken)
+    monkeypatch.setattr(machine, "diagnostics", Mock(side_effect=ZeroDivisionError("nobody thought of this")))
     code, said, _ = commands.said("doctor")
     assert code == 1 and "ZeroDivisionError: nobody thought of this" in said and "HCCL_BUFFSIZE" in said
 

@@ -275,6 +275,23 @@ def test_the_virtual_npu_takes_the_operator_package_through_one_module() -> None
     assert {name.split("/")[0] for name in users} == {"cli", "doctor", "shim", "torch_npu_ops", "validate"}
 
 
+# Other packages that a module imports where it is asked for something of theirs.
+ELSEWHERE = {"matplotlib": "bench", "mpi4py": "bench", "torch_npu": "npu"}
+
+
+def test_what_the_commands_import_is_in_the_extra_cli() -> None:
+    """Every import of another package, wherever in a module it stands."""
+    others = set().union(*other_packages(PACKAGE).values()) - {"ascend_vnpu", "ascendc_twin"}
+    declared = {}
+    for name in ("dependencies", "cli", "bench", "npu"):
+        listed = re.search(rf"^{name} = (\[.*\])", (PAGE.parents[1] / "pyproject.toml").read_text(), re.MULTILINE)
+        declared[name] = {re.split("[>;\\[]", word)[0] for word in re.findall('"([^"]*)"', listed[1] if listed else "")}
+    assert {"rich", "safetensors", "torch", "typer"} <= others
+    missing = [name for name in others - set(ELSEWHERE) if name not in declared["dependencies"] | declared["cli"]]
+    missing += [name for name, extra in ELSEWHERE.items() if name not in declared[extra]]
+    assert missing == []
+
+
 def test_python_folders_import_only_what_lies_below() -> None:
     assert {unit(name) for name in modules()} == set(LAYERS), "the table and the package differ"
     found = [offence for name, tree in modules().items() for offence in python_offences(name, tree)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import logging
 import multiprocessing
@@ -97,30 +96,6 @@ def test_wheel_is_for_any_python_and_holds_what_it_should() -> None:
     assert unwanted == []
     requires = [name for name in distribution.requires or [] if "extra ==" not in name]
     assert sorted(name.split(">")[0] for name in requires) == ["numpy", "torch"]
-
-
-# Other packages that a module imports where it is asked for something of theirs.
-ELSEWHERE = {"matplotlib": "bench", "mpi4py": "bench", "torch_npu": "npu"}
-
-
-def test_what_the_commands_import_is_in_the_extra_cli() -> None:
-    """Every import of another package, wherever in a module it stands."""
-    imported = set()
-    for path in Path(*ascend_moe.__path__).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                imported |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                imported.add(str(node.module).partition(".")[0])
-    others = imported - set(sys.stdlib_module_names) - {"ascend_moe", "ascend_vnpu", "ascendc_twin"}
-    declared = {}
-    for name in ("dependencies", "cli", "bench", "npu"):
-        listed = re.search(rf"^{name} = (\[.*\])", (TREE / "pyproject.toml").read_text(), re.MULTILINE)
-        declared[name] = {re.split("[>;\\[]", word)[0] for word in re.findall('"([^"]*)"', listed[1] if listed else "")}
-    assert {"rich", "safetensors", "torch", "typer"} <= others
-    missing = [name for name in others - set(ELSEWHERE) if name not in declared["dependencies"] | declared["cli"]]
-    missing += [name for name, extra in ELSEWHERE.items() if name not in declared[extra]]
-    assert missing == []
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="no nm")

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import inspect
 import io
-import os
 import re
 import shutil
 import subprocess
@@ -119,13 +118,6 @@ def test_a_block_runs_and_prints_what_is_shown(
         assert drawn.read_text() == (TREE / "docs" / PAGES[page].stem / drawn.name).read_text()
 
 
-def process(command: list[str], cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    env = {key: value for key, value in os.environ.items() if key not in RANK} | more
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
-
-
 def command_cases() -> list[object]:
     """Indented commands with their output below."""
     cases = [(page, *found) for page in PAGES for found in SHELL.findall(text_of(page))]
@@ -145,7 +137,7 @@ def test_a_command_prints_what_is_shown(page: str, command: str, shown: str, tmp
     words = re.sub(r"^(?:[A-Z_]+=\S+ )*", "", command).split()
     words = [str(TREE / word) if (TREE / word).is_file() else word for word in words]
     launch = LAUNCH.get(words[0], ["-m", "ascend_moe"])
-    done = process([sys.executable, *launch, *words[1:]], tmp_path, **variables)
+    done = commands.process([sys.executable, *launch, *words[1:]], tmp_path, **variables)
     printed, wanted = neutral(done.stdout + done.stderr), neutral(shown)
     if words[0] == "ascend-moe":
         printed, wanted = ([re.sub(r"\s*[\d.]+\s*", " N ", line) for line in lines] for lines in (printed, wanted))

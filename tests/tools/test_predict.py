@@ -124,18 +124,13 @@ def test_slower_hardware_is_not_faster(name: str) -> None:
     assert usual < slow and all(a < b or (name in SLOWER and a == b) for a, b in zip(usual, slow, strict=True))
 
 
-def carried(request: Request, algorithm: str, op: str, link: str, costs: dict[str, float]) -> float:
-    """Bytes that pass this kind of link in an op."""
-    with TimedWorld(request, algorithm, 0, payload=False) as world:
-        return {name: world.run(name, costs) for name in ("dispatch", "combine")}[op].link_bytes[link]
-
-
 def test_the_nic_is_what_links_servers() -> None:
     usual = predict(SERVERS)
     assert usual.dispatch.link_use["nic out"] > 0
     assert "nic out" not in predict(replace(SERVERS, ranks_per_server=4)).dispatch.link_use
     rows = SERVERS.batch * SERVERS.topk * (SERVERS.hidden + 32) * 3 / 4  # of a rank, a quarter of them to itself
-    moved = carried(SERVERS, "window", "dispatch", "nic out", A2_COSTS | {"ranks_per_server": 2})
+    with TimedWorld(SERVERS, "window", 0, payload=False) as world:
+        moved = world.run("dispatch", A2_COSTS | {"ranks_per_server": 2}).link_bytes["nic out"]
     assert moved == pytest.approx(SERVERS.ranks * rows, rel=0.3)
     for name, factor in (("nic_gbps", 1 / 16), ("nic_latency_ns", 4)):
         slow = times(predict(SERVERS, costs={name: A2_COSTS[name] * factor}))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import commands
 import pytest
 import torch
 
@@ -42,8 +43,7 @@ for words in eval(sys.argv[-1]):
 def as_command(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The program in a process that the package takes for one of `ascend-moe`."""
     head = f"import sys; sys.orig_argv = ['python', '-m', 'ascend_moe', 'plan']\n{program}"
-    words = [sys.executable, "-c", head, *arguments]
-    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120, env={**os.environ})
+    return commands.process([sys.executable, "-c", head, *arguments])
 
 
 def test_help_version_doctor_and_plan_import_no_torch() -> None:
@@ -60,7 +60,7 @@ ENDS += [("plan >&-", 0, ""), ("--nothing", 2, "ascend-moe: No such option: --no
 @pytest.mark.parametrize(("words", "code", "said"), ENDS)
 def test_a_command_whose_output_is_lost_ends_without_a_traceback(words: str, code: int, said: str) -> None:
     script = f"{sys.executable} -m ascend_moe {words}; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    done = commands.process(["bash", "-c", script])
     assert (done.stdout, done.stderr) == (f"{code}\n", said)
 
 
@@ -81,13 +81,10 @@ def test_a_pipe_gets_each_line_at_once_where_the_stream_writes_so() -> None:
 
 
 def test_completion_is_installed_by_one_command(tmp_path: Path) -> None:
-    env = os.environ | {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    env = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
     def bash(script: str) -> list[str]:
-        words = ["bash", "--norc", "-c", script]
-        return subprocess.run(
-            words, env=env, capture_output=True, text=True, check=True, timeout=120
-        ).stdout.splitlines()
+        return commands.process(["bash", "--norc", "-c", script], **env).stdout.splitlines()
 
     assert bash("ascend-moe --install-completion; true")[0].startswith("bash completion installed in ")
     complete = "_ascend_moe_completion ascend-moe; echo ${COMPREPLY[@]}"
@@ -115,7 +112,7 @@ def test_every_public_name_can_be_had_in_a_command() -> None:
 def test_an_import_in_a_program_registers_the_operators() -> None:
     program = "import ascend_moe, torch; print(torch.ops.ascend_moe.npu_moe_distribute_combine_v2)"
     words = [sys.executable, "-c", program, "ascend-moe", "plan"]  # words of a program do not make it the command
-    assert "npu_moe_distribute_combine_v2" in subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert "npu_moe_distribute_combine_v2" in commands.process(words).stdout
 
 
 @pytest.mark.parametrize(
@@ -162,5 +159,4 @@ def test_adapters_import_without_their_systems_and_only_when_asked_for() -> None
         f"for name in {ADAPTERS!r}: importlib.import_module('ascend_moe.interop.' + name)\n"
         f"print(*[name for name in sys.modules if name.partition('.')[0] in {SYSTEMS!r}])\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout == "\n\n"
+    assert commands.process([sys.executable, "-c", program]).stdout == "\n\n"

@@ -34,6 +34,7 @@ sys.path.append(str(ROOT / "tools"))
 import asc_opc  # noqa: E402
 import headers_check  # noqa: E402
 import op_description  # noqa: E402
+from op_build import snake  # noqa: E402
 
 VENDOR = "ascend_moe"
 SOCS = ("ascend910b", "ascend910_93")
@@ -215,10 +216,6 @@ def unpacked(package: Path, folder: Path) -> Path:
 
 
 # ---- what is in them
-
-
-def snake(op: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", op).lower()
 
 
 def tree(folder: Path, ops: list[str]) -> set[str]:

@@ -415,13 +415,13 @@ def drawn(count: int) -> Iterator[program.Program]:
         yield replace(draws.draw(1000 + seed), odd=seed % 4 == 3)
 
 
-# What a table counts beside the modes: by its name, the cases that have it.
 def every(count: int) -> Iterator[tuple[program.Program, bool]]:
     """All cases, ``count`` of them drawn, and whether a fault is planted."""
     yield from ((case, False) for case in (*matrix(), *map(program.parse, LARGER), *drawn(count)))
     yield from ((program.parse(text), True) for text in FAULTY)
 
 
+# What a table counts beside the modes: by its name, the cases that have it.
 FEATURES: dict[str, Callable[[program.Program], bool]] = {
     "a shared expert": lambda case: case.shared > 0,
     "a mask": lambda case: case.mask != "none",

@@ -530,21 +530,14 @@ REAL_NOTHING(AscendCUpdateTbufPoolStatus)
     int64_t name(A&&...) {                    \
         real::Fail(#name " is not modelled"); \
     }
+#define REAL_ROUNDINGS(name) \
+    REAL_REST(name##a) REAL_REST(name##c) REAL_REST(name##f) REAL_REST(name##r) REAL_REST(name##z)
 // clang-format off
-REAL_REST(vaxpy) REAL_REST(vcadd) REAL_REST(vcgadd) REAL_REST(vcgmin) REAL_REST(vcpadd)
-REAL_REST(vln) REAL_REST(vlrelu) REAL_REST(vrec) REAL_REST(vrsqrt) REAL_REST(vsqrt)
-REAL_REST(vconv_bf162s32a) REAL_REST(vconv_bf162s32c) REAL_REST(vconv_bf162s32f) REAL_REST(vconv_bf162s32r)
-REAL_REST(vconv_bf162s32z) REAL_REST(vconv_f162s16a) REAL_REST(vconv_f162s16c) REAL_REST(vconv_f162s16f)
-REAL_REST(vconv_f162s16r) REAL_REST(vconv_f162s16z) REAL_REST(vconv_f162s32a) REAL_REST(vconv_f162s32c)
-REAL_REST(vconv_f162s32f) REAL_REST(vconv_f162s32r) REAL_REST(vconv_f162s32z) REAL_REST(vconv_f162s4a)
-REAL_REST(vconv_f162s4c) REAL_REST(vconv_f162s4f) REAL_REST(vconv_f162s4r) REAL_REST(vconv_f162s4z)
-REAL_REST(vconv_f162u8a) REAL_REST(vconv_f162u8c) REAL_REST(vconv_f162u8f) REAL_REST(vconv_f162u8r)
-REAL_REST(vconv_f162u8z) REAL_REST(vconv_f322s16a) REAL_REST(vconv_f322s16c) REAL_REST(vconv_f322s16f)
-REAL_REST(vconv_f322s16r) REAL_REST(vconv_f322s16z) REAL_REST(vconv_f322s64a) REAL_REST(vconv_f322s64c)
-REAL_REST(vconv_f322s64f) REAL_REST(vconv_f322s64r) REAL_REST(vconv_f322s64z) REAL_REST(vconv_s162f16a)
-REAL_REST(vconv_s162f16c) REAL_REST(vconv_s162f16f) REAL_REST(vconv_s162f16r) REAL_REST(vconv_s162f16z)
-REAL_REST(vconv_s642f32a) REAL_REST(vconv_s642f32c) REAL_REST(vconv_s642f32f) REAL_REST(vconv_s642f32r)
-REAL_REST(vconv_s642f32z) REAL_REST(vaddrelu) REAL_REST(vaddreluconv_f162s8) REAL_REST(vaddreluconv_f322f16)
+REAL_REST(vaxpy) REAL_REST(vcadd) REAL_REST(vcgadd) REAL_REST(vcgmin) REAL_REST(vcpadd) REAL_REST(vln)
+REAL_REST(vlrelu) REAL_REST(vrec) REAL_REST(vrsqrt) REAL_REST(vsqrt) REAL_ROUNDINGS(vconv_bf162s32)
+REAL_ROUNDINGS(vconv_f162s16) REAL_ROUNDINGS(vconv_f162s32) REAL_ROUNDINGS(vconv_f162s4) REAL_ROUNDINGS(vconv_f162u8)
+REAL_ROUNDINGS(vconv_f322s16) REAL_ROUNDINGS(vconv_f322s64) REAL_ROUNDINGS(vconv_s162f16)
+REAL_ROUNDINGS(vconv_s642f32) REAL_REST(vaddrelu) REAL_REST(vaddreluconv_f162s8) REAL_REST(vaddreluconv_f322f16)
 REAL_REST(vaddreluconv_s162s8) REAL_REST(vaddreluconv_vdeqs162b8) REAL_REST(vand) REAL_REST(vcmp_eq)
 REAL_REST(vcmp_ge) REAL_REST(vcmp_gt) REAL_REST(vcmp_le) REAL_REST(vcmp_lt) REAL_REST(vcmp_ne)
 REAL_REST(vconv_deqs162b8h) REAL_REST(vconv_deqs162b8l) REAL_REST(vconv_f162s4) REAL_REST(vconv_f162u8)
@@ -585,3 +578,4 @@ REAL_REST(set_st_atomic_cfg) REAL_REST(set_va_reg_sb) REAL_REST(sff1) REAL_REST(
 REAL_REST(trap) REAL_REST(__ib_set_stub) REAL_REST(__ib_wait_stub) REAL_REST(__sync_all_stub)
 // clang-format on
 #undef REAL_REST
+#undef REAL_ROUNDINGS
