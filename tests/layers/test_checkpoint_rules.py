@@ -35,11 +35,9 @@ from tiny_checkpoints import (
 from torch import Tensor
 
 from ascend_moe.checkpoint import kept_bits, load_layer, patterns
-from ascend_moe.checkpoint.files import FP8, INDEX
+from ascend_moe.checkpoint.files import FP8, INDEX, SCALES
 from ascend_moe.checkpoint.patterns import Names
 from ascend_moe.errors import ArgumentError
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
 
 
 def alike(loaded: list[Outcome]) -> bool:
@@ -54,7 +52,7 @@ def alike(loaded: list[Outcome]) -> bool:
 def scales_of(made: Tiny) -> list[str]:
     """The scales, offsets and biases beside codes."""
     beside = [name for name in made.tensors if "scale" in name or "offset" in name]
-    return [name for name in beside if made.tensors[name].dtype in (*FLOATS, torch.uint8)]
+    return [name for name in beside if made.tensors[name].dtype in (*SCALES, torch.uint8)]
 
 
 def corrupted(value: Tensor, number: float) -> Tensor:

@@ -90,7 +90,6 @@ WRONG: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
         lambda s: s.update(w_down=s["w_down"].to(FP8)),
         "w_down is torch.float8_e4m3fn; it must be int8 or bfloat16",
     ),
-    "int32 codes": (lambda s: s.update(w_down=s["w_down"].int()), "w_down is torch.int32; it must be int8 or bfloat16"),
     "integer scales": (
         lambda s: s.update(w_down_scale=s["w_down_scale"].to(torch.uint8)),
         "w_down_scale is torch.uint8; it must be float32 or bfloat16",
