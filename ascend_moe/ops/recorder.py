@@ -1,6 +1,6 @@
 """Flight recorder: the last calls of every rank, without their tensors, for diagnosing missing ranks.
 
-The C++ library of the ops records them (csrc/torch/record.h). They are written to a file when an op raises CommTimeout
+The C++ library of the ops records them (csrc/torch/handle.h). They are written to a file when an op raises CommTimeout
 or PeerLost, and logged at level debug.
 """
 

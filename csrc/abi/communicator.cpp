@@ -422,13 +422,11 @@ void am_window_layout(int world, uint64_t* out) {
 
 void* am_comm_create(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t registered_bytes,
                      const int* live_fds) {
-    try {
+    return ops::Made([=] {
         auto made = std::make_unique<ops::Communicator>(rank, world, bases, data_bytes, registered_bytes, live_fds);
         for (int peer = 0; peer < world; ++peer) ops::TouchWindow(bases[peer], data_bytes, world);
         return made.release();
-    } catch (...) {
-        return nullptr;
-    }
+    });
 }
 int am_comm_in_op(void* comm, int rank) {
     const ops::Communicator& communicator = *static_cast<const ops::Communicator*>(comm);

@@ -27,6 +27,16 @@ int Tried(const Call& call) {
     }
 }
 
+// Returns what `make` has made, or null when it has thrown.
+template <class Make>
+void* Made(const Make& make) {
+    try {
+        return make();
+    } catch (...) {
+        return nullptr;
+    }
+}
+
 class Communicator : public GroupWindows {
 public:
     Communicator(int rank, int world, void* const* bases, uint64_t data_bytes, uint64_t registered_bytes,

@@ -23,8 +23,6 @@ uint64_t Give(const Context& context, void* out) {
     return sizeof(context);
 }
 
-GM_ADDR Address(const void* begin) { return twin::GmOf(static_cast<uint8_t*>(const_cast<void*>(begin))); }
-
 }  // namespace
 
 uint64_t am_card_rank(const void* plan, uint64_t context, const uint64_t* inputs, const uint64_t* outputs,
@@ -74,22 +72,17 @@ uint32_t am_card_ub_bytes(void) { return moe::kCardUbAt; }
 #ifndef TWIN_TIMED
 int am_card_launch(const uint64_t* ranks, uint32_t* barrier, uint32_t world, uint32_t cores, uint64_t tiling_key,
                    const uint64_t* ranges, uint64_t count, char* fault, uint64_t fault_bytes) {
-    constexpr twin::GmKind kKind = twin::GmKind::kWorkspace;
     moe::MoeOneCardTiling card = {reinterpret_cast<uintptr_t>(ranks), world, cores};
     twin::LaunchSpec spec;
     spec.block_dim = world * cores;
     spec.tiling_key = tiling_key;
     spec.name = "one card";
-    const auto add = [&spec](const void* begin, uint64_t bytes, const char* name) {
-        const uintptr_t at = reinterpret_cast<uintptr_t>(begin);
-        spec.ranges.push_back({at, at + bytes, kKind, false, nullptr, name});
-        return Address(begin);
-    };
     for (uint64_t i = 0; i < count; ++i)
-        add(reinterpret_cast<const void*>(ranges[2 * i]), ranges[2 * i + 1], "memory of the card");
-    GM_ADDR tiling = add(&card, sizeof(card), "tiling of the launch");
+        ops::AddMemory(spec, reinterpret_cast<const void*>(ranges[2 * i]), ranges[2 * i + 1], "memory of the card");
+    GM_ADDR tiling = ops::AddMemory(spec, &card, sizeof(card), "tiling of the launch");
+    GM_ADDR group_barrier = twin::GmOf(reinterpret_cast<uint8_t*>(barrier));
     try {
-        twin::Device(0).Launch(spec, [=] { ascend_moe_one_card(Address(barrier), nullptr, tiling); });
+        twin::Device(0).Launch(spec, [=] { ascend_moe_one_card(group_barrier, nullptr, tiling); });
         return 0;
     } catch (const std::exception& error) {
         ops::GiveText(error.what(), fault, fault_bytes);

@@ -284,7 +284,9 @@ private:
 namespace {
 
 bool Refused(const ops::RegisteredArea::State& state, int32_t* record, char* text, uint64_t bytes) {
-    if (ops::RegisteredArea::Refusal(state, text, bytes) == nullptr) return false;
+    const std::string why = ops::RegisteredArea::Refusal(state);
+    if (why.empty()) return false;
+    ops::GiveText(why, text, bytes);
     record[0] = static_cast<int32_t>(state.generation);
     record[1] = static_cast<int32_t>(state.detail);
     return true;

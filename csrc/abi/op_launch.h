@@ -32,6 +32,13 @@ struct Plan {
 
 constexpr size_t kMostArguments = std::max<size_t>(moe::DispatchArgument::kCount, moe::CombineArgument::kCount);
 
+// Adds memory that is no tensor and no window to what a launch may touch; returns its address for the kernel.
+inline GM_ADDR AddMemory(twin::LaunchSpec& spec, const void* begin, uint64_t bytes, const char* name) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(begin);
+    spec.ranges.push_back({address, address + bytes, twin::GmKind::kWorkspace, false, nullptr, name});
+    return twin::GmOf(static_cast<uint8_t*>(const_cast<void*>(begin)));
+}
+
 class OpLaunch {
 public:
     // The pointers must stay valid until Finish. A direct combine of rows in the registered area publishes their block

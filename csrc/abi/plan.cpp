@@ -150,20 +150,21 @@ uint64_t am_need_window(const void* dispatch_spec, char* text, uint64_t bytes) {
 }
 
 uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes) {
-    const moe::CallPlan& call = static_cast<const ops::Plan*>(plan)->call;
-    const bool dispatch = call.op == moe::kOpDispatch;
+    const ops::Plan& of = *static_cast<const ops::Plan*>(plan);
+    const moe::CallPlan& call = of.call;
+    const moe::MoeDistributeInfo& info = of.info();
     std::string fields;
     Field(fields, "tiling_key", call.tilingKey);
     Field(fields, "block_dim", call.blockDim);
     Field(fields, "workspace_bytes", call.workspaceBytes);
-    Field(fields, "algorithm", dispatch ? call.dispatch.info.algorithm : call.combine.info.algorithm);
-    Field(fields, "transport", dispatch ? call.dispatch.info.transport : call.combine.info.transport);
-    Field(fields, "rdma_flags", dispatch ? call.dispatch.info.rdmaFlags : call.combine.info.rdmaFlags);
-    Field(fields, "histograms", moe::HistogramsAtOnce(dispatch ? call.dispatch.info : call.combine.info));
-    Field(fields, "row_unit", dispatch ? call.dispatch.info.rowUnit : call.combine.info.rowUnit);
+    Field(fields, "algorithm", info.algorithm);
+    Field(fields, "transport", info.transport);
+    Field(fields, "rdma_flags", info.rdmaFlags);
+    Field(fields, "histograms", moe::HistogramsAtOnce(info));
+    Field(fields, "row_unit", info.rowUnit);
     Field(fields, "chunk_pairs", moe::kChunkPairs);
-    if (dispatch) {
-        Field(fields, "tiling_bytes", sizeof(call.dispatch));
+    Field(fields, "tiling_bytes", of.tiling_bytes());
+    if (of.dispatch()) {
         Field(fields, "send_ring", call.dispatch.sendRing);
         Field(fields, "trailer_ring", call.dispatch.trailerRing);
         Field(fields, "quant_piece", call.dispatch.quantPiece);
@@ -172,7 +173,6 @@ uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes) {
         Field(fields, "list_cores", call.dispatch.listCores);
         Field(fields, "shared_lanes", call.dispatch.sharedLanes);
     } else {
-        Field(fields, "tiling_bytes", sizeof(call.combine));
         Field(fields, "send_rows", call.combine.sendRows);
         Field(fields, "parts_per_token", call.combine.partsPerToken);
         Field(fields, "part_elements", call.combine.partElements);
@@ -180,7 +180,7 @@ uint64_t am_need_tiling(const void* plan, char* text, uint64_t bytes) {
         Field(fields, "sum_group", call.combine.sumGroup);
         Field(fields, "return_ring", call.combine.returnRing);
         Field(fields, "quant_piece", call.combine.quantPiece);
-        Field(fields, "chunk_tokens", moe::ChunkTokens(call.combine.info));
+        Field(fields, "chunk_tokens", moe::ChunkTokens(info));
     }
     return ops::GiveText(fields, text, bytes);
 }

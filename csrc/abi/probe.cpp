@@ -32,12 +32,6 @@ std::vector<twin::GmRange> RangesOf(const Communicator& comm) {
     return ranges;
 }
 
-GM_ADDR Add(twin::LaunchSpec& spec, void* begin, uint64_t bytes, twin::GmKind kind, const char* name) {
-    const uintptr_t address = reinterpret_cast<uintptr_t>(begin);
-    spec.ranges.push_back({address, address + bytes, kind, false, nullptr, name});
-    return twin::GmOf(static_cast<uint8_t*>(begin));
-}
-
 void Launch(Communicator& comm, std::vector<uint8_t>& bytes, uint32_t* report) {
     moe::MoeProbeTiling tiling;
     memcpy(&tiling, bytes.data(), sizeof(tiling));
@@ -47,11 +41,11 @@ void Launch(Communicator& comm, std::vector<uint8_t>& bytes, uint32_t* report) {
     spec.hccl_context[0] = reinterpret_cast<uintptr_t>(comm.context());
     spec.ranges = RangesOf(comm);
     if (twin::kChecked) spec.deadline_s = static_cast<double>(tiling.deadlineCycles) / (moe::kCyclesPerMicro * 1e6);
-    constexpr twin::GmKind kScratch = twin::GmKind::kWorkspace;
-    GM_ADDR workspace =
-        Add(spec, comm.Workspace(moe::kProbeWorkspaceBytes), moe::kProbeWorkspaceBytes, kScratch, "workspace");
-    GM_ADDR out = Add(spec, report, static_cast<uint64_t>(tiling.cores) * moe::kBlock, twin::GmKind::kTensor, "report");
-    GM_ADDR data = Add(spec, bytes.data(), bytes.size(), kScratch, "tiling");
+    uint8_t* const scratch = comm.Workspace(moe::kProbeWorkspaceBytes);
+    GM_ADDR workspace = AddMemory(spec, scratch, moe::kProbeWorkspaceBytes, "workspace");
+    GM_ADDR data = AddMemory(spec, bytes.data(), bytes.size(), "tiling");
+    GM_ADDR out = AddMemory(spec, report, static_cast<uint64_t>(tiling.cores) * moe::kBlock, "report");
+    spec.ranges.back().kind = twin::GmKind::kTensor;
     comm.BeginLaunch();
     comm.device().Launch(spec, [=] { ascend_moe_probe(out, workspace, data); });
     comm.EndLaunch(false);

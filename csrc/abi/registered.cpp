@@ -1,7 +1,6 @@
 #include "window.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <vector>
 
 #include "ascend_moe.h"
@@ -111,41 +110,28 @@ void RegisteredArea::Complete(uint32_t generation, uint32_t epoch, bool left) {
     }
 }
 
-const char* RegisteredArea::Refusal(const State& state, char* text, uint64_t bytes) {
+std::string RegisteredArea::Refusal(const State& state) {
+    const std::string of_block = "(generation " + std::to_string(state.generation) + ")";
     switch (state.use) {
-        case Use::kGood: return nullptr;
+        case Use::kGood: return "";
         case Use::kConsumed:
-            snprintf(text, bytes,
-                     "expand_x: this window tensor (generation %u) was consumed by the combine of epoch %u; take "
-                     "a new one from window_empty for every combine",
-                     state.generation, state.detail);
-            break;
+            return "expand_x: this window tensor " + of_block + " was consumed by the combine of epoch " +
+                   std::to_string(state.detail) + "; take a new one from window_empty for every combine";
         case Use::kMisaligned:
-            snprintf(text, bytes,
-                     "expand_x: it begins inside a 32-byte block of its window tensor (generation %u); pass the "
-                     "tensor as window_empty returned it, or rows of it that begin at a multiple of 32 bytes",
-                     state.generation);
-            break;
+            return "expand_x: it begins inside a 32-byte block of its window tensor " + of_block +
+                   "; pass the tensor as window_empty returned it, or rows of it that begin at a multiple of 32 bytes";
         case Use::kNoBlock:
-            snprintf(text, bytes,
-                     "expand_x: it lies in this rank's registered window memory, but not inside one live window "
-                     "tensor; pass a tensor that window_empty returned");
-            break;
+            return "expand_x: it lies in this rank's registered window memory, but not inside one live window tensor; "
+                   "pass a tensor that window_empty returned";
         case Use::kCommQuant:
-            snprintf(text, bytes,
-                     "expand_x: it is a window tensor (generation %u), whose rows peers read where they lie, but "
-                     "comm_quant_mode 2 sends int8 rows; pass a tensor of ordinary memory, or comm_quant_mode 0",
-                     state.generation);
-            break;
-        case Use::kElsewhere:
-            snprintf(text, bytes,
-                     "expand_x: it is a window tensor of other windows: those of rank %u of another group, of "
-                     "another rank, or of a group that has been closed; take one from window_empty of this "
-                     "group and rank",
-                     state.detail);
-            break;
+            return "expand_x: it is a window tensor " + of_block +
+                   ", whose rows peers read where they lie, but "
+                   "comm_quant_mode 2 sends int8 rows; pass a tensor of ordinary memory, or comm_quant_mode 0";
+        case Use::kElsewhere: break;
     }
-    return text;
+    return "expand_x: it is a window tensor of other windows: those of rank " + std::to_string(state.detail) +
+           " of another group, of another rank, or of a group that has been closed; take one from window_empty of this "
+           "group and rank";
 }
 
 RegisteredArea::State RegisteredArea::ElsewhereOf(const RegisteredArea* own, const void* rows) {
@@ -171,12 +157,10 @@ int Drop(void* area, bool over) {
 }  // namespace
 
 void* am_comm_registered(void* comm) {
-    try {
+    return ops::Made([=] {
         const Handle area = static_cast<ops::Communicator*>(comm)->OpenRegisteredArea();
         return area ? new Handle(area) : nullptr;
-    } catch (...) {
-        return nullptr;
-    }
+    });
 }
 int am_registered_take(void* area, uint64_t bytes, uint64_t* out) {
     ops::RegisteredArea::Grant grant;
@@ -191,9 +175,7 @@ int am_registered_release(void* area, uint32_t generation) { return Drop(area, H
 int am_registered_close(void* area) { return Drop(area, HandleOf(area)->Close()); }
 
 void* am_registered_open(int rank, uint64_t base, uint64_t bytes) {
-    try {
+    return ops::Made([=] {
         return new Handle(std::make_shared<ops::RegisteredArea>(rank, reinterpret_cast<uint8_t*>(base), bytes));
-    } catch (...) {
-        return nullptr;
-    }
+    });
 }

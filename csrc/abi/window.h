@@ -95,8 +95,8 @@ public:
         uint32_t generation;
         uint32_t detail;  // kConsumed: the epoch of that combine; kElsewhere: the rank whose area it is
     };
-    // Why a combine may not publish rows in this state; null for kGood.
-    static const char* Refusal(const State& state, char* text, uint64_t bytes);
+    // Why a combine may not publish rows in this state; empty for kGood.
+    static std::string Refusal(const State& state);
 
     struct Grant {
         uint64_t offset;

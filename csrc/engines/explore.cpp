@@ -10,7 +10,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "engines/card_launch.h"
 #include "engines/local_ranks.h"
 #include "rules/message.h"
 
@@ -429,11 +428,7 @@ ops::Exploration& ExplorationAt(void* exploration) { return *static_cast<ops::Ex
 
 int am_engine_is_checked(void) { return 1; }
 void* am_explore_create(int world, uint64_t data_bytes, uint64_t registered_bytes) {
-    try {
-        return new ops::Exploration(static_cast<uint32_t>(world), data_bytes, registered_bytes);
-    } catch (...) {
-        return nullptr;
-    }
+    return ops::Made([=] { return new ops::Exploration(static_cast<uint32_t>(world), data_bytes, registered_bytes); });
 }
 void am_explore_destroy(void* exploration) { delete static_cast<ops::Exploration*>(exploration); }
 int am_explore_servers(void* exploration, int ranks_per_server, int intra_node_stores) {

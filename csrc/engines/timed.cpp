@@ -100,11 +100,7 @@ TimedWorld& WorldAt(void* timed) { return *static_cast<TimedWorld*>(timed); }
 }  // namespace ops
 
 void* am_timed_create(int world, uint64_t data_bytes, uint64_t registered_bytes) {
-    try {
-        return new ops::TimedWorld(static_cast<uint32_t>(world), data_bytes, registered_bytes);
-    } catch (const std::exception&) {
-        return nullptr;
-    }
+    return ops::Made([=] { return new ops::TimedWorld(static_cast<uint32_t>(world), data_bytes, registered_bytes); });
 }
 void am_timed_destroy(void* timed) { delete static_cast<ops::TimedWorld*>(timed); }
 

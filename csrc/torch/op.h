@@ -44,6 +44,10 @@ public:
     // An int that is kNoValue, which would be taken for None; null: there is none.
     const Parameter* lowest() const { return lowest_; }
     AtenTensorHandle tensor(uint32_t index) const { return tensors_[index]; }
+    // Null where there is none: the parameter is no tensor, or None.
+    AtenTensorHandle tensor(const Parameter& parameter) const {
+        return parameter.kind == Parameter::kTensor ? tensors_[parameter.index] : nullptr;
+    }
     std::string_view group_ep() const { return group_ep_.view; }
     std::string_view group_tp() const { return group_tp_.view; }
     std::string_view comm_alg() const { return comm_alg_.view; }

@@ -68,8 +68,7 @@ public:
 
 private:
     void Add(const Parameter& parameter) {
-        const AtenTensorHandle tensor =
-            parameter.kind == Parameter::kTensor ? arguments_.tensor(parameter.index) : nullptr;
+        const AtenTensorHandle tensor = arguments_.tensor(parameter);
         if (tensor == nullptr) return;
         moe::TensorDesc& description = spec_.tensors[parameter.index];
         description.dtype = static_cast<int32_t>(TypeCode(DtypeOf(tensor)));
@@ -81,9 +80,8 @@ private:
     [[noreturn]] void Refuse(const moe::CheckResult& result) const {
         std::string dtype;
         for (const Parameter& parameter : op_.parameters) {
-            if (parameter.kind != Parameter::kTensor || parameter.name != result.argument) continue;
-            const AtenTensorHandle tensor = arguments_.tensor(parameter.index);
-            if (tensor != nullptr) dtype = DtypeText(DtypeOf(tensor));
+            const AtenTensorHandle tensor = arguments_.tensor(parameter);
+            if (tensor != nullptr && parameter.name == result.argument) dtype = DtypeText(DtypeOf(tensor));
         }
         Raise(python().rule_broken(&call_, result.message, result.argument, result.needed_mib, dtype.c_str()));
         throw std::runtime_error(op_.name + ": " + result.message);
@@ -120,8 +118,7 @@ CallText TextOf(const Op& op, const Arguments& arguments) {
                        std::string(arguments.comm_alg()) + kFieldEnd;
     const char* between = "";
     for (const Parameter& parameter : op.parameters) {
-        const AtenTensorHandle tensor =
-            parameter.kind == Parameter::kTensor ? arguments.tensor(parameter.index) : nullptr;
+        const AtenTensorHandle tensor = arguments.tensor(parameter);
         if (tensor == nullptr) continue;
         text += between + parameter.name + " " + DtypeText(DtypeOf(tensor)) + " (";
         const int64_t rank = RankOf(tensor), *sizes = SizesOf(tensor);
@@ -152,8 +149,8 @@ Device OneDevice(const Op& op, const Arguments& arguments, bool on_npu) {
     const Parameter *first = nullptr, *bad = nullptr;
     Device device{type, 0};
     for (const Parameter& parameter : op.parameters) {  // the tensor that all others have to be with
-        if (parameter.kind != Parameter::kTensor || arguments.tensor(parameter.index) == nullptr) continue;
-        device = DeviceOf(arguments.tensor(parameter.index));
+        if (arguments.tensor(parameter) == nullptr) continue;
+        device = DeviceOf(arguments.tensor(parameter));
         if (device.type == type) {
             first = &parameter;
             break;
@@ -161,9 +158,9 @@ Device OneDevice(const Op& op, const Arguments& arguments, bool on_npu) {
         if (!on_npu) break;
     }
     for (const Parameter& parameter : op.parameters) {
-        if (bad != nullptr || parameter.kind != Parameter::kTensor) continue;
-        const AtenTensorHandle tensor = arguments.tensor(parameter.index);
-        if (tensor != nullptr && (first == nullptr || !(DeviceOf(tensor) == device) || !IsDense(tensor)))
+        const AtenTensorHandle tensor = arguments.tensor(parameter);
+        if (bad == nullptr && tensor != nullptr &&
+            (first == nullptr || !(DeviceOf(tensor) == device) || !IsDense(tensor)))
             bad = &parameter;
     }
     if (bad == nullptr && arguments.lowest() == nullptr) return device;

@@ -21,8 +21,7 @@ struct Inputs {
     Inputs(const Op& op, const Arguments& arguments) {
         size_t copies = 0;
         for (const Parameter& parameter : op.parameters) {
-            const AtenTensorHandle tensor =
-                parameter.kind == Parameter::kTensor ? arguments.tensor(parameter.index) : nullptr;
+            const AtenTensorHandle tensor = arguments.tensor(parameter);
             if (tensor != nullptr) tensors[parameter.index] = Contiguous(tensor, made[copies++]);
         }
     }
