@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from ascend_moe import settings
 from ascend_moe.comm.registered import RegisteredMemory, no_room
 from ascend_moe.comm.vote import WindowVote
 from ascend_moe.errors import AscendMoeError, CommBusy, CommClosed
 from ascend_moe.native import binding, hang, library, log, timestamps
 from ascend_moe.native.plans import ALGORITHMS
-from ascend_moe.native.windows import MIB, context_kind, intra_node_stores, ranks_per_server, rdma_flags, timeout_s
+from ascend_moe.native.windows import MIB, context_kind, ranks_per_server, timeout_s
 
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR  # such frames may resume
 _numbers = itertools.count(1)
@@ -158,7 +159,7 @@ class Communicator(GroupCommunicator):
         self.number = take_number(self)
         self.vote = WindowVote(name, rank, list(bases), peers.gone)
         self.alive, lib = alive, library.lib()
-        servers, stores = self.ranks_per_server, intra_node_stores()
+        servers, stores = self.ranks_per_server, int(settings.INTRA_NODE_STORES.get())
         if lib.am_comm_use_context(handle, self.context_kind) or lib.am_comm_use_servers(handle, servers, stores):
             lib.am_comm_destroy(handle)
             raise AscendMoeError(f"rank {rank}: no memory for the context of group {name!r}: run fewer ranks")
@@ -172,7 +173,7 @@ class Communicator(GroupCommunicator):
             context_kind=self.context_kind,
             ranks_per_server=self.ranks_per_server,
             intra_node_stores=stores,
-            rdma_flags=rdma_flags(),
+            rdma_flags=int(settings.RDMA_FLAGS.get()),
             of_process_group=alive is not None,
         )
         log.opened(name, rank, self.world, data_bytes // MIB, registered_bytes // MIB)

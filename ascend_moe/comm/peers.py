@@ -6,8 +6,6 @@ import ctypes
 import fcntl
 import json
 import os
-import secrets
-import socket
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ascend_moe.comm.communicator import Communicator
-from ascend_moe.comm.records import Records
+from ascend_moe.comm.records import ProcessRecord, Records
 from ascend_moe.errors import ConfigMismatch, PeerLost
 from ascend_moe.native import library
-from ascend_moe.native.liveness import ProcessWatch, born_here, machine_id, pid_namespace, process_gone
+from ascend_moe.native.liveness import ProcessWatch, process_gone
 from ascend_moe.native.windows import (
     DONE,
     LEFT,
@@ -28,10 +26,7 @@ from ascend_moe.native.windows import (
     STATE_BYTES,
     OpeningState,
     context_kind,
-    intra_node_stores,
     opening_of,
-    ranks_per_server,
-    rdma_flags,
 )
 from ascend_moe.settings import CONTEXTS
 
@@ -77,15 +72,13 @@ def boot_time() -> int:
 
 
 @dataclass(frozen=True)
-class Record:
-    """One attempt of one rank to open a group, for the other ranks to read; the defaults describe this process.
+class Record(ProcessRecord):
+    """One attempt of one rank to open a group; ``token`` is unique to the attempt.
 
     Attributes:
         data_bytes, registered_bytes, total: sizes of the window's areas, and of the window.
         fd: the window's descriptor in process ``pid``; -1 before it exists.
-        token: unique to this attempt.
         started: when the attempt began, in ns since boot.
-        born: the start of the process in clock ticks since boot.
         user: effective user id.
         left: when the rank gave up, in ns since boot; 0 if it has not. ``why``: the class of its error.
     """
@@ -94,17 +87,8 @@ class Record:
     registered_bytes: int
     total: int
     fd: int = -1
-    host: str = field(default_factory=lambda: socket.gethostname())
-    token: str = field(default_factory=lambda: secrets.token_hex(16))
     started: int = field(default_factory=boot_time)
-    pid: int = field(default_factory=os.getpid)
-    born: int = field(default_factory=born_here)
     user: int = field(default_factory=os.geteuid)
-    pid_space: str = field(default_factory=pid_namespace)
-    machine: str = field(default_factory=lambda: machine_id())
-    ranks_per_server: int = field(default_factory=ranks_per_server)
-    intra_node_stores: int = field(default_factory=intra_node_stores)
-    rdma_flags: int = field(default_factory=rdma_flags)
     context: str = field(default_factory=lambda: CONTEXTS[context_kind()])
     left: int = 0
     why: str = ""

@@ -4,22 +4,69 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import socket
 import threading
-from collections.abc import Callable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ascend_moe.errors import CommTimeout, PeerLost
+from ascend_moe import settings
+from ascend_moe.errors import CommTimeout, ConfigMismatch, PeerLost
+from ascend_moe.native.liveness import born_here, machine_id, pid_namespace
+from ascend_moe.native.windows import MIB
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import ProcessGroup, Store
 
 
-class _Dataclass(Protocol):
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+@dataclass(frozen=True, kw_only=True)
+class ProcessRecord:
+    """A rank's process, machine and settings, for the other ranks to read; the defaults describe this process.
+
+    Attributes:
+        host, machine: the host name, and an id unique among running kernels.
+        pid, born, pid_space: the process's id, start in clock ticks since boot, and PID namespace.
+        token: unique to this record.
+        ranks_per_server, intra_node_stores, rdma_flags: the settings of these names; ranks_per_server 0: not set.
+    """
+
+    host: str = field(default_factory=lambda: socket.gethostname())
+    machine: str = field(default_factory=lambda: machine_id())
+    pid: int = field(default_factory=os.getpid)
+    born: int = field(default_factory=born_here)
+    pid_space: str = field(default_factory=pid_namespace)
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+    ranks_per_server: int = field(default_factory=settings.RANKS_PER_SERVER.get)
+    intra_node_stores: int = field(default_factory=lambda: int(settings.INTRA_NODE_STORES.get()))
+    rdma_flags: int = field(default_factory=lambda: int(settings.RDMA_FLAGS.get()))
 
 
-R = TypeVar("R", bound=_Dataclass)
+# Properties that must be equal in a group: name, attribute of a record, its unit ("MiB": of bytes; or none), the fix.
+Alike = Sequence[tuple[str, str, str, str]]
+EXPORT = "export one value on every rank"
+ALIKE_ON_SERVERS: Alike = (
+    (settings.RANKS_PER_SERVER.name, "ranks_per_server", "", EXPORT),
+    (settings.INTRA_NODE_STORES.name, "intra_node_stores", "", EXPORT),
+    (settings.RDMA_FLAGS.name, "rdma_flags", "", EXPORT),
+)
+
+
+def compare(name: str, rank: int, mine: ProcessRecord, known: Mapping[int, ProcessRecord], alike: Alike) -> None:
+    """Raise ConfigMismatch if a record of group ``name`` differs from this rank's in a property of ``alike``."""
+    for other, record in sorted(known.items()):
+        for what, attribute, unit, fix in alike:
+            ours, theirs = (
+                getattr(side, attribute) // MIB if unit == "MiB" else getattr(side, attribute)
+                for side in (mine, record)
+            )
+            if ours != theirs:
+                text = f"{what} differs in group {name!r}: {ours} {unit}".rstrip()
+                text += f" on rank {rank}, " + f"{theirs} {unit}".rstrip() + f" on rank {other}: {fix}"
+                raise ConfigMismatch(text, field=what, rank=other, ours=ours, theirs=theirs)
+
+
+R = TypeVar("R", bound=ProcessRecord)
 T = TypeVar("T")
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.001, 0.02  # between two reads of the store

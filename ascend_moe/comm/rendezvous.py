@@ -19,7 +19,7 @@ import hashlib
 import os
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from ascend_moe import settings
@@ -33,7 +33,15 @@ from ascend_moe.comm.peers import (
     mark_closed,
     write_state,
 )
-from ascend_moe.comm.records import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_TIMEOUT_S, Records
+from ascend_moe.comm.records import (
+    ALIKE_ON_SERVERS,
+    EXPORT,
+    FIRST_PAUSE_S,
+    LAST_PAUSE_S,
+    STORE_TIMEOUT_S,
+    Records,
+    compare,
+)
 from ascend_moe.errors import AscendMoeError, CommError, CommTimeout, ConfigMismatch, PeerLost
 from ascend_moe.native import library
 from ascend_moe.native.liveness import ProcessWatch, describe_process, file_owner, out_of_descriptors, process_user
@@ -41,16 +49,12 @@ from ascend_moe.native.windows import DONE, MEMFD, MIB, OPEN, PAGE_BYTES, READY,
 
 LEAVING_TIMEOUT_S = 0.2  # for the store, when a rank gives up
 
-# Properties that must be equal in a group: name, attribute of a record, its unit (of bytes, or none), the fix. Those
-# that determine others come first.
-_EXPORT = "export one value on every rank"
+# Those that determine others come first.
 _ALIKE = (
-    (settings.RANKS_PER_SERVER.name, "ranks_per_server", "", _EXPORT),
-    (settings.CONTEXT.name, "context", "", _EXPORT),
-    (settings.INTRA_NODE_STORES.name, "intra_node_stores", "", _EXPORT),
-    (settings.RDMA_FLAGS.name, "rdma_flags", "", _EXPORT),
-    (settings.HCCL_BUFFSIZE.name, "data_bytes", "MiB", _EXPORT),
-    (settings.REGISTERED_MIB.name, "registered_bytes", "MiB", _EXPORT),
+    *ALIKE_ON_SERVERS,
+    (settings.CONTEXT.name, "context", "", EXPORT),
+    (settings.HCCL_BUFFSIZE.name, "data_bytes", "MiB", EXPORT),
+    (settings.REGISTERED_MIB.name, "registered_bytes", "MiB", EXPORT),
     ("window layout", "total", "bytes", "install one version of ascend_moe on every rank"),
 )
 
@@ -72,20 +76,6 @@ def _need_one_machine(name: str, rank: int, mine: Record, other: int, record: Re
             "--pid=host or --pid=container:<name>"
         )
         raise ConfigMismatch(text, field="PID namespace", rank=other, ours=ours, theirs=theirs)
-
-
-def _compare(name: str, rank: int, mine: Record, known: Mapping[int, Record]) -> None:
-    """Raise ConfigMismatch if a rank's record differs from this rank's in a property of `_ALIKE`."""
-    for other, record in sorted(known.items()):
-        for what, attribute, unit, fix in _ALIKE:
-            ours, theirs = (
-                getattr(side, attribute) // MIB if unit == "MiB" else getattr(side, attribute)
-                for side in (mine, record)
-            )
-            if ours != theirs:
-                text = f"{what} differs in group {name!r}: {ours} {unit}".rstrip()
-                text += f" on rank {rank}, " + f"{theirs} {unit}".rstrip() + f" on rank {other}: {fix}"
-                raise ConfigMismatch(text, field=what, rank=other, ours=ours, theirs=theirs)
 
 
 RecordsMaker = Callable[[Record, str], Records[Record]]
@@ -136,7 +126,7 @@ class Opening:
             late = False
             while not self._look():
                 if late:
-                    _compare(self.name, self.rank, self.mine, self._known())
+                    compare(self.name, self.rank, self.mine, self._known(), _ALIKE)
                     raise self._timed_out()
                 late = time.monotonic() >= self._deadline
                 self._wait()
@@ -175,7 +165,7 @@ class Opening:
             known = self._known()
             if len(known) == self.world - 1:
                 # Only when all ranks are known: then every rank sees the difference and none keeps waiting.
-                _compare(self.name, self.rank, self.mine, known)
+                compare(self.name, self.rank, self.mine, known, _ALIKE)
                 if all(rank in self.peers for rank in known):
                     self._announce()
         return self._agreed()

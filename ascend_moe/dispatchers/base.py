@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ascend_moe._tensors import need_unsaved
-from ascend_moe.call import CallOptions, SpecialExperts
+from ascend_moe.call import DEFAULTS, CallOptions, SpecialExperts
 from ascend_moe.comm.place import Place
-from ascend_moe.errors import need, need_dims, need_dtype, need_shape
+from ascend_moe.errors import need, need_dims, need_dtype, need_shape, unknown_name
 
 R = TypeVar("R")
 _NO_SUCH_OPTION = object()
@@ -268,7 +268,7 @@ class Dispatcher(ABC):
             x, expert_ids, max_tokens, arguments: as for ``dispatch``, with the same errors.
         """
         tensors = DispatchTensors(*(arguments.pop(name, None) for name in DispatchTensors._fields))
-        return self._begin_dispatch(x, expert_ids, tensors, self._options(max_tokens, arguments))
+        return self._begin_dispatch(x, expert_ids, tensors, self._options(max_tokens, arguments, "begin_dispatch"))
 
     def combine(
         self,
@@ -321,8 +321,8 @@ class Dispatcher(ABC):
         """Return a ``dtype`` tensor of ``dispatched.expand_x``'s shape that combine sends without a copy, or None."""
         return None
 
-    def _options(self, max_tokens: int, changes: dict[str, Any]) -> CallOptions:
-        """Return the options of one call: the dispatcher's own object if none differs."""
+    def _options(self, max_tokens: int, changes: dict[str, Any], method: str = "dispatch") -> CallOptions:
+        """Return the options of a call of ``method``: the dispatcher's own object if none differs."""
         own = self.options
         if max_tokens:
             rule = "is {}; need the largest T of any rank, or 0 where all are equal"
@@ -332,6 +332,9 @@ class Dispatcher(ABC):
             changes["global_bs"] = self.world_size * max_tokens
         for name, value in changes.items():
             if getattr(own, name, _NO_SUCH_OPTION) is not value:
+                known = [*DispatchTensors._fields, "max_tokens", *DEFAULTS]
+                if (unknown := unknown_name(f"{type(self).__name__}.{method}", known, changes)) is not None:
+                    raise unknown
                 return replace(own, **changes)
         return own
 

@@ -19,7 +19,6 @@ from ..native.windows import (
     context_kind,
     deadline_s,
     ranks_per_server,
-    rdma_flags,
     timeout_s,
     window_data_bytes,
     window_registered_bytes,
@@ -53,7 +52,8 @@ def _every() -> Iterator[Diagnostic]:
         settings.COMM_ALG: lambda: f"ops called without comm_alg use {settings.COMM_ALG.get()!r}",
         settings.PROVEN: _proven,
         settings.RDMA_FLAGS: lambda: (
-            "512-byte blocks between A2 servers contain " + ("rows and a flag" if rdma_flags() else "rows only")
+            "512-byte blocks between A2 servers contain rows "
+            + ("and a flag" if settings.RDMA_FLAGS.get() == "1" else "only")
         ),
         settings.CORE_BARRIER: lambda: f"the cores of a rank synchronize by {settings.CORE_BARRIER.get()}",
         settings.REGISTERED_MIB: lambda: (

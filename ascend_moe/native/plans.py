@@ -1,6 +1,6 @@
 """Calls across the C ABI: descriptions, and plans, which are checked calls with their tiling. Does not import torch.
 
-dtypes are given by torch's names ("bfloat16"); ``ops.calls`` converts torch's dtypes.
+dtypes are torch's, or their names ("bfloat16").
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _spec_type() -> Any:
     return CallSpec
 
 
-NamedShapes = tuple[tuple[str, str, tuple[int, ...]], ...]  # argument, dtype, shape
+NamedShapes = tuple[tuple[str, object, tuple[int, ...]], ...]  # argument, dtype, shape
 
 
 def describe(
@@ -135,7 +135,7 @@ def describe(
     codes, other, names = _type_codes(), library.am_type_code(_OTHER_TYPE.encode()), tensor_names()
     for name, dtype, shape in shapes:
         desc = spec.tensors[names.index(name)]
-        desc.dtype = codes.get(dtype, other)
+        desc.dtype = codes.get(str(dtype).removeprefix("torch."), other)
         desc.rank = len(shape)
         for i, size in enumerate(shape[:3]):
             desc.dims[i] = size

@@ -76,16 +76,6 @@ def ranks_per_server() -> int:
     return settings.RANKS_PER_SERVER.get()
 
 
-def intra_node_stores() -> int:
-    """Return ASCEND_MOE_INTRA_NODE_STORES, default 0; 1: on several A2 servers, stores within a server, not RDMA."""
-    return int(settings.INTRA_NODE_STORES.get())
-
-
-def rdma_flags() -> int:
-    """Return ASCEND_MOE_RDMA_FLAGS, default 0; 1: rows between A2 servers travel in blocks that end with a flag."""
-    return int(settings.RDMA_FLAGS.get())
-
-
 def context_kind() -> int:
     """Return the layout of the CPU kernels' communication context: ASCEND_MOE_CONTEXT, as an index into ``CONTEXTS``.
 

@@ -126,13 +126,17 @@ def _below(op: Any, keys: Any, given: dict[str, Any]) -> Any:
         return op.overload.redispatch(keys, *args, **kwargs)
 
 
+def _on_several_servers(given: dict[str, Any]) -> bool:
+    """Return whether the group in a call's arguments spans A2 servers; False for an unknown group, as tracers see."""
+    group, world, rank = (given[name] for name in ("group_ep", "ep_world_size", "ep_rank_id"))
+    return comm.size_and_rank(group) is not None and 0 < comm.ranks_per_server(group, world, rank) < world
+
+
 def _need_one_level(given: dict[str, Any], wanted: Any) -> None:
     """Refuse hierarchy between servers: it sums with the weights sent by dispatch, which no backward can follow."""
-    if not any(wanted) or not calls.is_two_level(given.get("comm_alg", "")):
-        return
-    group, world, rank = (given[name] for name in ("group_ep", "ep_world_size", "ep_rank_id"))
-    several = comm.size_and_rank(group) is not None and 0 < comm.ranks_per_server(group, world, rank) < world
-    need(not several, "comm_alg", 'is "hierarchy" between servers, which has no gradient: use "window" in both ops')
+    if any(wanted) and calls.is_two_level(given.get("comm_alg", "")):
+        rule = 'is "hierarchy" between servers, which has no gradient: use "window" in both ops'
+        need(not _on_several_servers(given), "comm_alg", rule)
 
 
 class _Route:
@@ -165,10 +169,7 @@ class _Route:
 
     def has_source_indices(self, contract: int) -> bool:
         """Whether a dispatch of this contract returns the source index of each row: not V1, nor between A2 servers."""
-        group, world, rank = (self.arguments[name] for name in ("group_ep", "ep_world_size", "ep_rank_id"))
-        if contract == 1 or comm.size_and_rank(group) is None:  # only a tracer sees unknown groups
-            return contract == 2
-        return not 0 < comm.ranks_per_server(group, world, rank) < world
+        return contract == 2 and not _on_several_servers(self.arguments)
 
     def k_of_rows(self, ids: Tensor, mask: Tensor | None, index: Tensor, rows: int, contract: int) -> Tensor:
         """Return (rows,): the k of each row, sent in place of the weights if there are no source indices."""

@@ -1,8 +1,12 @@
-"""Dispatch and combine in two launches: the first one sends, the second one waits and returns the outputs."""
+"""Dispatch and combine in two launches: the first one sends, the second one waits and returns the outputs.
+
+In a traced program each launch is an operator, since a graph cannot hold an in-flight call.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -10,11 +14,13 @@ import torch
 
 from ..native import binding
 from . import callbacks, npu_moe_distribute_combine_v2, npu_moe_distribute_dispatch_v2, recorder
-from .begin_traced import TracedLaunches
-from .registration import NotDifferentiable, wants_gradient
+from .registration import OPERATORS, SCHEMAS, TRACED, NotDifferentiable, Operator, wants_gradient
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_open: dict[int, Any] = {}  # in-flight calls begun by traced programs, by number
+_numbers = itertools.count()
 
 
 class OpenCall(Generic[R]):
@@ -74,6 +80,50 @@ class _TracedCall(OpenCall[R]):
         return self._outputs
 
 
+class _TracedLaunches:
+    """The op ``whole`` as operators: {name} runs ``send`` and returns a number, {name}_finish takes it and waits.
+
+    The second takes the arguments again, which keeps them alive until then.
+    """
+
+    def __init__(self, name: str, whole: str, send: Callable[..., Any]) -> None:
+        self._name, self._run, self._whole = name, send, OPERATORS[whole]
+        arguments, _, results = SCHEMAS[whole].partition(" -> ")
+        self._first = Operator.traced(name, f"{arguments} -> Tensor", self._send, self._number)
+        schema = f"(Tensor call, {arguments[1:]} -> {results}"
+        self._second = Operator.traced(f"{name}_finish", schema, self._receive, self._outputs)
+        TRACED.impl(f"{name}_finish", self._without_gradient, "Autograd", with_keyset=True)
+
+    def begin(self, *args: Any, **kwargs: Any) -> Callable[[], Any]:
+        """Call the first operator with the op's arguments; return a function that calls the second."""
+        call = self._first.overload(*args, **kwargs)
+        return lambda: self._whole.named(self._second.overload(call, *args, **kwargs))
+
+    def _send(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        number = next(_numbers)
+        _open[number] = self._run(*args, **kwargs)
+        return torch.tensor(number, device="cpu")
+
+    def _number(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._whole.fake(*args, **kwargs)  # refuse invalid shapes here too
+        return torch.empty((), dtype=torch.int64, device="cpu")
+
+    def _receive(self, call: torch.Tensor, *_: Any, **__: Any) -> Any:
+        outputs = _open.pop(int(call)).finish()
+        return outputs if isinstance(outputs, torch.Tensor) else tuple(outputs)
+
+    def _outputs(self, call: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self._whole.fake(*args, **kwargs)
+
+    def _without_gradient(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        needing_grad = [each for each in (*args, *kwargs.values()) if wants_gradient([each])]
+        with torch._C._AutoDispatchBelowAutograd():
+            outputs = self._second.overload.redispatch(keys & torch._C._after_autograd_keyset, *args, **kwargs)
+        if not needing_grad:
+            return outputs
+        return NotDifferentiable.apply(self._name, outputs, *needing_grad)  # type: ignore[no-untyped-call]
+
+
 def _in_two_launches(name: str, op: Callable[P, R]) -> Callable[P, OpenCall[R]]:
     def send(*args: P.args, **kwargs: P.kwargs) -> OpenCall[R]:
         given = (*args, *kwargs.values())
@@ -89,7 +139,7 @@ def _in_two_launches(name: str, op: Callable[P, R]) -> Callable[P, OpenCall[R]]:
         return send(*args, **kwargs)
 
     begin.__name__ = begin.__qualname__ = name
-    launches = TracedLaunches(name, op.__name__, send)
+    launches = _TracedLaunches(name, op.__name__, send)
     return begin
 
 

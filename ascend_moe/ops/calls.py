@@ -21,6 +21,7 @@ from ..native.plans import Plan as Plan
 from ..native.plans import attribute_names as attribute_names
 from ..native.plans import comm_algorithm as comm_algorithm
 from ..native.plans import core_count as core_count
+from ..native.plans import describe as describe
 from ..native.plans import is_two_level as is_two_level
 from ..native.plans import rule_broken as rule_broken
 from ..native.plans import tensor_names as tensor_names
@@ -34,20 +35,9 @@ def error_record_words() -> int:
     return int(_lib.lib().am_error_record_words())
 
 
-Shapes = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
-
-
 def name_of(dtype: torch.dtype) -> str:
     """Return a dtype's name without "torch.", such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")
-
-
-def describe(
-    op: int, contract: int, group_ep: str, comm_alg: str, shapes: Shapes, attributes: Mapping[str, int | None]
-) -> Any:
-    """Return the C struct that describes a call, as `plans.describe`, from torch's dtypes."""
-    named = tuple((name, name_of(dtype), shape) for name, dtype, shape in shapes)
-    return plans.describe(op, contract, group_ep, comm_alg, named, attributes)
 
 
 def outputs_of(spec: Any) -> list[tuple[torch.dtype | None, tuple[int, ...]]]:

@@ -23,7 +23,7 @@ from ..comm.registered import RegisteredMemory, no_room
 from ..errors import ArgumentError, AscendMoeError, WindowTooSmall
 from ..native import binding, hang, library, log, probe_results, timestamps
 from ..native.plans import ALGORITHMS
-from ..native.windows import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, deadline_s, intra_node_stores, rdma_flags
+from ..native.windows import A2_STATE_MIB, CONTEXT_A2, CONTEXT_A3, MIB, deadline_s
 from . import calls, npu_adapter, npu_servers
 
 OWN_OPTION = 'pg_options.hccl_config["hccl_buffer_size"]'  # of a group; takes precedence over HCCL_BUFFSIZE
@@ -123,8 +123,8 @@ class NpuCommunicator(GroupCommunicator):
             registered_mib=registered_mib,
             context_kind=self.context_kind,
             ranks_per_server=self.ranks_per_server,
-            intra_node_stores=intra_node_stores(),
-            rdma_flags=rdma_flags(),
+            intra_node_stores=int(settings.INTRA_NODE_STORES.get()),
+            rdma_flags=int(settings.RDMA_FLAGS.get()),
             auto_is_window=self.auto_is_window,
             buffer_mib=self.buffer_mib,
             core_barrier=1 + settings.CORE_BARRIERS.index(barrier) if barrier else 0,
@@ -316,7 +316,7 @@ def _stores_of(group_ep: str, group: Any, share: int, stores: bool | None, op_na
     known = _stores.get(group)
     if stores is None:
         stores = calls.is_two_level("") if known is None else known
-    wanted = share > 1 and (bool(intra_node_stores()) or stores)
+    wanted = share > 1 and (settings.INTRA_NODE_STORES.get() == "1" or stores)
     if _stores.setdefault(group, wanted) != wanted:
         raise ArgumentError(
             f"{op_name}{': ' if op_name else ''}group {group_ep!r} was opened for {LINKS[not wanted]}, this call needs "
@@ -436,8 +436,4 @@ def of_own_window(error: WindowTooSmall, group_ep: str) -> WindowTooSmall:
     return WindowTooSmall(f"{text}: {fix}", **error.details)
 
 
-def _share(group_ep: str, world: int, rank: int, device: torch.device) -> int:
-    return before_opening(group_ep, world, rank, device)[1]
-
-
-comm.register_device("npu", comm.Device(known, find, close, npu_servers.vote, _share))
+comm.register_device("npu", comm.Device(known, find, close, npu_servers.vote, lambda *at: before_opening(*at)[1]))

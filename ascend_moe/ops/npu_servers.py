@@ -12,8 +12,6 @@ import ctypes
 import functools
 import hashlib
 import os
-import secrets
-import socket
 import threading
 import time
 import weakref
@@ -25,12 +23,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from ascend_moe import settings
-from ascend_moe.comm.records import FIRST_PAUSE_S, LAST_PAUSE_S, STORE_TIMEOUT_S, Records, store_of
+from ascend_moe.comm.records import (
+    ALIKE_ON_SERVERS,
+    FIRST_PAUSE_S,
+    LAST_PAUSE_S,
+    STORE_TIMEOUT_S,
+    ProcessRecord,
+    Records,
+    compare,
+    store_of,
+)
 from ascend_moe.comm.vote import StoreVote
 from ascend_moe.errors import ArgumentError, CommTimeout, ConfigMismatch
 from ascend_moe.native import library, probe_results
-from ascend_moe.native.liveness import born_here, machine_id, pid_namespace, process_gone
-from ascend_moe.native.windows import intra_node_stores, ranks_per_server, rdma_flags
+from ascend_moe.native.liveness import process_gone
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -69,34 +75,21 @@ def _local_world() -> int:
 
 
 @dataclass(frozen=True)
-class ServerRecord:
+class ServerRecord(ProcessRecord):
     """The record of one rank about its server; the defaults describe this process.
 
     Attributes:
-        host, boot: the host name, and an id unique among running kernels.
-        share: ASCEND_MOE_RANKS_PER_SERVER, 0: not set. ``local_world``: torchrun's LOCAL_WORLD_SIZE, 0: not set.
-        intra_node_stores, rdma_flags: ASCEND_MOE_INTRA_NODE_STORES, ASCEND_MOE_RDMA_FLAGS.
+        local_world: torchrun's LOCAL_WORLD_SIZE, 0: not set.
         super_pod: HCCL_LOGIC_SUPERPOD_ID, "": not set.
         proven: passed bring-up probes, comma-separated, by topology (``TOPOLOGIES``).
-        pid, born, pids: process id, start and PID namespace of this process, as in ``liveness``.
-        token: unique to this record.
         module: the module of 8 devices of its NPU (``module_of``).
         links: how the rank wants HCCL to link a group on several servers (`npu_communicator.LINKS`); "": unset.
         seen: digest of the tokens of all records that this rank has read; "" before it has read all.
     """
 
-    host: str = field(default_factory=lambda: socket.gethostname())
-    boot: str = field(default_factory=lambda: machine_id())
-    share: int = field(default_factory=ranks_per_server)
     local_world: int = field(default_factory=_local_world)
-    intra_node_stores: int = field(default_factory=intra_node_stores)
-    rdma_flags: int = field(default_factory=rdma_flags)
     super_pod: str = field(default_factory=settings.LOGIC_SUPER_POD.text)
     proven: dict[str, str] = field(default_factory=dict)
-    pid: int = field(default_factory=os.getpid)
-    born: int = field(default_factory=born_here)
-    pids: str = field(default_factory=pid_namespace)
-    token: str = field(default_factory=lambda: secrets.token_hex(16))
     module: int = 0
     links: str = ""
     seen: str = ""
@@ -150,7 +143,7 @@ def vote(name: str, group: ProcessGroup) -> StoreVote | None:
 def _ended(records: Sequence[ServerRecord], rank: int, other: int) -> bool:
     """Return whether the process of ``other`` has ended, as far as visible to ``rank``."""
     here, there = records[rank], records[other]
-    visible = (here.boot, here.pids) == (there.boot, there.pids)
+    visible = (here.machine, here.pid_space) == (there.machine, there.pid_space)
     return other != rank and visible and there.pid > 0 and process_gone(there.pid, there.born or None)
 
 
@@ -229,7 +222,7 @@ def _exchange(store: Records[ServerRecord], world: int, timeout: float) -> tuple
 
 def topology(records: Sequence[ServerRecord]) -> str:
     """Return ONE_SERVER if all records have one host name, boot id and module, else SEVERAL_SERVERS."""
-    one = len({(record.host, record.boot, record.module) for record in records}) == 1
+    one = len({(record.host, record.machine, record.module) for record in records}) == 1
     return probe_results.ONE_SERVER if one else probe_results.SEVERAL_SERVERS
 
 
@@ -283,20 +276,11 @@ def agreed(name: str, rank: int, records: Sequence[ServerRecord], ranks: Sequenc
             ASCEND_MOE_RANKS_PER_SERVER joins modules that HCCL treats as servers.
     """
     mine = records[rank]
-    for other, record in enumerate(records):
-        for setting, ours, theirs in (
-            (settings.RANKS_PER_SERVER, mine.share, record.share),
-            (settings.INTRA_NODE_STORES, mine.intra_node_stores, record.intra_node_stores),
-            (settings.RDMA_FLAGS, mine.rdma_flags, record.rdma_flags),
-        ):
-            if ours != theirs:
-                text = f"{setting.name} differs in group {name!r}: {ours} on rank {rank}, {theirs} on rank {other}"
-                fix = "export one value on every rank"
-                raise ConfigMismatch(f"{text}: {fix}", field=setting.name, rank=other, ours=ours, theirs=theirs)
-    if mine.share:
-        _refuse_whole_modules(name, records, ranks, mine.share)
-        fix = f"{settings.RANKS_PER_SERVER.name} is {mine.share}, which counts ranks of the job"
-        return _share_of_each(name, [f"server {peer // mine.share}" for peer in ranks], fix)
+    compare(name, rank, mine, dict(enumerate(records)), ALIKE_ON_SERVERS)
+    if share := mine.ranks_per_server:
+        _refuse_whole_modules(name, records, ranks, share)
+        fix = f"{settings.RANKS_PER_SERVER.name} is {share}, which counts ranks of the job"
+        return _share_of_each(name, [f"server {peer // share}" for peer in ranks], fix)
     _judge_names(name, records, whole_job=len(ranks) == job)
     return _share_of_each(name, _server_names(records), _INSTEAD)
 
@@ -331,14 +315,14 @@ def _judge_names(name: str, records: Sequence[ServerRecord], whole_job: bool) ->
     hosts = [record.host for record in records]
     for rank, record in enumerate(records):
         one = first.setdefault(record.host, rank)
-        if records[one].boot != record.boot:
+        if records[one].machine != record.machine:
             raise ConfigMismatch(
                 f"ranks {one} and {rank} of group {name!r} both have the host name {record.host!r}, but run on two "
                 f"machines: give each server a unique host name, or, {_INSTEAD}",
                 field="host name",
                 rank=rank,
-                ours=records[one].boot,
-                theirs=record.boot,
+                ours=records[one].machine,
+                theirs=record.machine,
             )
         here, local = hosts.count(record.host), record.local_world
         if local and (here > local or (whole_job and here < local)):

@@ -157,6 +157,21 @@ class Operator:
         has_side_effect(self.overload)
         _register_effectful_op(self.overload, _EffectType.ORDERED)
 
+    @classmethod
+    def traced(cls, name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Operator:
+        """Define an operator of `TRACED`, whose calls compilers keep in order; ``fake`` returns its empty outputs."""
+
+        def in_order(*args: Any, **kwargs: Any) -> Any:
+            keep_order_in_inductor(made.overload)
+            return fake(*args, **kwargs)
+
+        made = cls(name, schema, TRACED)
+        for key in ("CPU", "PrivateUse1"):
+            TRACED.impl(name, run, key)
+        torch.library.register_fake(f"{TRACED.ns}::{name}", in_order, lib=TRACED)
+        made.keep_calls()
+        return made
+
 
 # torch's message for a value that does not fit the schema.
 _WRONG_KIND = re.compile(r"Expected a value of type '(.+?)' for argument '(.+?)' but instead found type '(.+?)'")

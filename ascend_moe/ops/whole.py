@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .registration import TRACED, Operator, keep_order_in_inductor
+from .registration import Operator
 
 _layers: weakref.WeakValueDictionary[int, WholeLayer] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -48,11 +48,7 @@ class WholeCall:
 
     def __init__(self, name: str, arguments: str, run: Callable[..., torch.Tensor]) -> None:
         self._run = run
-        self._op = Operator(name, f"(int layer, {arguments}) -> Tensor", TRACED)
-        for key in ("CPU", "PrivateUse1"):
-            TRACED.impl(name, self._call, key)
-        torch.library.register_fake(f"{TRACED.ns}::{name}", self._fake, lib=TRACED)
-        self._op.keep_calls()
+        self._op = Operator.traced(name, f"(int layer, {arguments}) -> Tensor", self._call, self._fake)
 
     def __call__(self, layer: WholeLayer, *args: Any) -> torch.Tensor:
         with torch.no_grad():
@@ -65,5 +61,4 @@ class WholeCall:
         return made.clone() if any(made is each for each in args) else made  # operators in graphs return new tensors
 
     def _fake(self, layer: int, first: torch.Tensor, *_: Any) -> torch.Tensor:
-        keep_order_in_inductor(self._op.overload)
         return torch.empty_like(first, memory_format=torch.contiguous_format)

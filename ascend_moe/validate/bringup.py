@@ -293,7 +293,7 @@ def _kind_of_machine(place: torch.device) -> probe_results.Machine:
     """The kind of machine of this group. Collective: the ranks exchange their hosts."""
     store: Any = dist.distributed_c10d._get_default_store()
     mine = ServerRecord()
-    of_rank = {"host": mine.host, "boot": mine.boot, "module": module_of(soc_of(place))}
+    of_rank = {"host": mine.host, "machine": mine.machine, "module": module_of(soc_of(place))}
     ranks = dist.get_rank(), dist.get_world_size()
     records = exchanged(store, "ascend_moe/bringup/host", ranks, of_rank, _COLLECT_S)
     return probe_results.machine(soc_of(place), topology([ServerRecord(**each) for each in records]))

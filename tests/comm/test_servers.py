@@ -23,7 +23,14 @@ SETTING = "ASCEND_MOE_RANKS_PER_SERVER"
 def posts(hosts: Sequence[str], **facts: Any) -> list[ServerRecord]:
     """Returns the posts of ranks on these hosts; a fact is a value, or a list with one for each rank."""
     each = {name: value if isinstance(value, list) else [value] * len(hosts) for name, value in facts.items()}
-    plain = {"boot": "", "share": 0, "local_world": 0, "intra_node_stores": 0, "rdma_flags": 0, "proven": {}}
+    plain = {
+        "machine": "",
+        "ranks_per_server": 0,
+        "local_world": 0,
+        "intra_node_stores": 0,
+        "rdma_flags": 0,
+        "proven": {},
+    }
     return [
         ServerRecord(host=host, **plain | {name: values[rank] for name, values in each.items()})
         for rank, host in enumerate(hosts)
@@ -89,7 +96,7 @@ def test_modules_of_8_devices_are_servers_as_hccl_counts_them() -> None:
         assert size_of(alike) == 8
     uneven = size_of(posts(on(6), module=[0, 0, 0, 0, 1, 1]))
     assert "4 of its 6 ranks are on 'host0, module 0' (from rank 0 on), 2 on 'host0, module 1'" in str(uneven)
-    by_setting = [size_of(posts(on(16), module=[0] * 8 + [1] * 8, share=share)) for share in (8, 4, 16)]
+    by_setting = [size_of(posts(on(16), module=[0] * 8 + [1] * 8, ranks_per_server=share)) for share in (8, 4, 16)]
     assert by_setting[:2] == [8, 4]
     text = "ASCEND_MOE_RANKS_PER_SERVER is 16, but ranks 0 and 8 are on 'host0, module 0' and 'host0, module 1': HCCL"
     assert text in str(by_setting[2])
@@ -119,7 +126,7 @@ def test_drawn_servers_are_accepted_where_ranks_fit() -> None:
             assert size_of(posts(hosts, local_world=wanted[0])) == wanted[0]
             assert size_of(posts(hosts, local_world=wanted[0] + 1), job=2 * world) == wanted[0]
         share = dice.randrange(1, 2 * world)
-        by_setting = size_of(posts(hosts, share=share))  # whatever the host names
+        by_setting = size_of(posts(hosts, ranks_per_server=share))  # whatever the host names
         assert (
             by_setting == min(share, world) if share >= world or world % share == 0 else "Argument" in str(by_setting)
         )
@@ -134,12 +141,12 @@ def test_one_name_for_two_machines_is_found() -> None:
 
     That fewer ranks have a name than were started there counts in a group of the whole job: others need not have all.
     """
-    text = str(size_of(posts(["localhost"] * 8, boot=[*["b0"] * 4, *["b1"] * 4]), 5))
+    text = str(size_of(posts(["localhost"] * 8, machine=[*["b0"] * 4, *["b1"] * 4]), 5))
     assert "ConfigMismatch host name: ranks 0 and 4 of group 'g' both have the host name 'localhost'" in text
     assert f"export {SETTING} on all ranks" in text
     text = str(size_of(posts(["localhost"] * 8, local_world=4), 5))
     assert "ConfigMismatch LOCAL_WORLD_SIZE: LOCAL_WORLD_SIZE is 4 on rank 0 of group 'g', but 8 of its 8 ranks" in text
-    assert size_of(posts(["localhost"] * 8, local_world=4, share=4, boot=[*["b0"] * 4, *["b1"] * 4])) == 4
+    assert size_of(posts(["localhost"] * 8, local_world=4, ranks_per_server=4, machine=[*["b0"] * 4, *["b1"] * 4])) == 4
     made = posts(on(4, 4), local_world=8)
     text = "LOCAL_WORLD_SIZE is 8 on rank 0 of group 'g', but 4 of its 8 ranks have its host name 'host0'"
     assert text in str(size_of(made)) and size_of(made, job=16) == 4
@@ -148,13 +155,13 @@ def test_one_name_for_two_machines_is_found() -> None:
 @pytest.mark.parametrize(
     ("name", "field"),
     [
-        (SETTING, "share"),
+        (SETTING, "ranks_per_server"),
         ("ASCEND_MOE_INTRA_NODE_STORES", "intra_node_stores"),
         ("ASCEND_MOE_RDMA_FLAGS", "rdma_flags"),
     ],
 )
 def test_settings_that_differ_are_named_on_every_rank(name: str, field: str) -> None:
-    made = posts(on(4, 4), **{field: [4 if field == "share" else 1] * 5 + [0] * 3})
+    made = posts(on(4, 4), **{field: [4 if field == "ranks_per_server" else 1] * 5 + [0] * 3})
     for rank in range(8):
         with pytest.raises(ConfigMismatch) as caught:
             agreed("g", rank, made, range(8), 8)
@@ -186,7 +193,7 @@ def test_probe_results_that_differ_are_named_on_every_rank(hosts: list[str]) -> 
 
 def test_two_machines_of_one_name_are_several_servers() -> None:
     assert topology(posts(on(3))) == ONE_SERVER
-    assert topology(posts(on(3), boot=["a", "a", "b"])) == topology(posts(on(1, 1))) == SEVERAL_SERVERS
+    assert topology(posts(on(3), machine=["a", "a", "b"])) == topology(posts(on(1, 1))) == SEVERAL_SERVERS
 
 
 def test_the_setting_counts_ranks_of_the_job() -> None:
@@ -198,10 +205,10 @@ def test_the_setting_counts_ranks_of_the_job() -> None:
         (range(16), 8),
         ([0, 2, 9, 15], 2),
     ):
-        assert size_of(posts(["?"] * len(ranks), share=8), ranks=ranks, job=16) == share
+        assert size_of(posts(["?"] * len(ranks), ranks_per_server=8), ranks=ranks, job=16) == share
         by_name = posts([f"s{rank // 8}" for rank in ranks], local_world=8)
         assert size_of(by_name, ranks=ranks, job=16) == share  # as host names do
-    mixed = str(size_of(posts(["?"] * 3, share=8), ranks=[6, 7, 8], job=16))
+    mixed = str(size_of(posts(["?"] * 3, ranks_per_server=8), ranks=[6, 7, 8], job=16))
     assert (
         "2 of its 3 ranks are on 'server 0' (from rank 0 on), 1 on 'server 1'" in mixed and f"{SETTING} is 8" in mixed
     )

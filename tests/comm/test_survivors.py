@@ -33,15 +33,6 @@ def ended(ranks: Ranks, alive: list[int], seconds: float = 60) -> list[Any]:
     return values([ranks.wait(rank, seconds) for rank in alive])
 
 
-def check(found: list[cases.Survived], alive: list[int], layers: int) -> None:
-    """All have gone on together, to be these ranks."""
-    assert len({str(each.alive) for each in found}) == 1, [each.alive for each in found]
-    assert found[0].alive[-1] == alive or len(found[0].alive) > 1
-    assert [each.place.rank for each in found] == list(range(len(alive)))
-    assert {(each.place.world, each.place.group_ep) for each in found} == {(len(alive), found[0].place.group_ep)}
-    assert {each.layers for each in found} == {layers}
-
-
 @pytest.mark.parametrize(
     ("seed", "rank0_hosts"),
     [
@@ -63,8 +54,8 @@ def test_three_of_four_go_on_for_100_layers(seed: int, rank0_hosts: bool) -> Non
         time.sleep(draw.random() * 0.1)
         ranks.kill(victim)
         found = ended(ranks, alive)
-        check(found, alive, layers)
-        assert found[0].alive == [alive] and {each.error for each in found} == {"PeerLost"}
+        assert [(each.alive, each.error, each.layers) for each in found] == [([alive], "PeerLost", layers)] * 3
+        assert [each.place for each in found] == [Place(found[0].place.group_ep, 3, rank) for rank in range(3)]
         assert [ranks.pid(rank) for rank in alive] == before
 
 
@@ -371,8 +362,8 @@ def test_a_store_that_fails_or_is_silent_is_named(monkeypatch: pytest.MonkeyPatc
 def test_processes_that_have_ended_are_seen_on_this_machine_alone() -> None:
     here = ServerRecord()
     dead = ServerRecord(pid=here.pid, born=here.born + 1)  # of another process that had this number
-    far = ServerRecord(boot="another", pid=dead.pid, born=dead.born)
-    inside = ServerRecord(pids="another", pid=dead.pid, born=dead.born)
+    far = ServerRecord(machine="another", pid=dead.pid, born=dead.born)
+    inside = ServerRecord(pid_space="another", pid=dead.pid, born=dead.born)
     posts = [here, dead, far, inside, ServerRecord()]
     assert here.pid == os.getpid()
     assert [npu_servers._ended(posts, 0, rank) for rank in range(5)] == [False, True, False, False, False]

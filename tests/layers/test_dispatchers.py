@@ -321,6 +321,14 @@ def test_wrong_arguments_of_constructors_are_refused() -> None:
         assert dispatcher.empty_expert_out(sent, torch.float32) is None
 
 
+def test_a_misspelt_option_of_a_call_names_the_call() -> None:
+    dispatcher = MC2Dispatcher("g", 2, 0, 4)
+    for call in (dispatcher.dispatch, dispatcher.begin_dispatch):
+        said = rf"^MC2Dispatcher\.{call.__name__}\(\) got an unexpected .* 'quant_mod'\. Did you mean 'quant_mode'\?$"
+        with pytest.raises(TypeError, match=said):
+            call(torch.ones(2, 16), torch.zeros(2, 1, dtype=torch.int32), quant_mod=2)
+
+
 def test_special_rows_are_quantized_as_the_reference_does() -> None:
     tiny, huge, inf, nan = 1e-45, 3e38, float("inf"), float("nan")
     rows = [[0.0, -0.0], [tiny, -tiny], [huge, -huge], [inf, 1], [-inf, inf], [nan, 2], [nan, nan], [nan, 0]]
