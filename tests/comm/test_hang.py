@@ -27,7 +27,7 @@ from ascend_moe.native import hang, hang_cann, library
 from ascend_moe.native.hang import GroupState, RankState
 
 WORLD = 4
-CAUSES = ("stopped", "sleeps", "never", "other", "killed", "slow")
+CAUSES = ("stopped", "sleeps", "never", "other", "killed")
 ALGORITHMS = ("window", "direct", "hierarchy")
 
 
@@ -104,13 +104,6 @@ def combine() -> bool:
 
 def sleep_then(seconds: float, op: Any, *args: Any) -> Any:
     time.sleep(seconds)
-    return op(*args)
-
-
-def work_then(seconds: float, op: Any, *args: Any) -> Any:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        torch.ones(64, 64) @ torch.ones(64, 64)
     return op(*args)
 
 
@@ -286,8 +279,8 @@ def stage(ranks: Ranks, cause: str, culprit: int, op: str) -> list[int]:
         assert [each.rank for each in until_behind(ranks, culprit)] == [culprit]
         ranks.kill(culprit)
         return []
-    if cause in ("sleeps", "slow"):
-        ranks.start(culprit, sleep_then if cause == "sleeps" else work_then, 5.0, step)
+    if cause == "sleeps":
+        ranks.start(culprit, sleep_then, 5.0, step)
     if cause == "other":
         ranks.start(culprit, dispatch, 1)
         return []
@@ -309,11 +302,11 @@ def release(ranks: Ranks, cause: str, culprit: int, op: str, others: list[int]) 
 
 @pytest.mark.nightly
 def test_fifty_staged_hangs_name_the_right_rank_within_two_seconds() -> None:
-    """With a rank that is stopped, sleeps, never calls, is in another op, was killed or is slow, in each algorithm."""
+    """With a rank that is stopped, sleeps, never calls, is in another op or was killed, in each algorithm."""
     right, seconds = 0, []
     for number in range(50):
-        cause, algorithm = CAUSES[number % 6], ALGORITHMS[number // 6 % 3]
-        op, culprit = ("dispatch", "combine")[number // 18 % 2], number * 7 % WORLD
+        cause, algorithm = CAUSES[number % 5], ALGORITHMS[number // 5 % 3]
+        op, culprit = ("dispatch", "combine")[number // 15 % 2], number * 7 % WORLD
         variables = {"HCCL_BUFFSIZE": "4", "ASCEND_MOE_COMM_ALG": algorithm, "ASCEND_MOE_TIMEOUT_S": "12"}
         if algorithm == "hierarchy":
             variables["ASCEND_MOE_RANKS_PER_SERVER"] = "2"

@@ -33,6 +33,7 @@ from ascend_moe.native.windows import MIB, window_registered_bytes
 
 WORLD, EXPERTS, TOPK, BATCH, HIDDEN = 2, 4, 2, 6, 64
 MOST = WORLD * BATCH * TOPK  # rows of expand_x
+COMBINE = ascend_moe.npu_moe_distribute_combine_v2
 
 
 @pytest.fixture
@@ -177,12 +178,9 @@ class Rank:
         ids = self.ids if ids is None else ids
         return ascend_moe.npu_moe_distribute_dispatch_v2(x, ids, *self.common, comm_alg=comm_alg)
 
-    def combine(self, rows: torch.Tensor, sent: Any, comm_alg: str = "direct", **more: Any) -> torch.Tensor:
-        result: torch.Tensor = ascend_moe.npu_moe_distribute_combine_v2(
-            rows, more.pop("ids", self.ids), sent[2], sent[4], self.weights, *self.common,
-            comm_alg=comm_alg, **more,
-        )  # fmt: skip
-        return result
+    def combine(self, rows: torch.Tensor, sent: Any, comm_alg: str = "direct", op: Any = COMBINE, **more: Any) -> Any:
+        given = (rows, more.pop("ids", self.ids), sent[2], sent[4], self.weights, *self.common)
+        return op(*given, comm_alg=comm_alg, **more)
 
 
 def on_all(cluster: comm.LocalCluster, work: Callable[[Rank], Any]) -> list[Any]:
@@ -211,17 +209,17 @@ def refused_rows(call: Callable[[], Any], says: str) -> WindowTensorError:
 
 @on_every_rank
 def test_a_direct_combine_consumes_it(end: Rank) -> None:
-    """With all views of its storage."""
-    sent, both = end.dispatch(), end.filled(2 * MOST)
-    assert (end.combine(both[:MOST], sent) == 3).all()  # 1 from rank 0, 2 from rank 1
-    sent = end.dispatch()
-    for rows in (both[:MOST], both[MOST:]):
-        error = refused_rows(
-            lambda rows=rows: end.combine(rows, sent), "consumed by the combine of epoch 2; take a new one"
-        )
-        assert (error.generation, error.epoch) == (1, 2) and "(generation 1)" in str(error)
-    # Nothing has been run: the same call with a new tensor meets the other rank.
-    assert (end.combine(end.filled(), sent) == 3).all()
+    """With all views of its storage, in one launch and in two."""
+    for op, generation, epoch in ((COMBINE, 1, 2), (lambda *a, **b: ascend_moe.begin_combine(*a, **b).finish(), 3, 6)):
+        sent, both = end.dispatch(), end.filled(2 * MOST)
+        assert (end.combine(both[:MOST], sent, op=op) == 3).all()  # 1 from rank 0, 2 from rank 1
+        sent = end.dispatch()
+        for rows in (both[:MOST], both[MOST:]):
+            call = functools.partial(end.combine, rows, sent, op=op)
+            error = refused_rows(call, f"consumed by the combine of epoch {epoch}; take a new one")
+            assert (error.generation, error.epoch) == (generation, epoch) and f"(generation {generation})" in str(error)
+        # Nothing has been run: the same call with a new tensor meets the other rank.
+        assert (end.combine(end.filled(), sent, op=op) == 3).all()
 
 
 @on_every_rank

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import begin_ranks
 import comm_cases
@@ -31,7 +29,6 @@ from ascend_moe.errors import (
     InvalidExpertId,
     RoutingMismatch,
     RoutingOverflow,
-    WindowTensorError,
 )
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.reference.cases import Case, draw
@@ -43,16 +40,8 @@ DEADLINE_S, FAR_S = 0.5, 30.0
 each_algorithm = pytest.mark.parametrize("algorithm", ["window", "direct"])
 
 
-def wait_at_most(seconds: float) -> Any:
-    return mock.patch.dict(os.environ, ASCEND_MOE_TIMEOUT_S=str(seconds))
-
-
 def ops_of(case: Case, rank: int, group_ep: str, algorithm: str = "window") -> tuple[TwoLaunches, dict[str, str]]:
     return TwoLaunches(DevicePlace(group_ep, case.world, rank), case), {"comm_alg": algorithm}
-
-
-def in_turns(events: Sequence[str]) -> dict[str, threading.Event]:
-    return {name: threading.Event() for name in events}
 
 
 def must_come(event: threading.Event) -> None:
@@ -62,32 +51,22 @@ def must_come(event: threading.Event) -> None:
 # ---- the same bits
 
 
-def trip(case: Case, rank: int, group_ep: str, algorithm: str) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    ops, alg = ops_of(case, rank, group_ep, algorithm)
-    dispatched = ops.dispatch(**alg)
-    sent = dispatched.finish()
-    rows = op_runs.expert_rows(case, rank, sent)
-    combined = ops.combine(rows, sent, **alg)
-    return sent, rows, combined.finish()
-
-
-def check_trip(cluster: LocalCluster, case: Case, algorithm: str) -> None:
-    with op_runs.cores(case.cores):
-        runs = cluster.run(lambda rank, group_ep: trip(case, rank, group_ep, algorithm))
-    expected = case.dispatched()
-    sums = case.combined([rows for _, rows, _ in runs], expected)
-    for rank, (sent, _, result) in enumerate(runs):
-        options = {"quantized": case.quant_mode != 0, "exact_shapes": True}
-        op_runs.check_dispatch(2, rank, sent, expected[rank], share=case.share, **options)
-        op_runs.check_combine(rank, result, sums[rank])
-
-
 @each_algorithm
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_drawn_cases_equal_the_reference(clusters: Clusters, world: int, algorithm: str) -> None:
+def test_drawn_cases_equal_the_reference(
+    clusters: Clusters, world: int, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Quantized or not, every mask, unequal batches, ranks without tokens, weights, cores from 1 to 48."""
+
+    def call(*given: Any) -> Any:
+        return begin_ranks.two_launches(*given).finish()
+
+    monkeypatch.setenv("ASCEND_MOE_COMM_ALG", algorithm)
     for seed in range(30):
-        check_trip(clusters[world], draw(1000 * world + seed, world=(world,), contract=(2,)), algorithm)
+        case = draw(1000 * world + seed, world=(world,), contract=(2,))
+        runs = op_runs.run(clusters[world], case, call=call)
+        assert op_runs.check(case, runs, traffic=lambda *_: None)  # the bytes are those of the second launch alone
+        assert {name for one in runs for name in one.algorithms} == {algorithm}  # type: ignore[union-attr]
 
 
 def test_hierarchy_begins_without_waiting_for_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,29 +90,13 @@ def test_hierarchy_begins_without_waiting_for_anybody(monkeypatch: pytest.Monkey
         assert cluster.run(all_begin_first) == ["hierarchy"] * 4
 
 
-def test_rows_in_window_memory(clusters: Clusters) -> None:
-    def run(rank: int, group_ep: str) -> None:
-        ops, alg = ops_of(SMALL, rank, group_ep, "direct")
-        sent = ops.dispatch(**alg).finish()
-        place = {"group_ep": group_ep, "ep_world_size": 2, "ep_rank_id": rank}
-        rows = ascend_moe.window_empty(tuple(sent[0].shape), dtype=sent[0].dtype, **place)
-        rows.copy_(sent[0])
-        result = ops.combine(rows, sent, **alg).finish()
-        want = SMALL.dispatched()
-        op_runs.check_combine(rank, result, SMALL.combined([each.expand_x for each in want], want)[rank])
-        with pytest.raises(WindowTensorError, match="was consumed"):
-            ops.combine(rows, sent, **alg)
-        assert torch.equal(ops.combine(sent[0], sent, **alg).finish(), result)  # nothing was left open
-
-    clusters[2].run(run)
-
-
 # ---- begin sends, and waits for nobody
 
 
 @each_algorithm
 def test_begin_sends_and_does_not_wait(clusters: Clusters, algorithm: str) -> None:
-    done = in_turns(["dispatch begun", "dispatch there", "combine begun", "combine there"])
+    steps = ("dispatch begun", "dispatch there", "combine begun", "combine there")
+    done = {name: threading.Event() for name in steps}
 
     def run(rank: int, group_ep: str) -> None:
         ops, alg = ops_of(SMALL, rank, group_ep, algorithm)
@@ -158,8 +121,9 @@ def test_begin_sends_and_does_not_wait(clusters: Clusters, algorithm: str) -> No
 
 
 @each_algorithm
-def test_the_deadline_counts_from_finish(algorithm: str) -> None:
+def test_the_deadline_counts_from_finish(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started = threading.Event()
+    monkeypatch.setenv("ASCEND_MOE_TIMEOUT_S", str(DEADLINE_S))
 
     def late(rank: int, group_ep: str) -> None:
         ops, alg = ops_of(SMALL, rank, group_ep, algorithm)
@@ -186,11 +150,9 @@ def test_the_deadline_counts_from_finish(algorithm: str) -> None:
         with pytest.raises(CommTimeout):  # of a group that has failed at once
             ops.dispatch(**alg)
 
-    with wait_at_most(DEADLINE_S):
+    for ranks in (late, alone):
         with LocalCluster(2) as cluster:
-            cluster.run(late)
-        with LocalCluster(2) as cluster:
-            cluster.run(alone)
+            cluster.run(ranks)
 
 
 # ---- what may stand between
