@@ -191,7 +191,9 @@ def _interfaces() -> Iterator[Diagnostic]:
         if not wanted:
             continue
         here = [interface for _, interface in socket.if_nameindex()]
-        if not any(_matches(interface, wanted) for interface in here):
+        # gloo takes whole names only.
+        pattern = wanted if name.startswith("HCCL") else f"={wanted}"
+        if not any(_matches(interface, pattern) for interface in here):
             why = "the ranks connect over it"
             fix = f"use one of {', '.join(here)}, or unset it"
             yield error(name, f"{wanted!r} matches no interface of this host", why, fix)

@@ -113,6 +113,13 @@ def test_operators_of_torch_ops(torch_npu: Any) -> None:
     assert torch.equal(torch.ops.npu.npu_swiglu(x), npu.npu_swiglu(x))
 
 
+def test_what_a_with_block_sets_is_restored_if_it_raises(torch_npu: Any) -> None:
+    with pytest.raises(ZeroDivisionError), torch.npu.device(3), torch.npu.stream(torch.npu.Stream()):
+        assert torch.npu.current_device() == 3 and torch.npu.current_stream() is not torch.npu.default_stream()
+        raise ZeroDivisionError
+    assert torch.npu.current_device() == 0 and torch.npu.current_stream() is torch.npu.default_stream()
+
+
 def test_streams_and_events_have_nothing_to_wait_for(torch_npu: Any) -> None:
     from torch_npu.npu.streams import Event
 

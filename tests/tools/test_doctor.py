@@ -88,6 +88,9 @@ SETTINGS = [
     ({"HCCL_SOCKET_IFNAME": "nosuch"}, "HCCL_SOCKET_IFNAME", ERROR, "use one of"),
     ({"HCCL_SOCKET_IFNAME": "=lo"}, "HCCL_SOCKET_IFNAME", OK, "=lo"),
     ({"HCCL_SOCKET_IFNAME": "=l"}, "HCCL_SOCKET_IFNAME", ERROR, "matches no interface"),
+    ({"HCCL_SOCKET_IFNAME": "^nosuch"}, "HCCL_SOCKET_IFNAME", OK, "^nosuch"),
+    ({"GLOO_SOCKET_IFNAME": "nosuch,lo"}, "GLOO_SOCKET_IFNAME", OK, "nosuch,lo"),
+    ({"GLOO_SOCKET_IFNAME": "l"}, "GLOO_SOCKET_IFNAME", ERROR, "matches no interface"),
 ]
 
 

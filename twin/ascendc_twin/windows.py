@@ -109,21 +109,19 @@ class Windows:
         self._workspaces = [_Area(_WORKSPACE_BYTES) for _ in range(world)]
         self._contexts: list[_Area | None] = [None] * world
         self._zero = True  # nothing has been written
+        self._viewed = False  # the caller has an array, which it may write to at any time
 
     def data(self, rank: int) -> Bytes:
         """Return the bytes of a rank's windowsIn."""
-        self._zero = False
-        return self._in[rank].bytes
+        return self._view(self._in[rank])
 
     def out(self, rank: int) -> Bytes:
         """Return the bytes of a rank's windowsOut."""
-        self._zero = False
-        return self._out[rank].bytes
+        return self._view(self._out[rank])
 
     def state(self, rank: int) -> Bytes:
         """Return the bytes of a rank's windowsExp."""
-        self._zero = False
-        return self._exp[rank].bytes
+        return self._view(self._exp[rank])
 
     def member(self, rank: int) -> Member:
         """Return rank ``rank`` of this group, for launches whose ranks have other numbers in a second group."""
@@ -133,7 +131,7 @@ class Windows:
         """Zero all windows."""
         for area in self._areas():
             area.clear()
-        self._zero = True
+        self._zero = not self._viewed
 
     def snapshot(self) -> list[dict[int, Bytes]]:
         """Return a copy of all windows' contents, for `restore`."""
@@ -144,7 +142,11 @@ class Windows:
         """Restore the contents ``saved`` by `snapshot`."""
         for area, pages in zip(self._areas(), saved, strict=True):
             area.restore(pages)
-        self._zero = not any(saved)
+        self._zero = not self._viewed and not any(saved)
+
+    def _view(self, area: _Area) -> Bytes:
+        self._zero, self._viewed = False, True
+        return area.bytes
 
     def _areas(self) -> Iterator[_Area]:
         yield from (*self._in, *self._out, *self._exp, *self._workspaces)

@@ -368,13 +368,18 @@ def test_an_integer_that_a_parameter_does_not_hold_is_refused(mangled: str, bits
 
 def test_windows_are_cleared_and_restored() -> None:
     windows = ascendc_twin.Windows(2, data_bytes=10_000)
-    windows.data(1)[9_999] = 5
-    windows.state(0)[0] = 6
-    saved = windows.snapshot()
+    data, out, state = views = windows.data(1), windows.out(0), windows.state(0)
+    data[9_999], out[0], state[0] = 5, 7, 6
+    for _ in range(2):  # the views stay those of the windows
+        saved = windows.snapshot()
+        windows.clear()
+        assert not any(view.any() for view in views)
+        windows.restore(saved)
+        assert (data[9_999], out[0], state[0]) == (5, 7, 6)
     windows.clear()
-    assert not windows.data(1).any() and not windows.state(0).any()
-    windows.restore(saved)
-    assert windows.data(1)[9_999] == 5 and windows.state(0)[0] == 6
+    out[3] = 8
+    windows.restore(windows.snapshot())
+    assert windows.out(0)[3] == 8
 
 
 # ---- many schedules ----

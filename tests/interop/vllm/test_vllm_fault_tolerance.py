@@ -180,6 +180,7 @@ def test_ranks_of_the_smaller_group_as_eplb_takes_them() -> None:
     """Where the last ranks leave it is what vLLM's scale-down passes; a loss may be anywhere."""
     assert rank_mapping(world=4, alive=[0, 1]) == {rank: rank if rank < 2 else -1 for rank in range(4)}
     assert rank_mapping(world=4, alive=[0, 2, 3]) == {0: 0, 1: -1, 2: 1, 3: 2}
+    assert rank_mapping(world=4, alive=[3, 0, 2]) == {0: 1, 1: -1, 2: 2, 3: 0}
     for world, alive, argument in ((2**32, [0], "world"), (4, [0, 4], "alive"), (4, [1, 1], "alive")):
         with pytest.raises(ArgumentError) as raised:
             rank_mapping(world, alive)
