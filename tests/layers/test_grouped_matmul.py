@@ -230,6 +230,10 @@ def test_numeric_gradients_of_the_grouped_matmul(counts: list[int], list_type: i
         return y
 
     assert torch.autograd.gradcheck(multiply, leaves)
+    if listed:  # the first weight and bias are frozen
+        leaves[1].requires_grad_(False)
+        leaves[4].requires_grad_(False)
+        assert torch.autograd.gradcheck(multiply, leaves)
     (y,) = npu_grouped_matmul([leaves[0]], [weight], **place, group_type=0)
     y.sum().backward()  # of x alone: nothing is multiplied for weights that are constant
     assert leaves[0].grad is not None and not leaves[0].grad[sum(counts) :].any()

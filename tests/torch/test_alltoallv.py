@@ -155,6 +155,24 @@ def test_order_of_rows_and_the_shared_expert(clusters: Any) -> None:
     clusters[2].run(run)
 
 
+def test_a_rank_that_uses_no_rows_takes_part_in_their_backward(clusters: Any) -> None:
+    """Rank 1's loss is of the shared product alone; rank 0 sends the gradients of its rows there all the same."""
+    layer = Layer(2)
+    owner = torch.arange(layer.experts).repeat_interleave(layer.counts[0]) // LOCAL
+
+    def run(rank: int, group: str) -> None:
+        x = layer.x[rank].detach().clone().requires_grad_()
+        options = {"mm_x": torch.ones(1, 4), "mm_weight": torch.ones(4, 7, requires_grad=True)}
+        weight = torch.ones(LOCAL, HIDDEN, WIDTH)
+        rows, product, _ = npu_alltoallv_gmm(x, weight, group, 2, layer.send(rank), layer.receive(rank), **options)
+        (product if rank == 1 else rows).sum().backward()
+        assert x.grad is not None
+        if rank == 0:  # all rows are its own
+            assert torch.equal(x.grad, torch.where(owner == 0, float(WIDTH), 0.0)[:, None].expand_as(x))
+
+    clusters[2].run(run)
+
+
 def test_counts_of_ranks_that_do_not_fit_are_refused(clusters: Any) -> None:
     def run(rank: int, group: str) -> None:
         weight = torch.ones(1, HIDDEN, WIDTH)
