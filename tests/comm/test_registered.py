@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -436,6 +437,14 @@ def test_threads_take_and_drop_at_once(cluster: comm.LocalCluster) -> None:
 # ---- fatal errors, whose tracebacks have the calls' variables
 
 
+def has_ones(address: int) -> bool:
+    """Whether the rows that a window had there are mapped; other memory of the process may have their address."""
+    with open("/proc/self/mem", "rb", buffering=0) as memory, contextlib.suppress(OSError):
+        memory.seek(address)
+        return memory.read(16) == torch.ones(4).numpy().tobytes()
+    return False
+
+
 def lose_a_rank(rank: int, group: str, seed: int, held: list[BaseException], places: list[int]) -> None:
     """Rank 0 keeps the error of a call that sends from its window, and nothing else; rank 1 ends."""
     dice = random.Random(seed)
@@ -463,7 +472,7 @@ def lose_a_rank(rank: int, group: str, seed: int, held: list[BaseException], pla
             call(depth)
         except PeerLost as error:
             held.append(error)
-    assert len(held) == 1 + again and all(map(mapped, places))
+    assert len(held) == 1 + again and all(map(has_ones, places))
 
 
 @pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 600), marks=pytest.mark.nightly)])
@@ -475,7 +484,7 @@ def test_a_held_error_keeps_no_window_that_was_closed(seeds: range) -> None:
             places: list[int] = []
             with comm.LocalCluster(WORLD, window_mib=1) as cluster:
                 cluster.run(lose_a_rank, seed, held, places)
-            assert places and not any(map(mapped, places)), seed
+            assert places and not any(map(has_ones, places)), seed
             assert all(error.__traceback__ is not None and "is lost" in str(error) for error in held), seed
     finally:
         gc.enable()
