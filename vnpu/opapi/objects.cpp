@@ -82,7 +82,7 @@ void destroy(const aclScalar* scalar) { aclDestroyScalar(scalar); }
 void destroy(double) {}
 }  // namespace
 
-// aclCreateName and aclDestroyName of an array or list.
+// aclCreateName, aclDestroyName and aclGetNameSize of an array or list.
 #define VNPU_ARRAY(name, element)                                                  \
     VNPU_EXPORT acl##name* aclCreate##name(element const* values, uint64_t size) { \
         auto* array = new acl##name;                                               \
@@ -95,6 +95,11 @@ void destroy(double) {}
         }                                                                          \
         delete array;                                                              \
         return vnpu::kOk;                                                          \
+    }                                                                              \
+    VNPU_EXPORT int aclGet##name##Size(const acl##name* array, uint64_t* size) {   \
+        if (array == nullptr || size == nullptr) return vnpu::kNullArgument;       \
+        *size = array->values.size();                                              \
+        return vnpu::kOk;                                                          \
     }
 VNPU_ARRAY(IntArray, int64_t)
 VNPU_ARRAY(FloatArray, float)
@@ -102,12 +107,36 @@ VNPU_ARRAY(BoolArray, bool)
 VNPU_ARRAY(TensorList, const aclTensor*)
 VNPU_ARRAY(ScalarList, const aclScalar*)
 
-// The caller frees the dimensions with delete[], as acl_meta.h says.
-VNPU_EXPORT int aclGetViewShape(const aclTensor* tensor, int64_t** dims, uint64_t* rank) {
-    if (tensor == nullptr || dims == nullptr || rank == nullptr) return vnpu::kNullArgument;
-    const std::vector<int64_t>& values = tensor->value->dims;
-    *rank = values.size();
-    *dims = new int64_t[std::max<size_t>(values.size(), 1)];
-    std::copy(values.begin(), values.end(), *dims);
+namespace {
+template <typename T>
+int give(const aclTensor* tensor, T vnpu::TensorValue::*field, T* out) {
+    if (tensor == nullptr || out == nullptr) return vnpu::kNullArgument;
+    *out = (*tensor->value).*field;
     return vnpu::kOk;
+}
+// The caller frees the numbers with delete[], as acl_meta.h says.
+int copy_out(const aclTensor* tensor, std::vector<int64_t> vnpu::TensorValue::*field, int64_t** out, uint64_t* rank) {
+    if (tensor == nullptr || out == nullptr || rank == nullptr) return vnpu::kNullArgument;
+    const std::vector<int64_t>& values = (*tensor->value).*field;
+    *rank = values.size();
+    *out = new int64_t[std::max<size_t>(values.size(), 1)];
+    std::copy(values.begin(), values.end(), *out);
+    return vnpu::kOk;
+}
+}  // namespace
+
+VNPU_EXPORT int aclGetViewShape(const aclTensor* tensor, int64_t** dims, uint64_t* rank) {
+    return copy_out(tensor, &vnpu::TensorValue::dims, dims, rank);
+}
+VNPU_EXPORT int aclGetViewStrides(const aclTensor* tensor, int64_t** strides, uint64_t* rank) {
+    return copy_out(tensor, &vnpu::TensorValue::strides, strides, rank);
+}
+VNPU_EXPORT int aclGetViewOffset(const aclTensor* tensor, int64_t* offset) {
+    return give(tensor, &vnpu::TensorValue::offset, offset);
+}
+VNPU_EXPORT int aclGetDataType(const aclTensor* tensor, int32_t* dtype) {
+    return give(tensor, &vnpu::TensorValue::dtype, dtype);
+}
+VNPU_EXPORT int aclGetRawTensorAddr(const aclTensor* tensor, void** address) {
+    return give(tensor, &vnpu::TensorValue::data, address);
 }
