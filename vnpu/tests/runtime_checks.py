@@ -55,16 +55,6 @@ def check_round_trips() -> None:
     assert torch.empty(0, device="npu").cpu().shape == (0,)
 
 
-def check_views_are_copied_between_devices() -> None:
-    x = torch.arange(24.0).reshape(4, 6)
-    for view in (lambda x: x.t(), lambda x: x[1:, 1::2], lambda x: x[2:].t()):
-        here, want = view(x.npu()), view(x)
-        assert here.to("npu:1").cpu().equal(want) and here.to("npu:1", torch.float16).cpu().equal(want.half())
-        target = torch.zeros(4, 6).to("npu:2")
-        view(target).copy_(here)
-        assert view(target).cpu().equal(want) and target.sum().item() == want.sum()
-
-
 def check_pinned() -> None:
     data = sample(torch.float32).pin_memory()
     assert data.is_pinned() and not torch.zeros(4).is_pinned()
