@@ -109,13 +109,13 @@ VNPU_ARRAY(ScalarList, const aclScalar*)
 
 namespace {
 template <typename T>
-int give(const aclTensor* tensor, T vnpu::TensorValue::*field, T* out) {
+int give(const aclTensor* tensor, T vnpu::TensorValue::* field, T* out) {
     if (tensor == nullptr || out == nullptr) return vnpu::kNullArgument;
     *out = (*tensor->value).*field;
     return vnpu::kOk;
 }
 // The caller frees the numbers with delete[], as acl_meta.h says.
-int copy_out(const aclTensor* tensor, std::vector<int64_t> vnpu::TensorValue::*field, int64_t** out, uint64_t* rank) {
+int copy_out(const aclTensor* tensor, std::vector<int64_t> vnpu::TensorValue::* field, int64_t** out, uint64_t* rank) {
     if (tensor == nullptr || out == nullptr || rank == nullptr) return vnpu::kNullArgument;
     const std::vector<int64_t>& values = (*tensor->value).*field;
     *rank = values.size();
