@@ -86,15 +86,11 @@ VNPU_EXPORT int aclDestroyDataBuffer(const DataBuffer* buffer) {
 VNPU_EXPORT int aclnnInplaceCopyGetWorkspaceSize(const aclTensor*, const aclTensor*, uint64_t*, aclOpExecutor**);
 VNPU_EXPORT int aclnnInplaceCopy(void*, uint64_t, aclOpExecutor* executor, void* stream);
 
-// A buffer as its description says, or as the three inputs after it say: sizes, strides and offset.
-static const aclTensor* ViewOf(const TensorDesc& desc, const DataBuffer* const* buffers, bool strided) {
+// A buffer seen as the three inputs after it say: sizes, strides and offset.
+static const aclTensor* ViewOf(const TensorDesc& desc, const DataBuffer* const* buffers) {
     const auto numbers = [&](int at) { return static_cast<const int64_t*>(buffers[at]->data); };
-    void* data = buffers[0]->data;
-    if (!strided) {
-        return aclCreateTensor(desc.dims.data(), desc.dims.size(), desc.dtype, nullptr, 0, -1, nullptr, 0, data);
-    }
-    const uint64_t rank = buffers[1]->bytes / sizeof(int64_t);
-    return aclCreateTensor(numbers(1), rank, desc.dtype, numbers(2), *numbers(3), -1, nullptr, 0, data);
+    return aclCreateTensor(numbers(1), buffers[1]->bytes / sizeof(int64_t), desc.dtype, numbers(2), *numbers(3), -1,
+                           nullptr, 0, buffers[0]->data);
 }
 
 VNPU_EXPORT int aclopCompileAndExecute(const char* type, int, const TensorDesc* const* input_descs,
@@ -106,11 +102,14 @@ VNPU_EXPORT int aclopCompileAndExecute(const char* type, int, const TensorDesc* 
         const DataBuffer from = *inputs[0], to = *outputs[0];
         return vnpu_enqueue(stream, [from, to] { memmove(to.data, from.data, std::min(from.bytes, to.bytes)); });
     }
-    // Of tensors on two devices: for those on one, torch_npu calls aclnnInplaceCopy itself.
-    if (is("ViewCopy") || is("AsStrided") || is("Cast")) {
+    // Of tensors on two devices: for those on one, torch_npu calls aclnnInplaceCopy and aclnnCast itself.
+    if (is("ViewCopy") || is("AsStrided")) {
         const int source = is("ViewCopy") ? 4 : 0;  // before it: the target and its three inputs
-        const aclTensor* to = source ? ViewOf(*input_descs[0], inputs, true) : ViewOf(*output_descs[0], outputs, false);
-        const aclTensor* from = ViewOf(*input_descs[source], inputs + source, !is("Cast"));
+        const aclTensor* to =
+            source ? ViewOf(*input_descs[0], inputs)
+                   : aclCreateTensor(output_descs[0]->dims.data(), output_descs[0]->dims.size(), output_descs[0]->dtype,
+                                     nullptr, 0, -1, nullptr, 0, outputs[0]->data);
+        const aclTensor* from = ViewOf(*input_descs[source], inputs + source);
         uint64_t workspace = 0;
         aclOpExecutor* executor = nullptr;
         int code = aclnnInplaceCopyGetWorkspaceSize(to, from, &workspace, &executor);
@@ -120,9 +119,10 @@ VNPU_EXPORT int aclopCompileAndExecute(const char* type, int, const TensorDesc* 
         return code;
     }
     // A fault of the stream, not an error of the launch: after such an error torch_npu drops all further work
-    // silently.
-    vnpu_error("aclopCompileAndExecute: operator %s has no aclnn entry here; the virtual NPU compiles no operators",
-               type ? type : "(null)");
+    // silently. A Cast is a copy whose result the other device's stream may read before it is there.
+    vnpu_error("aclopCompileAndExecute: operator %s %s", type ? type : "(null)",
+               is("Cast") ? "is not ordered by torch_npu between devices, on NPUs neither: use x.to(dtype).to(device)"
+                          : "has no aclnn entry here; the virtual NPU compiles no operators");
     vnpu_fault();
     return vnpu::kSuccess;
 }

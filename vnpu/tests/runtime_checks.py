@@ -55,6 +55,20 @@ def check_round_trips() -> None:
     assert torch.empty(0, device="npu").cpu().shape == (0,)
 
 
+def check_views_are_copied_between_devices() -> None:
+    x = torch.arange(24.0).reshape(4, 6)
+    large = torch.ones(512, 512, device="npu")
+    for view in (lambda x: x.t(), lambda x: x[1:, 1::2], lambda x: x[2:].t()) * 4:
+        here, want = view(x.npu()), view(x)
+        large @ large  # the copy waits for its device's work
+        assert here.to("npu:1").cpu().equal(want)
+        target = torch.zeros(4, 6).to("npu:2")
+        view(target).copy_(here)
+        assert view(target).cpu().equal(want) and target.sum().item() == want.sum()
+        with raises(r"507035"):
+            here.to("npu:1", torch.float16).cpu()
+
+
 def check_pinned() -> None:
     data = sample(torch.float32).pin_memory()
     assert data.is_pinned() and not torch.zeros(4).is_pinned()
