@@ -129,8 +129,8 @@ def _choice(
     return Setting(name, parse, default, rule.format(listed), help, shown, **other)
 
 
-def _flag(name: str, help: str, shown: str = "0", default: str = "0") -> Setting[str]:
-    return _choice(name, ("0", "1"), default, help, shown, "0 or 1")
+def _flag(name: str, help: str, shown: str = "0", default: bool = False) -> Setting[bool]:
+    return Setting(name, lambda text: bool(("0", "1").index(text)), default, "0 or 1", help, shown)
 
 
 def _names(*known: str) -> Callable[[str], tuple[str, ...]]:
@@ -309,7 +309,7 @@ FORWARD = _flag(
     "ASCEND_MOE_FORWARD",
     "`0`: copy rows into UB at once, even if they only pass through it",
     "1",
-    default="1",
+    default=True,
 )
 SEED = Setting[int | None](
     "ASCEND_MOE_SEED",

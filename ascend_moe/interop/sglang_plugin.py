@@ -21,7 +21,7 @@ def load() -> None:
     Warns if DEEP_USE_MODE is not "ops", as deep_ep then calls other operators. Raises ArgumentError if ASCEND_MOE_PATCH
     is neither 0 nor 1, LibraryError on NPUs where CANN does not find `build.sh`'s operator package; SGLang logs both.
     """
-    if settings.PATCH.get() != "1":
+    if not settings.PATCH.get():
         return
     replaced = vllm_plugin.replace_operators()
     log.configure()

@@ -28,7 +28,7 @@ def load() -> None:
     Runs `replace_operators` and `ascend_moe.interop.vllm_ascend.register`. Raises LibraryError on NPUs where CANN does
     not find `build.sh`'s operator package, ArgumentError if ASCEND_MOE_PATCH is neither 0 nor 1.
     """
-    if settings.PATCH.get() != "1":
+    if not settings.PATCH.get():
         return
     replaced = replace_operators()
     with suppress(ImportError):  # a built vllm-ascend defines its own operators first

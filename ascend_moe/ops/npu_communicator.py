@@ -316,7 +316,7 @@ def _stores_of(group_ep: str, group: Any, share: int, stores: bool | None, op_na
     known = _stores.get(group)
     if stores is None:
         stores = calls.is_two_level("") if known is None else known
-    wanted = share > 1 and (settings.INTRA_NODE_STORES.get() == "1" or stores)
+    wanted = share > 1 and (settings.INTRA_NODE_STORES.get() or stores)
     if _stores.setdefault(group, wanted) != wanted:
         raise ArgumentError(
             f"{op_name}{': ' if op_name else ''}group {group_ep!r} was opened for {LINKS[not wanted]}, this call needs "

@@ -251,7 +251,7 @@ class _Op(Operator):
 
     def _store_ids(self, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
         """Store the ids of a dispatch for its combine if ids are compared; else clear the store."""
-        if settings.CHECK_ROUTING.get() != "1":
+        if not settings.CHECK_ROUTING.get():
             return _sent_ids.clear()
         if type(outputs[2]) is torch.Tensor and not outputs[2].is_meta:  # not during shape inference
             given = self.bind(args, kwargs)
