@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from ascend_moe.errors import need
+from ascend_moe.errors import need, unknown_name
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # of rows: short name -> torch's name
 QUANTS = {"none": 0, "int8": 2}  # quant_mode of dispatch's rows
@@ -93,6 +94,13 @@ class CallOptions(WithSpecialExperts):
     global_bs: int = 0
     expert_token_nums_type: int = field(default=1, metadata={"choices": (0, 1)})
     tp_world_size: int = field(default=0, metadata={"choices": (0, 1)})
+
+    @classmethod
+    def of(cls, taker: type, given: Mapping[str, Any]) -> CallOptions:
+        """Return the options ``given`` to the constructor of ``taker``; TypeError with the nearest name for others."""
+        if unknown := unknown_name(taker.__name__, [*inspect.signature(taker).parameters, *DEFAULTS], given):
+            raise unknown
+        return cls(**given)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -72,7 +72,8 @@ class MC2Dispatcher(Dispatcher):
         ops: Any = None,
         **options: Any,
     ) -> None:
-        super().__init__(Place(name_of("group_ep", group_ep), world_size, rank), num_experts, CallOptions(**options))
+        place = Place(name_of("group_ep", group_ep), world_size, rank)
+        super().__init__(place, num_experts, CallOptions.of(type(self), options))
         need(contract in ("v1", "v2"), "contract", "is {!r}; need 'v1' or 'v2', the operators' version", contract)
         self.contract, self._names = contract, _NAMES[contract]
         self._own = {kind: self._arguments_of(kind, self.options) for kind in self._names}

@@ -52,8 +52,7 @@ def _every() -> Iterator[Diagnostic]:
         settings.COMM_ALG: lambda: f"ops called without comm_alg use {settings.COMM_ALG.get()!r}",
         settings.PROVEN: _proven,
         settings.RDMA_FLAGS: lambda: (
-            "512-byte blocks between A2 servers contain rows "
-            + ("and a flag" if settings.RDMA_FLAGS.get() else "only")
+            "512-byte blocks between A2 servers contain rows " + ("and a flag" if settings.RDMA_FLAGS.get() else "only")
         ),
         settings.CORE_BARRIER: lambda: f"the cores of a rank synchronize by {settings.CORE_BARRIER.get()}",
         settings.REGISTERED_MIB: lambda: (

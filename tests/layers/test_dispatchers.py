@@ -327,6 +327,9 @@ def test_a_misspelt_option_of_a_call_names_the_call() -> None:
         said = rf"^MC2Dispatcher\.{call.__name__}\(\) got an unexpected .* 'quant_mod'\. Did you mean 'quant_mode'\?$"
         with pytest.raises(TypeError, match=said):
             call(torch.ones(2, 16), torch.zeros(2, 1, dtype=torch.int32), quant_mod=2)
+    for wrong, right in (("quant_mod", "quant_mode"), ("zero_copi", "zero_copy")):
+        with pytest.raises(TypeError, match=rf"^MC2Dispatcher\(\) got .* '{wrong}'\. Did you mean '{right}'\?$"):
+            MC2Dispatcher("g", 2, 0, 4, **{wrong: 1})
 
 
 def test_special_rows_are_quantized_as_the_reference_does() -> None:
