@@ -9,8 +9,8 @@ from typing import Any
 import failure_cases
 
 import ascend_moe
+from ascend_moe.comm import rendezvous
 from ascend_moe.comm.place import Place
-from ascend_moe.comm.rendezvous import Opening
 from ascend_moe.errors import AscendMoeError, CommError, PeerLost
 from ascend_moe.validate.run import DevicePlace
 
@@ -78,24 +78,26 @@ def agree_and_shrink(name: str = "", timeout: float | None = None) -> tuple[list
     return alive, ascend_moe.shrink(place.group_ep, alive, timeout)
 
 
-def shrink_that_fails(name: str, here: bool) -> tuple[str, list[int]]:
-    """How a shrink ends whose windows do not open on one rank, ``here`` or elsewhere; and who agrees after that."""
+def shrink_that_fails(name: str, here: bool) -> tuple[str, list[int], int]:
+    """How a shrink ends whose windows do not open on one rank, ``here`` or elsewhere; who agrees then; files left."""
     place = Place.of(name or None)
-    opened = Opening.communicator
+    opened = rendezvous.Communicator  # type: ignore[attr-defined]
 
-    def refused(self: Opening, *_: Any) -> Any:
+    def refused(*_: Any, **__: Any) -> Any:
         raise OSError(24, "too many open files")
 
     alive = ascend_moe.agree(place.group_ep)
+    files = opened_files()
     if here:
-        Opening.communicator = refused  # type: ignore[method-assign]
+        rendezvous.Communicator = refused  # type: ignore[attr-defined]
     try:
         ascend_moe.shrink(place.group_ep, alive)
-        return "nothing", []
+        return "nothing", [], 0
     except AscendMoeError as error:
-        return f"{type(error).__name__}: {error}", ascend_moe.agree(place.group_ep)
+        text, left = f"{type(error).__name__}: {error}", opened_files() - files
+        return text, ascend_moe.agree(place.group_ep), left
     finally:
-        Opening.communicator = opened  # type: ignore[method-assign]
+        rendezvous.Communicator = opened  # type: ignore[attr-defined]
 
 
 def opened_files() -> int:

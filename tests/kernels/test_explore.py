@@ -111,6 +111,8 @@ def test_all_schedules_with_a_switch(algorithm: str) -> None:
     assert_nothing_found(result)
     assert result.schedules > 100  # to the end, no limit was given
     assert result.distinct > 15
+    finding = explore.ScheduleFinding("race", "", Program(), 1, Options(policy="exhaustive"), (0, 2, 0, 1))
+    assert finding.command().endswith(" --replay 1:2,3:1")
 
 
 def test_a_seed_is_a_schedule() -> None:

@@ -127,7 +127,8 @@ def test_shared_experts_are_added(clusters: Any, int8: bool) -> None:
         buffer = mine.buffer(group)
         own = Rank(7, 2, int8=int8)  # its L experts are the shared ones
         parts = [alone(own, number, mine.x) for number in range(L)]
-        for form in ("stacked", "list", "int64"):
+        partly = torch.arange(len(mine.x) * K).reshape(-1, K) % 7 < 2  # tokens with all, some and none of their K
+        for form, mine.mask in (("stacked", None), ("list", partly), ("int64", None)):
             names = ("shared_l1_weights", "shared_l2_weights", "shared_l1_weights_sf", "shared_l2_weights_sf")
             given = dict(zip(names, (*own.weights(form), *own.scales(form)), strict=True))
             added = torch.stack(parts).float().sum(0).to(BF16)

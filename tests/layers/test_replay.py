@@ -21,7 +21,7 @@ from ascend_moe.routers import RouteCapture, RouterReplay, RouterReplayAction, t
 E, K, T, H = 8, 2, 6, 32
 RECORD, FORWARD, BACKWARD = RouterReplayAction
 CONFIGS = [
-    *({"router": name} for name in ROUTERS),
+    *({"router": name, "routed_scaling_factor": 1.5} for name in ROUTERS),
     {"router": "softmax", "n_group": 4, "topk_group": 2, "renormalize": False},
     {"router": "deepseek_v3", "n_group": 4, "topk_group": 2, "renormalize": False, "routed_scaling_factor": 2.5},
 ]
@@ -61,7 +61,7 @@ def test_every_router_takes_ids_and_hands_them_out(numbers: dict[str, Any], grou
     assert torch.equal(ids, others.int()) and torch.equal(layer.capture.last()[-1], others.short())
     assert torch.equal(weights == 0, others < 0)
     if layer.config.renormalize and numbers["router"] not in ("sparsemixer", "llama4"):
-        torch.testing.assert_close(weights[2:].sum(1), torch.ones(T - 2))
+        torch.testing.assert_close(weights[2:].sum(1), torch.full((T - 2,), layer.config.routed_scaling_factor))
     weights[:, 0].sum().backward()  # type: ignore[no-untyped-call]
     assert layer.gate_weight.grad is not None and bool(layer.gate_weight.grad.isfinite().all())
     assert bool(layer.gate_weight.grad.any()) or layer.config.renormalize

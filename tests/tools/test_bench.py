@@ -157,6 +157,7 @@ def test_evaluation_of_known_marks() -> None:
     assert "5.0 x faster than mpi-a2a-tuned" in report.headline(result(case))
     slow = report.headline(result(case, TIMES_US | {"window": 200}))
     assert "window 12.5 x (12.5..12.5) the bare exchange (warm 12.50 x), 20.00 x the limit, 2.0 x slower than" in slow
+    assert [bounds.ratio_of(bounds.Bound("window", "limit", 9, warm=warm), wild) for warm in (False, True)] == [5, 10]
     assert wild.too_noisy and "no ratios, " in report.headline(wild)
     assert "2.00 x" in report.headline(wild, force=True) and "(noisy)" in report.headline(wild, force=True)
 

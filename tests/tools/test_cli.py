@@ -29,10 +29,10 @@ from ascend_moe import plan as planning
 from ascend_moe import run, validate
 from ascend_moe.checkpoint.config import moe_config
 from ascend_moe.cli import root
-from ascend_moe.moe_config import PRESETS
+from ascend_moe.moe_config import PRESETS, MoEConfig
 from ascend_moe.run import report
 from ascend_moe.run.check import verify
-from ascend_moe.run.layers import RankRecord, RunSpec, default_text
+from ascend_moe.run.layers import RankRecord, RunSpec, default_text, needed_mib
 
 CHECKS = 5
 PHASES = {"router", "dispatch", "experts", "combine"}
@@ -235,6 +235,14 @@ def test_an_error_of_the_ranks_is_printed_once(backend: str, monkeypatch: pytest
 
 def quiet(stage: str, done: int, total: int) -> None:
     """No progress."""
+
+
+def test_the_needed_window_counts_every_row_of_a_token() -> None:
+    def needed(router: str, top_k: int, batch: int) -> int:
+        config = MoEConfig(4096, 64, 8, top_k, router=router)
+        return needed_mib(RunSpec(config, (batch, batch), torch.bfloat16, bytes(2 * batch)))
+
+    assert needed("llama4", 4, 64) == needed("softmax", 1, 256) > needed("softmax", 1, 64)
 
 
 # ---- checks that notice

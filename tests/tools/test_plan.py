@@ -184,6 +184,8 @@ def test_every_limit_that_is_violated_is_listed() -> None:
     for text in ("ep_world_size is 385", "moe_expert_num is 1030", "H = 17001", "BS = 5000", "K = 80"):
         assert text in said
     assert plan.plan(bad).ops == {}
+    (few,) = plan.plan(replace(DEEPSEEK, ranks=16, experts=8)).violations
+    assert few.message.startswith("moe_expert_num is 8")
 
 
 def _taken(end: comm.Communicator) -> int:

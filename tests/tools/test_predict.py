@@ -257,6 +257,11 @@ def test_wrong_arguments_are_named(request_: Request, algorithm: str, argument: 
     assert caught.value.argument == argument or caught.match(argument)
 
 
+def test_another_soc_brings_its_own_number_of_cores() -> None:
+    found = predict(replace(SMALL, cores=0), soc="Ascend910B3", world=2).request
+    assert (found.soc, found.cores, found.ranks) == ("Ascend910B3", 40, 2)
+
+
 def planned(world: TimedWorld, rank: int, window_mib: int) -> tuple[int, int, bytes]:
     """Tiling key, workspace bytes and tiling of a rank's dispatch, with CANN's context of an A3."""
     given = world.inputs["dispatch"][rank].items()

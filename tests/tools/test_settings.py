@@ -83,6 +83,9 @@ def test_bad_values_are_refused_by_name(
         setting.get()
     assert str(raised.value) == f"{setting.name}={text} must be {setting.rule}"
     assert raised.value.argument == setting.name
+    with pytest.raises(ArgumentError, match=f"^window_mib={re.escape(text)} must be") as raised:
+        setting.value_of(text, "window_mib")
+    assert raised.value.argument == "window_mib"
     monkeypatch.setenv(settings.ENGINE.name, "quick")
     with pytest.raises(LibraryError, match="ASCEND_MOE_ENGINE=quick is no engine: set it to one of fast, ch"):
         settings.ENGINE.get()

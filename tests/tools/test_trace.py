@@ -248,6 +248,7 @@ def test_numbers_of_a_known_timeline() -> None:
     assert (waited.wait.rank, waited.wait.ns, waited.store.rank) == (1, 50, 0)
     kinds = check_chrome(chrome.document(crafted()))
     assert kinds["s"] == 1
+    assert stats.without([(0, 9)], [(1, 6), (2, 3), (6, 7)]) == [(0, 1), (7, 9)]
 
 
 # ---- pictures

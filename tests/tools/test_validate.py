@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,8 @@ def test_a_rank_that_stops_fails_and_nothing_hangs(monkeypatch: pytest.MonkeyPat
     text = validate.text(outcome)
     assert "rank 1 stopped after" in text and str(error) in text and "FAIL" in text
     assert not validate.ValidationResult(2, "cpu", 0, 0.0, []).ok, "no results are no pass"
+    right = replace(outcome, results=[result for result in outcome.results if result.ok])
+    assert right.results and not right.ok and replace(right, stopped=[]).ok
 
 
 # ---- the command

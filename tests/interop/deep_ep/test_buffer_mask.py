@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +68,10 @@ def test_ranks_that_the_caller_leaves_out() -> None:
         for masked in (1, 3):
             buffer.low_latency_update_mask_buffer(masked, True)
         step(buffer, rank, [1, 3])
+        waits = torch.zeros(CASE.world, dtype=torch.int64)
+        time.sleep(0.02 * (rank == 2))
+        low(CASE, rank, buffer, dispatch_wait_recv_cost_stats=waits)
+        assert waits[[1, 3]].tolist() == [0, 0] and (rank == 2 or waits[2] > 0)
         with pytest.raises(ArgumentError, match=f"is {rank}, this rank: pass another"):
             buffer.low_latency_update_mask_buffer(rank, True)
 
