@@ -163,11 +163,12 @@ def test_window_is_what_the_operator_asks_for(contract: str, quant_mode: int, mo
         sent = dispatch(x, ids, *place, quant_mode=quant_mode, global_bs=600)
         combine(sent[0].to(x.dtype), ids, sent[2], sent[4], torch.ones(1, 4), *place, global_bs=600)
 
-    monkeypatch.setenv("HCCL_BUFFSIZE", str(want - 1))
     monkeypatch.setenv("ASCEND_MOE_COMM_ALG", "window")
-    with ascend_moe.LocalCluster(2) as cluster, pytest.raises(WindowTooSmall) as caught:
-        cluster.run(rank_body)
-    assert caught.value.needed_mib == want
+    for mib in (1, want - 1):  # too small for either op, and for one
+        monkeypatch.setenv("HCCL_BUFFSIZE", str(mib))
+        with ascend_moe.LocalCluster(2) as cluster, pytest.raises(WindowTooSmall) as caught:
+            cluster.run(rank_body)
+        assert caught.value.needed_mib == want
     message = str(caught.value)
     exported = plan.plan(replace(one, window_mib=want - 1))
     assert not exported.ok and exported.violations[0].message in message
