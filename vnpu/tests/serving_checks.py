@@ -142,6 +142,8 @@ def check_parts_of_attention_make_the_whole() -> None:
     near(out.view(want.shape), want)
     _, total = torch_npu.npu_attention_update(sums, [out.reshape(-1, SIZE) for out, _ in parts], 1)
     near(total, torch.stack([x.cpu() for x in sums[:2]]).logsumexp(0))
+    no_keys, _ = torch_npu.npu_attention_update(sums[2:] * 2, [parts[2][0].reshape(-1, SIZE)] * 2, 0)
+    assert not no_keys.any()
 
 
 def check_latent_rows_go_to_their_slots() -> None:
