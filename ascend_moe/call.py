@@ -96,7 +96,7 @@ class CallOptions(WithSpecialExperts):
     tp_world_size: int = field(default=0, metadata={"choices": (0, 1)})
 
     @classmethod
-    def of(cls, taker: type, given: Mapping[str, Any]) -> CallOptions:
+    def given_to(cls, taker: type, given: Mapping[str, Any]) -> CallOptions:
         """Return the options ``given`` to the constructor of ``taker``; TypeError with the nearest name for others."""
         if unknown := unknown_name(taker.__name__, [*inspect.signature(taker).parameters, *DEFAULTS], given):
             raise unknown

@@ -196,7 +196,7 @@ class CollectiveDispatcher(Dispatcher):
         else:
             self.group = found = group_of("process_group", group)
             place = Place(str(getattr(found, "group_name", "")), found.size(), found.rank())
-        super().__init__(place, num_experts, CallOptions.of(type(self), options))
+        super().__init__(place, num_experts, CallOptions.given_to(type(self), options))
         self._need_taken(self.options)
 
     def _need_taken(self, options: CallOptions) -> None:

@@ -73,7 +73,7 @@ class MC2Dispatcher(Dispatcher):
         **options: Any,
     ) -> None:
         place = Place(name_of("group_ep", group_ep), world_size, rank)
-        super().__init__(place, num_experts, CallOptions.of(type(self), options))
+        super().__init__(place, num_experts, CallOptions.given_to(type(self), options))
         need(contract in ("v1", "v2"), "contract", "is {!r}; need 'v1' or 'v2', the operators' version", contract)
         self.contract, self._names = contract, _NAMES[contract]
         self._own = {kind: self._arguments_of(kind, self.options) for kind in self._names}
