@@ -124,6 +124,11 @@ def wrong_order(made: Any) -> Any:
     return made
 
 
+def wrong_scales(made: Any) -> Any:
+    change(made.dynamic_scales, 0)
+    return made
+
+
 def wrong_row(made: Any) -> Any:
     """In the first row of rank 1's second expert."""
     change(made.expand_x, int(made.expert_token_nums[0]), 5)
@@ -138,10 +143,11 @@ def wrong_row(made: Any) -> Any:
         (lambda layer, rank: rank and change(layer.w_down, 1, 7, 9), {"reference": True}, "parameters", {"expert": 3}),
         (of_rank_1("_dispatch", wrong_order, "dispatcher"), {}, "dispatch", {"element": 0}),
         (of_rank_1("_dispatch", wrong_row, "dispatcher"), {}, "dispatch", {"expert": 3, "element": 5}),
+        (of_rank_1("_dispatch", wrong_scales, "dispatcher"), {"bits": 8}, "dispatch", {}),
         (of_rank_1("run_experts", wrong_order), {}, "experts", {"element": 0}),
         (of_rank_1("_combine", wrong_order, "dispatcher"), {}, "combine", {"element": 0}),
     ],
-    ids=["id", "scale", "weight", "order of rows", "row", "order of experts' rows", "order of sums"],
+    ids=["id", "scale", "weight", "order of rows", "row", "scales of rows", "order of experts' rows", "order of sums"],
 )
 def test_a_planted_fault_is_named_on_every_rank(
     plant: Plant, more: dict[str, Any], stage: str, where: dict[str, Any]

@@ -148,6 +148,7 @@ def work(features: FeatureSet, rank: int, group_ep: str) -> RankRun:
             raise Dies
         alive = ascend_moe.agree(group_ep)
         layer.shrink(ascend_moe.shrink(group_ep, alive), alive)
+        assert layer.global_bs == len(alive) * MOST
     transport = layer.dispatcher
     given = features.has("performance_info", "given")
     times = [torch.zeros(transport.world_size, dtype=torch.int64) for _ in range(2 * given)]

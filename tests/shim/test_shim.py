@@ -234,17 +234,23 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.filterwarnings("ignore:Profiler")
 def test_profiler_of_scheduled_steps(torch_npu: Any, tmp_path: Path) -> None:
-    """As sgl-kernel-npu measures: one step of two, two exports, a list whose events have ts and dur."""
+    """As sgl-kernel-npu measures: every other step, two exports of each, a list whose events have ts and dur."""
     from torch_npu.profiler import ProfilerActivity, profile, schedule, supported_activities
 
-    x = randn(2, 8)
-    with profile(activities=[ProfilerActivity.NPU], schedule=schedule(wait=1, active=1, repeat=1)) as recorded:
-        for times in (1, 3):
+    x, written = randn(2, 8), []
+
+    def export(recorded: Any) -> None:
+        for name in ("first", "second"):
+            recorded.export_chrome_trace(tmp_path / name)
+            names = [event["name"] for event in read_events(tmp_path / name)]
+            written.append((names.count("npu::npu_swiglu"), *(f"ProfilerStep#{step}" in names for step in (1, 3))))
+
+    steps = schedule(wait=1, active=1, repeat=2)
+    with profile(activities=[ProfilerActivity.NPU], schedule=steps, on_trace_ready=export) as recorded:
+        for times in (1, 3, 1, 5):
             for _ in range(times):
                 torch.ops.npu.npu_swiglu(x)
             recorded.step()
-    for name in ("first", "second"):
-        recorded.export_chrome_trace(tmp_path / name)
-        names = [event["name"] for event in read_events(tmp_path / name)]
-        assert names.count("npu::npu_swiglu") == 3 and "ProfilerStep#1" in names
+    export(recorded)
+    assert written == [(3, True, False)] * 2 + [(5, False, True)] * 4
     assert supported_activities() == {ProfilerActivity.CPU} and ProfilerActivity.NPU in supported_activities()

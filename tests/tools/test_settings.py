@@ -91,6 +91,16 @@ def test_bad_values_are_refused_by_name(
         settings.ENGINE.get()
 
 
+def test_a_setting_is_back_after_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = settings.TIMEOUT_S
+    for before in ("7", ""):
+        monkeypatch.setenv(setting.name, before)
+        for within in ("9", ""):
+            with setting.within(within):
+                assert setting.text() == (within or before)
+            assert setting.text() == before
+
+
 def test_every_setting_is_in_the_table() -> None:
     defined = {value.name for value in vars(settings).values() if isinstance(value, settings.Setting)}
     assert defined == settings.NAMES
