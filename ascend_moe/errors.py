@@ -321,12 +321,10 @@ def unknown_name(function: str, names: Sequence[str], given: Iterable[str]) -> T
         if name not in names:
             close = difflib.get_close_matches(name, names, 1)
             hint = f". Did you mean {close[0]!r}?" if close else ""
-            return _UnknownName(f"{function}() got an unexpected keyword argument {name!r}{hint}")
+            error = TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
+            error.of_a_call = True  # type: ignore[attr-defined]  # `with_typed_errors` does not convert it
+            return error
     return None
-
-
-class _UnknownName(TypeError):
-    """The error of `unknown_name`, which `with_typed_errors` does not convert."""
 
 
 def with_right_names(function: Callable[P, R]) -> Callable[P, R]:
@@ -427,7 +425,8 @@ def with_typed_errors(function: Callable[P, R]) -> Callable[P, R]:
                 name = f"{type(args[0]).__name__}.{function.__name__}"
             if _misfit(error):
                 raise unknown_name(name, list(inspect.signature(function).parameters), kwargs) or error from None
-            if isinstance(error, (AscendMoeError, _UnknownName)) or type(error).__module__.startswith("torch"):
+            known = isinstance(error, AscendMoeError) or hasattr(error, "of_a_call")
+            if known or type(error).__module__.startswith("torch"):
                 raise
             name = name.removesuffix(".__init__")
             said = str(error).strip().partition("\n")[0] or type(error).__name__
