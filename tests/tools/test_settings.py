@@ -92,13 +92,12 @@ def test_bad_values_are_refused_by_name(
 
 
 def test_a_setting_is_back_after_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    setting = settings.TIMEOUT_S
     for before in ("7", ""):
-        monkeypatch.setenv(setting.name, before)
+        monkeypatch.setenv(settings.TIMEOUT_S.name, before)
         for within in ("9", ""):
-            with setting.within(within):
-                assert setting.text() == (within or before)
-            assert setting.text() == before
+            with settings.TIMEOUT_S.within(within):
+                assert settings.TIMEOUT_S.text() == (within or before)
+            assert settings.TIMEOUT_S.text() == before
 
 
 def test_every_setting_is_in_the_table() -> None:
