@@ -46,7 +46,7 @@ def masks(buffer: Buffer) -> list[int]:
 
 
 def test_ranks_that_the_caller_leaves_out() -> None:
-    left_out, begun = threading.Barrier(CASE.world), threading.Event()
+    left_out, started = threading.Barrier(CASE.world, timeout=100), threading.Event()
 
     def leave_out(rank: int, group_ep: str) -> None:
         buffer = Buffer((group_ep, CASE.world, rank), low_latency_mode=True, enable_shrink=True)
@@ -69,7 +69,7 @@ def test_ranks_that_the_caller_leaves_out() -> None:
             buffer.low_latency_update_mask_buffer(masked, True)
         step(buffer, rank, [1, 3])
         waits = torch.zeros(CASE.world, dtype=torch.int64)
-        begun.wait(20) if rank == 2 else begun.set()
+        started.wait(20) if rank == 2 else started.set()
         time.sleep(0.2 * (rank == 2))  # rank 0 waits for it
         low(CASE, rank, buffer, dispatch_wait_recv_cost_stats=waits)
         assert waits[[1, 3]].tolist() == [0, 0] and (rank == 2 or waits[2] > 0)
