@@ -19,7 +19,9 @@ from ascend_moe.comm import group_of
 from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import need, need_dims, need_dtype, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import Activation, grouped_mlp
-from ascend_moe.interop.vllm.experts import ACTIVATIONS, activation_of, check_experts, is_w8a8, name_of
+from ascend_moe.interop.vllm.experts import (
+    ACTIVATIONS, activation_of, check_experts, is_w8a8, name_of, with_optional_inplace,
+)  # fmt: skip
 from ascend_moe.ops.collectives import gather
 from ascend_moe.permute import batched_moe_align_block_size, moe_align_block_size, need_map, need_pairs
 from ascend_moe.routers.gating import BY_MAX, BY_TOP2_SUM, SIGMOID, SOFTMAX, SQRT_SOFTPLUS, Groups, gating_top_k
@@ -100,6 +102,7 @@ def select_experts(
     return weights.float(), chosen
 
 
+@with_optional_inplace
 @with_typed_errors
 def fused_experts(
     hidden_states: Tensor,
@@ -128,7 +131,8 @@ def fused_experts(
         hidden_states: ``(T, H)`` bf16, fp16 or fp32.
         w1: ``(L, 2F, H)`` of hidden_states' dtype, gate rows first; L: experts of this rank. w2: ``(L, H, F)``.
         topk_weights: ``(T, K)``, used as float32. topk_ids: ``(T, K)`` int32 or int64, experts 0..E-1; others add 0.
-        inplace: write the result into hidden_states; out_dtype must then be None or the same.
+        inplace: write the result into hidden_states; out_dtype must then be None or the same. As in newer releases of
+            vLLM, it can also be left out of positional arguments.
         activation: vLLM's name or MoEActivation of a gated one, such as "silu", as in `vllm.experts.Experts.apply`
             ("swigluoai": gate and up rows alternate); or another gated one of `ascend_moe.experts.activations`.
         apply_router_weight_on_input: multiply a token by its weight before w1, rounded to its dtype, instead of the

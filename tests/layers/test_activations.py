@@ -267,6 +267,12 @@ def test_frameworks_experts(name: str, numbers: dict[str, float]) -> None:
     torch.testing.assert_close(y, wanted, **close)
 
 
+CLIPPED = Activation("clipped_swiglu", {"limit": 0.8, "alpha": 1.0, "bias": 0.0})
+CLIPPED_AS_GPT_OSS = Activation("clipped_swiglu", {"limit": 0.8})
+GEMM1 = {"limit": "clamp_limit", "alpha": "alpha", "beta": "beta"}
+SITU = {"activation_situ_beta": 2.0, "activation_situ_linear_beta": 0.5}
+
+
 @pytest.mark.parametrize(
     ("vllm", "act", "numbers"),
     [
@@ -275,7 +281,10 @@ def test_frameworks_experts(name: str, numbers: dict[str, float]) -> None:
         ("gelu", Activation("geglu"), {}),
         ("relu2", Activation("reglu2"), {}),
         ("swigluoai", Activation("clipped_swiglu", interleaved=True), {}),
-        ("swigluoai_uninterleave", Activation("clipped_swiglu", {"limit": 0.8}), {"swiglu_limit": 0.8}),
+        ("swigluoai_uninterleave", CLIPPED, {"swiglu_limit": 0.8}),
+        ("swigluoai_uninterleave", CLIPPED_AS_GPT_OSS, {"swiglu_limit": 0.8, "swiglu_alpha": 1.702, "swiglu_beta": 1.0}),
+        ("situ", Activation("situglu", {"beta": 2.0}), {"activation_situ_beta": 2.0}),
+        ("situ", Activation("situglu", {"beta": 2.0, "linear_beta": 0.5}), SITU),
         ("swiglustep", Activation("swiglustep"), {}),
     ],
 )
@@ -286,10 +295,13 @@ def test_vllms_experts(vllm: str, act: Activation, numbers: dict[str, float]) ->
     output = torch.empty(len(x), H)
     w1, w2 = gate_up.transpose(1, 2), down.transpose(1, 2)
     experts.apply(output, x, w1, w2, torch.ones(len(x), 1), ids, vllm, L, *(None,) * 6, False)
-    config = SimpleNamespace(gemm1_clamp_limit=numbers.get("swiglu_limit"))
-    named = {"activation": SimpleNamespace(value=vllm), "quant_config": config}
-    for found in (output, fused_experts(x, w1, w2, torch.ones(len(x), 1), ids, **named)):
-        torch.testing.assert_close(found, expected_mlp(act, x, gate_up, down).float(), rtol=1e-5, atol=1e-5)
+    found = [output]
+    if vllm != "situ":  # without a moe_config
+        config = SimpleNamespace(**{f"gemm1_{ours}": numbers.get(f"swiglu_{name}") for name, ours in GEMM1.items()})
+        named = {"activation": SimpleNamespace(value=vllm), "quant_config": config}
+        found.append(fused_experts(x, w1, w2, torch.ones(len(x), 1), ids, **named))
+    for each in found:
+        torch.testing.assert_close(each, expected_mlp(act, x, gate_up, down).float(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

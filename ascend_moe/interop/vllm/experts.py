@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +18,9 @@ from ascend_moe.interop.vllm.bases import FusedMoEPermuteExpertsUnpermute
 from ascend_moe.native.torch_npu import on_npu
 from ascend_moe.permute import need_map, sort_by_expert
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 #: Parameters of the activation in the newest releases: argument, attribute, `Activation`'s field, neutral value.
 _ACTIVATION = (
     ("quant_config", "gemm1_clamp_limit", "limit", 0),
@@ -23,7 +29,14 @@ _ACTIVATION = (
     ("moe_config", "swiglu_limit", "limit", 0),
     ("moe_config", "swiglu_alpha", "alpha", 1),
     ("moe_config", "swiglu_beta", "bias", 0),
+    ("moe_config", "activation_situ_beta", "beta", None),
+    ("moe_config", "activation_situ_linear_beta", "linear_beta", None),
 )
+#: Activations without vLLM's defaults: attribute of moe_config that must be set, its number, numbers that may be left out.
+_NEEDED: dict[str, tuple[str, str, dict[str, float]]] = {
+    "swigluoai_uninterleave": ("swiglu_limit", "limit", {"alpha": 1.0, "bias": 0.0}),
+    "situ": ("activation_situ_beta", "beta", {}),
+}
 #: vLLM's names -> `ascend_moe.experts.activations`' names. "swigluoai" interleaves gate and up, as gpt-oss's files.
 ACTIVATIONS = {
     "silu": "swiglu",
@@ -33,6 +46,7 @@ ACTIVATIONS = {
     "swigluoai": "clipped_swiglu",
     "swigluoai_uninterleave": "clipped_swiglu",
     "swiglustep": "swiglustep",
+    "situ": "situglu",
 }
 
 
@@ -92,6 +106,21 @@ def int8_w8a8_moe_quant_config(
     return FusedMoEQuantConfig(torch.int8, per_act_token_quant, True, None, *scales, w1_bias, w2_bias)
 
 
+def with_optional_inplace(call: Callable[P, R]) -> Callable[P, R]:
+    """Wrap ``call`` for positional arguments of newer vLLM releases, which have no inplace between ids and activation.
+
+    As the activation is no bool, one in the place of inplace means that inplace was left out.
+    """
+    at = list(inspect.signature(call).parameters).index("inplace")
+
+    @functools.wraps(call)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        given: Any = args if len(args) <= at or isinstance(args[at], bool) else (*args[:at], False, *args[at:])
+        return call(*given, **kwargs)
+
+    return run
+
+
 def is_w8a8(quant_config: Any) -> bool:
     """Return True if rows are sent as int8 with a scale each, False if unquantized.
 
@@ -129,7 +158,8 @@ def check_experts(quant_config: Any) -> Any:
 def activation_of(name: str, quant_config: Any, moe_config: Any) -> Activation:
     """Return the activation with vLLM's ``name``, with its parameters (limit, alpha, beta) from the two configs.
 
-    Raises ArgumentError if the name is unknown, or a config sets a parameter that the activation does not have.
+    Raises ArgumentError if the name is unknown, a config sets a parameter that the activation does not have, or none
+    sets one that vLLM has no default for.
     """
     need_one_of("activation", name, ACTIVATIONS)
     activation = Activation(ACTIVATIONS[name], interleaved=name == "swigluoai")
@@ -141,6 +171,10 @@ def activation_of(name: str, quant_config: Any, moe_config: Any) -> Activation:
             numbers.setdefault(number, value)
         rule = "has {} {}, but activation {!r} has no such parameter: pass {} or None"
         need(value in (None, plain) or activation.has(number), argument, rule, attribute, value, name, plain)
+    if name in _NEEDED:
+        attribute, number, defaults = _NEEDED[name]
+        need(number in numbers, "activation", "is {!r}, which needs {} in make_experts' moe_config", name, attribute)
+        numbers = defaults | numbers
     return replace(activation, numbers=numbers)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ascend_moe.errors import ArgumentError, need, need_one_of, with_typed_errors
 from ascend_moe.interop.vllm import bases
 from ascend_moe.interop.vllm.all2all import DEFAULT_MAX_TOKENS, DISPATCHERS, All2AllManager
-from ascend_moe.interop.vllm.experts import Experts, check_experts, name_of
+from ascend_moe.interop.vllm.experts import Experts, check_experts, name_of, with_optional_inplace
 from ascend_moe.interop.vllm.prepare_finalize import PrepareAndFinalize
 from ascend_moe.ops.whole import WholeCall, WholeLayer
 
@@ -44,6 +44,7 @@ class FusedMoEModularKernel(WholeLayer):
         """Return whether the result is complete, so that no all-reduce may follow."""
         return bool(self.prepare_finalize.output_is_reduced())
 
+    @with_optional_inplace
     def forward(
         self,
         hidden_states: Tensor,
@@ -61,7 +62,8 @@ class FusedMoEModularKernel(WholeLayer):
 
         Args:
             hidden_states: ``(T, H)``. w1: ``(L, 2F, H)``. w2: ``(L, H, F)``. topk_weights, topk_ids: ``(T, K)``.
-            inplace: write the result into hidden_states; not with shared_experts, which read them later.
+            inplace: write the result into hidden_states; not with shared_experts, which read them later. As in
+                newer releases of vLLM, it can also be left out of positional arguments.
             activation: "silu", or another that fused_experts supports. global_num_experts: E; -1: prepare_finalize's.
             expert_map: ``(E,)`` or None. apply_router_weight_on_input: weight the tokens, not the results; K must be 1.
 

@@ -17,6 +17,7 @@ from routed_tokens import ROUTED, randn, routed
 from ascend_moe import LocalCluster
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
+from ascend_moe.experts import Activation
 from ascend_moe.experts import grouped_mlp
 from ascend_moe.interop.fused_moe import (
     all_reduce_dp,
@@ -140,13 +141,17 @@ def test_weights_may_be_on_the_input_and_results_in_place() -> None:
     expected, memory = fused_experts(x, w1, w2, probs, ids), x.clone()
     assert fused_experts(memory, w1, w2, probs, ids, inplace=True) is memory
     assert torch.equal(memory, expected) and not torch.equal(memory, x)
+    gelu = fused_experts(x, w1, w2, probs, ids, activation="gelu")
+    for inplace in ((), (False,)):
+        assert torch.equal(fused_experts(x, w1, w2, probs, ids, *inplace, "gelu"), gelu)
 
 
 @pytest.mark.parametrize(
     ("changed", "rule"),
     [
         ({"activation": "mish"}, r"'mish'"),
-        ({"activation": "situ"}, r"activation is 'situ', which has no gate"),
+        ({"activation": Activation("situ")}, r"which has no gate"),
+        ({"activation": "situ"}, r"activation is 'situ', which needs activation_situ_beta in make_experts"),
         ({"quant_config": int8_w8a8_moe_quant_config(*[torch.ones(1)] * 2)}, r"quant_config has int8 rows"),
         ({"apply_router_weight_on_input": True}, r"needs K = 1; topk_ids has K = 3"),
         ({"global_num_experts": 16}, r"global_num_experts is 16; without expert_map"),
