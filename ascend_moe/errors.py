@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -242,6 +242,16 @@ def need(fulfilled: bool, argument: str, rule: str, *values: object) -> None:
     if not fulfilled:
         text = rule.format(*map(_shown, values)) if values else rule
         raise ArgumentError(f"{argument} {text}", argument=argument)
+
+
+def need_equal(everyone: Sequence[Mapping[str, object]], rank: int) -> None:
+    """Raise ``ConfigMismatch`` unless all ranks have the values by name of this ``rank``."""
+    for field, ours in everyone[rank].items():
+        for other, values in enumerate(everyone):
+            theirs = values[field]
+            if theirs != ours:
+                text = f"{field} is {ours} on rank {rank} and {theirs} on rank {other}; it must be the same on all ranks"
+                raise ConfigMismatch(text, field=field, rank=other, ours=ours, theirs=theirs)
 
 
 def _shown(value: Any) -> object:

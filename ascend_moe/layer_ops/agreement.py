@@ -13,7 +13,7 @@ from ascend_moe._tensors import narrow
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers.mc2 import MC2Dispatcher
 from ascend_moe.dispatchers.rows import active_pairs
-from ascend_moe.errors import ConfigMismatch, RoutingOverflow, need
+from ascend_moe.errors import RoutingOverflow, need, need_equal
 from ascend_moe.layer_ops.arguments import Experts, Tokens
 from ascend_moe.native.torch_npu import on_npu
 from ascend_moe.ops.collectives import gather_words
@@ -27,18 +27,7 @@ def agree(values: dict[str, Any], place: Place, device: torch.device) -> None:
     text = json.dumps({field: repr(value)[:64] for field, value in values.items()})
     words = torch.frombuffer(bytearray(text.encode().ljust(_TEXT_BYTES)), dtype=torch.int32)
     everyone = gather_words(words, place, device).contiguous()
-    _compare([json.loads(bytes(row.view(torch.uint8).tolist())) for row in everyone], place.rank)
-
-
-def _compare(everyone: list[dict[str, Any]], rank: int) -> None:
-    for field, ours in everyone[rank].items():
-        for other, values in enumerate(everyone):
-            theirs = values[field]
-            if theirs != ours:
-                text = (
-                    f"{field} is {ours} on rank {rank} and {theirs} on rank {other}; it must be the same on all ranks"
-                )
-                raise ConfigMismatch(text, field=field, rank=other, ours=ours, theirs=theirs)
+    need_equal([json.loads(bytes(row.view(torch.uint8).tolist())) for row in everyone], place.rank)
 
 
 @dataclass(frozen=True)
@@ -78,7 +67,7 @@ def judge(table: Tensor, limit: Limit, rank: int) -> int:
     head = table[:, : len(_HEAD)].tolist()
     names = {"limit": limit.name, "K": "K", "experts a rank": "experts a rank"}
     rows = [dict(zip(_HEAD, values, strict=True)) for values in head]
-    _compare([{shown: row[name] for name, shown in names.items()} for row in rows], rank)
+    need_equal([{shown: row[name] for name, shown in names.items()} for row in rows], rank)
     arriving = table[:, len(_HEAD) :].sum(0)
     most = int(arriving.max())
     if 0 < limit.rows < most:

@@ -33,7 +33,7 @@ from ascend_moe.experts.quant import cast_fp8_rows
 from ascend_moe.interop.deep_ep import base, strategies
 from ascend_moe.interop.deep_ep.base import BufferBase, BufferPlace, EventHandle, Group, WaitStats, refused
 from ascend_moe.interop.deep_ep.buffer import FLAVOURS, Buffer
-from ascend_moe.interop.deep_ep.rows import FP8_ROWS, QUANT_MODES, pack
+from ascend_moe.interop.deep_ep.rows import FP8_ROWS, QUANT_MODES, numbers_of, pack
 from ascend_moe.interop.deep_ep.strategies import LowLatencyEPCommStrategy, NormalEPCommStrategy
 from ascend_moe.layer_ops import calls, dispatch_ffn_combine
 from ascend_moe.layer_ops.arguments import Tokens, experts_of
@@ -177,9 +177,7 @@ class Runtime:
             weights = torch.zeros(ids.shape, dtype=torch.float32, device=index.device)
             weights[at] = rows.expand_scales[:number]
         aligned = (rows.expert_token_nums + expert_alignment - 1) // expert_alignment * expert_alignment
-        if os.environ.get("MOE_EXPERT_TOKEN_NUMS_TYPE", "1").strip() == "0":
-            aligned = aligned.cumsum(0)
-        counted = [int(count) for count in aligned.tolist()]
+        counted = [int(count) for count in numbers_of(aligned).tolist()]
         none, head = counts.new_empty(0), torch.cat([counts, counts.new_tensor([most])])
         received = (rows.expand_x[:number], rows.dynamic_scales[:number])
         return (*received, ids, weights, counted, none, none, none, index, head, EventHandle())

@@ -217,9 +217,9 @@ class Handle(tuple):  # type: ignore[type-arg]
 
 def call_of(handle: object, kind: type[R], function: str) -> R:
     """Return the state of a handle. Raises ArgumentError unless ``function`` returned the handle."""
-    call: R = getattr(handle, "call", None)  # type: ignore[assignment]
+    call: Any = handle.get("call") if isinstance(handle, dict) else getattr(handle, "call", None)
     need(isinstance(call, kind), "handle", "is a {}; pass the handle that {} returned", type(handle).__name__, function)
-    return call
+    return call  # type: ignore[no-any-return]
 
 
 def need_whole(argument: str, value: object, least: int, most: int = 2**31 - 1) -> None:

@@ -16,7 +16,8 @@ from ascend_moe import plan
 from ascend_moe._tensors import narrow
 from ascend_moe.dispatchers import Dispatched, MC2Dispatcher
 from ascend_moe.dispatchers.rows import unpack
-from ascend_moe.errors import need, need_dims, need_one_of, need_shape, typed_methods
+from ascend_moe.errors import need, need_dims, need_equal, need_one_of, need_shape, typed_methods
+from ascend_moe.experts.quant import FP8
 from ascend_moe.interop.deep_ep import base
 from ascend_moe.interop.deep_ep.base import BufferPlace, Config, EventOverlap, Group, Handle, call_of, need_whole
 from ascend_moe.interop.deep_ep.low_latency import _LowLatencyMode
@@ -33,11 +34,15 @@ class Sent:
     tokens: int  # most tokens of a rank, at least 1
     arrived: Dispatched
     rows: int  # rows of the results
+    compared: bool  # whether ranks compare the columns of their rows, which is read on the host
 
     def again(self, x: Tensor | tuple[Tensor, Tensor]) -> Any:
         """Send other rows ``x`` of the same tokens to the same ranks; return the received rows, in x's form."""
         columns = check_x(x)
         need_shape("x", columns[0], (self.ranks.shape[0], columns[0].shape[1]))
+        if self.compared:
+            place = self.dispatcher.place
+            _need_equal(gather_rows(_columns(columns, []), place), place.rank)
         rows, ones = pack(*columns), _ones(self.dispatcher, self.ranks)
         sent = self.dispatcher.dispatch(rows, self.ranks, expert_scales=ones, max_tokens=self.tokens)
         return _x(_received(sent, self.rows, columns))
@@ -150,7 +155,7 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
                 must be None. None: a new dispatch.
             num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert: get_dispatch_layout's; needed without handle.
             topk_idx, topk_weights: ``(T, K)`` int64 (or int32) and float32, sent with the rows; each on all ranks or
-                None on all, topk_weights only with topk_idx.
+                None on all, topk_weights only with topk_idx. H, K and dtypes are equal on all ranks.
             expert_alignment: round the returned counts per expert up to a multiple of this number.
             num_worst_tokens: 0: return the received rows, whose number is read on the host. Above 0, equal on all
                 ranks: return this many rows, at least W times the largest T; nothing is read on the host.
@@ -162,8 +167,9 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         with num_worst_tokens; the handle; the event. Ids and weights are None if none were passed. With ``handle`` all
         are None except the rows and the event.
 
-        Collective. Raises ArgumentError if an argument breaks one of these rules; InvalidExpertId on every rank, for an
-        invalid id of topk_idx, which is not checked with num_worst_tokens; or another error of the ops.
+        Collective. Raises ArgumentError if an argument breaks one of these rules; on every rank ConfigMismatch, and
+        InvalidExpertId for an invalid id of topk_idx, which are not checked with num_worst_tokens; or another error of
+        the ops.
         """
         base.begin(previous_event)
         self._pending.wait()
@@ -187,13 +193,17 @@ class Buffer(_LowLatencyMode, metaclass=_ByFlavour):
         pairs = 2**31 - 1 if topk_idx is None else topk_idx.numel()
         per_rank = _counts("num_tokens_per_rank", layout[0], own, not at_once)
         per_expert = _counts("num_tokens_per_expert", layout[2], pairs, not at_once)
-        table = gather_rows(torch.cat([head, per_rank, per_expert]), place)
-        heads, table = table[:, : len(head)], table[:, len(head) :]
+        mine = _columns(columns, beside).to(head.device)
+        table = gather_rows(torch.cat([head, mine, per_rank, per_expert]), place)
+        heads, everyone, table = table.tensor_split([len(head), len(head) + len(mine)], 1)
+        if not at_once:
+            _need_equal(everyone, place.rank)
         tokens = num_worst_tokens // world if at_once else base.most_tokens(heads, topk_idx, world * local)
         dispatcher, tokens, columns = place.dispatcher(world), max(tokens, 1), [*columns, *beside]
         out = dispatcher.dispatch(pack(*columns), ranks, expert_scales=_ones(dispatcher, ranks), max_tokens=tokens)
         counts = out.ep_recv_counts
-        sent = Sent(dispatcher, ranks, tokens, out, num_worst_tokens or int(counts[-1]))
+        compared = not at_once and counts.device.type == "cpu"
+        sent = Sent(dispatcher, ranks, tokens, out, num_worst_tokens or int(counts[-1]), compared)
         received = _received(out, sent.rows, columns)
         arrived = torch.arange(sent.rows, device=counts.device) < counts[-1]
         first = len(columns) - len(beside)
@@ -286,6 +296,23 @@ def _topk(tokens: int, topk_idx: Tensor | None, topk_weights: Tensor | None) -> 
         return [narrow("topk_idx", topk_idx)]
     need_shape("topk_weights", topk_weights, tuple(topk_idx.shape), dtypes=(torch.float32,))
     return [narrow("topk_idx", topk_idx), topk_weights]
+
+
+_DTYPES = (*FLOATS, FP8)
+
+
+def _columns(x: list[Tensor], topk: list[Tensor]) -> Tensor:
+    """Return ``(4,)`` int32, what must be equal on all ranks: index in _DTYPES, H, K or 0, number of topk tensors."""
+    return torch.tensor([_DTYPES.index(x[0].dtype), x[0].shape[1], topk[0].shape[1] if topk else 0, len(topk)]).int()
+
+
+def _need_equal(everyone: Tensor, rank: int) -> None:
+    """Raise ConfigMismatch if the ranks' `_columns` ``(W, 4)`` differ. The ops see packed rows, of which some would fit."""
+    named = [
+        {"x": _DTYPES[dtype], "H": hidden, "K of topk_idx": topk or None, "topk_weights": "given" if count == 2 else None}
+        for dtype, hidden, topk, count in everyone.tolist()
+    ]
+    need_equal(named, rank)
 
 
 def _ranks(in_rank: Tensor, slots: int, checked: bool) -> Tensor:

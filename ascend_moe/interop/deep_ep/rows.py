@@ -5,6 +5,7 @@ The ops copy rows without interpreting them, so that a bf16 row can contain the 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,11 @@ FP8_ROWS = "pertoken_fp8_e4m3"  # cast before the op
 def pack(*columns: Tensor) -> Tensor:
     """Pack the bytes of ``(n, *)`` tensors of any dtype side by side into ``(n, m)`` bf16, padded to 32 bytes a row."""
     return pack_rows(*columns, dtype=torch.bfloat16, unit=32)
+
+
+def numbers_of(counts: Tensor) -> Tensor:
+    """Return rows per local expert, or with MOE_EXPERT_TOKEN_NUMS_TYPE=0 their running sums, as sgl-kernel-npu does."""
+    return counts.cumsum(0) if os.environ.get("MOE_EXPERT_TOKEN_NUMS_TYPE", "").strip() == "0" else counts
 
 
 def places_of(ends: Tensor, rows: int, width: int, block: str, rule: str) -> Tensor:

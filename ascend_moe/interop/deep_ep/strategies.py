@@ -29,7 +29,7 @@ from ascend_moe.errors import (
 from ascend_moe.interop.deep_ep import base
 from ascend_moe.interop.deep_ep.base import BufferPlace, EventHandle, EventOverlap, Group, Handle, call_of
 from ascend_moe.interop.deep_ep.buffer import Buffer
-from ascend_moe.interop.deep_ep.rows import FP8_ROWS, QUANT_MODES, places_of
+from ascend_moe.interop.deep_ep.rows import FP8_ROWS, QUANT_MODES, numbers_of, places_of
 from ascend_moe.ops.sent_ids import SentIds
 
 P = ParamSpec("P")
@@ -301,7 +301,8 @@ class DefaultNormalCommStrategy(NormalEPCommStrategy):
 class AlltoAllNormalCommStrategy(NormalEPCommStrategy):
     """Normal mode by torch.distributed's all-to-all. Source: sgl-kernel-npu ``AlltoAllNormalCommStrategy``.
 
-    dispatch returns None for the ids and weights of rows; expert_alignment and the stats have no effect.
+    dispatch returns None for the ids and weights of rows, and a dict as handle; expert_alignment and the stats have no
+    effect.
     """
 
     @_as(NormalEPCommStrategy.dispatch)
@@ -311,7 +312,9 @@ class AlltoAllNormalCommStrategy(NormalEPCommStrategy):
         experts = given["num_tokens_per_expert"].numel()
         most = base.most_tokens_of(self.place, rows.shape[0], topk_idx, experts)
         call = self.alltoall(rows, topk_idx, experts, quant, max(most, 1))
-        sent, handle = call.dispatched, Handle.of(call, topk_idx, topk_weights)
+        sent, local = call.dispatched, experts // self.group_size
+        handle = {"call": call, "topk_idx": topk_idx, "topk_weights": topk_weights, "num_local_experts": local}
+        handle |= dict.fromkeys(("hidden_shape", "hidden_shape_before_permute"), rows.shape)
         values = (sent.expand_x, sent.dynamic_scales) if quant == "int8" else sent.expand_x
         return values, None, None, sent.expert_token_nums.tolist(), handle, EventOverlap()
 
@@ -319,7 +322,7 @@ class AlltoAllNormalCommStrategy(NormalEPCommStrategy):
     def combine(self, x: Tensor, handle: Any, bias: Any, previous_event: Any) -> tuple[Tensor, None, EventOverlap]:
         _begin_combine(bias, previous_event)
         sent = call_of(handle, Sent, "dispatch of strategy 'alltoall'")
-        ids, weights = handle
+        ids, weights = handle["topk_idx"], handle["topk_weights"]
         weights = torch.ones(ids.shape, dtype=torch.float32, device=x.device) if weights is None else weights
         return sent.dispatcher.combine(x, sent.dispatched, weights.float()), None, EventOverlap()
 
@@ -372,6 +375,7 @@ class OpsLowLatencyCommStrategy(DefaultLowLatencyCommStrategy):
         self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor | None, **others: Any
     ) -> LowLatencyDispatched:
         shown, counts, handle, event, hook = super().low_latency_dispatch(x, topk_idx, **others)
+        counts = numbers_of(counts)
         mask = torch.ones(x.shape[0], dtype=torch.bool, device=x.device)
         return shown, counts, (*handle, mask, narrow("topk_idx", topk_idx), topk_weights), event, hook
 

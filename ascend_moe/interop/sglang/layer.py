@@ -16,7 +16,7 @@ from ascend_moe.experts import Activation
 from ascend_moe.experts.quant import FP8, scaled
 from ascend_moe.experts.weights import plain
 from ascend_moe.interop.sglang import steps
-from ascend_moe.interop.sglang.steps import GroupedGemmRunner
+from ascend_moe.interop.sglang.steps import GroupedGemmRunner, activation_of
 from ascend_moe.interop.sglang.weights import (
     ExpertWeights,
     Fp8EPMoEMethod,
@@ -43,7 +43,7 @@ class EPMoE(ExpertWeights):
         quant_config: None: unquantized. fp8: what `Fp8Config.of` accepts; after loading call this layer's or
             ``quant_method``'s ``process_weights_after_loading``, as SGLang's loader does.
         tp_size: W; None: the size of group. tp_rank: this rank; None: that of group. prefix: has no effect.
-        activation: "silu", "gelu", or another gated one of `ascend_moe.experts.activations`.
+        activation: "silu", "gelu" (by tanh), or another gated one of `ascend_moe.experts.activations`.
         routed_scaling_factor: has no effect, as SGLang's model multiplies the output; num_fused_shared_experts: 0.
         reduce: what forward returns. "none": this rank's part of the sum. "all_reduce": the sum over the ranks, in
             float32, rounded once. "mc2": the same sum, by dispatch and combine: each rank sends its share of the
@@ -83,7 +83,7 @@ class EPMoE(ExpertWeights):
         tp_rank: int | None = None,
     ) -> None:
         super().__init__()
-        self.activation = Activation.of(activation)
+        self.activation = activation_of(activation)
         need(self.activation.gated, "activation", "is {!r}, which has no gate: pass a gated one", activation)
         rule = "is {}, but shared experts belong to the model here: pass 0"
         need(num_fused_shared_experts == 0, "num_fused_shared_experts", rule, num_fused_shared_experts)

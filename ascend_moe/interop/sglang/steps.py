@@ -132,7 +132,7 @@ def silu_and_mul(
         gateup_output: ``(M, 2F)`` float, gate then up. down_input: ``(M, F)`` float or float8_e4m3fn, to write to.
         hidden_size: 2F. reorder_topk_ids: ``(M,)`` int32 or int64, the expert of each row.
         scales, start_expert_id, end_expert_id: as a1_scales, start_expert_id, end_expert_id of `pre_reorder`.
-        activation: "silu", or another gated one of `ascend_moe.experts.activations`.
+        activation: "silu", "gelu" (by tanh), or another gated one of `ascend_moe.experts.activations`.
 
     Raises ArgumentError if an argument breaks one of these rules. Source: SGLang ``silu_and_mul_triton_kernel``,
     ``gelu_and_mul_triton_kernel``.
@@ -143,7 +143,12 @@ def silu_and_mul(
     need_shape("down_input", down_input, (rows, hidden_size // 2))
     local = local_rows(reorder_topk_ids, start_expert_id, end_expert_id)
     scale = None if scales is None else scales[(reorder_topk_ids[local] - start_expert_id).long()]
-    down_input[local] = scaled(Activation.of(activation)(gateup_output[local].float()), scale, down_input.dtype)
+    down_input[local] = scaled(activation_of(activation)(gateup_output[local].float()), scale, down_input.dtype)
+
+
+def activation_of(given: str | Activation) -> Activation:
+    """Return the activation that EPMoE has by this name: its "gelu" is the one by tanh."""
+    return Activation.of("geglu_tanh" if given == "gelu" else given)
 
 
 @with_typed_errors

@@ -156,6 +156,8 @@ def test_ascend_refuses_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MOE_EXPERT_TOKEN_NUMS_TYPE", "0")
         aligned = torch.tensor([-(-rows // 16) * 16 for rows in sent[3]])
         assert send(case, 0, buffer, expert_alignment=16)[3] == aligned.cumsum(0).tolist()
+        ops = AscendBuffer((group_ep, 1, 0), low_latency_strategy="ops")
+        assert torch.equal(low(case, 0, ops)[1], low(case, 0, buffer)[1].cumsum(0))
         monkeypatch.setenv("MOE_SHARED_EXPERT_RANK_NUM", "1")
         with pytest.raises(ArgumentError, match="MOE_SHARED_EXPERT_RANK_NUM is 1"):
             AscendBuffer((group_ep, 1, 0))

@@ -177,6 +177,8 @@ def on_a_process_group(rank: int) -> None:
             with pytest.raises(InvalidExpertId, match="4294967296" if exact else "2147483647 or more"):
                 call(case, rank, ascend, topk_idx=wide)
         rows, _, _, numbers, sent, _ = send(case, rank, ascend)
+        if strategy == "alltoall":
+            assert sent["topk_weights"] is not None and sent["hidden_shape"] == case.x(rank).shape
         assert numbers == [len(case.rows_of(rank * case.local + expert)) for expert in range(case.local)]
         assert torch.equal(ascend.combine(rows, sent)[0], low_sum(case, rank))
         got = low(case, rank, ascend)

@@ -15,7 +15,7 @@ from deep_ep_buffers import BF16, BUFFERS, Case, H, finish, low, low_sum, on_all
 from op_runs import Clusters
 
 from ascend_moe import LocalCluster, comm
-from ascend_moe.errors import ArgumentError, InvalidExpertId, RoutingOverflow, WindowTooSmall
+from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, RoutingOverflow, WindowTooSmall
 from ascend_moe.interop.deep_ep import AscendBuffer, Buffer, Config, EventHandle, EventOverlap, utils
 
 WIDE = [2**31, 2**32, 2**32 + 3, -(2**32), -(2**31) - 1, 2**63 - 1, -(2**63)]
@@ -138,6 +138,31 @@ def test_numbers_that_are_none_are_refused_before_anything_is_sent(clusters: Clu
                 low_with(case, 0, buffer, ids)
 
     on_all(clusters, case, body, flavour)
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"x": torch.ones(3, 64, dtype=torch.float16)}, "x"),
+        ({"x": torch.ones(3, 128, dtype=torch.bfloat16)}, "H"),
+        ({"topk_idx": None}, "K of topk_idx"),
+        ({"topk_weights": torch.ones(3, 2)}, "topk_weights"),
+    ],
+)
+def test_rows_with_other_columns_than_on_other_ranks(clusters: Clusters, changed: dict[str, Any], field: str) -> None:
+    def run(rank: int, group_ep: str) -> None:
+        buffer, ids = Buffer((group_ep, 2, rank)), torch.tensor([[0, 1]] * 3)
+        layout = buffer.get_dispatch_layout(ids, 2)
+        counts = {"num_tokens_per_rank": layout[0], "is_token_in_rank": layout[3], "num_tokens_per_expert": layout[2]}
+        given: dict[str, Any] = {"x": torch.ones(3, 64, dtype=torch.bfloat16), "topk_idx": ids}
+        handle = buffer.dispatch(**given, **counts)[4]
+        given |= changed if rank else {}
+        cached = {"x": given["x"], "handle": handle}
+        for again in [given | counts, cached][: 1 + ("x" in changed)]:
+            with pytest.raises(ConfigMismatch, match=rf"{field} is .* on rank {rank} and .* on rank {1 - rank}"):
+                buffer.dispatch(**again)
+
+    clusters[2].run(run)
 
 
 def test_what_is_not_there_is_refused_by_name() -> None:

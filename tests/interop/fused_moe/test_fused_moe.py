@@ -17,8 +17,7 @@ from routed_tokens import ROUTED, randn, routed
 from ascend_moe import LocalCluster
 from ascend_moe.dispatchers import MC2Dispatcher
 from ascend_moe.errors import ArgumentError
-from ascend_moe.experts import Activation
-from ascend_moe.experts import grouped_mlp
+from ascend_moe.experts import Activation, grouped_mlp
 from ascend_moe.interop.fused_moe import (
     all_reduce_dp,
     all_reduce_tp,
