@@ -74,7 +74,8 @@ def moe_align_block_size(
             local indices. No effect without a map.
 
     Returns:
-        The flat index t*K + k of each row, ``(T*K + E*(B-1),)`` int32, ascending in a block, ``T*K`` for padding.
+        The flat index t*K + k of each row, ``(T*K + E*(B-1),)`` int32, at most ``T*K*B`` if T*K < E; ascending in a
+        block, ``T*K`` for padding.
         The expert of each block, ``(ceil(length / B),)`` int32 or of the map's dtype: its local index with a map (-1:
         of another rank); unused entries contain that of expert 0 (0 with ignore_invalid_experts). The number of rows in
         all blocks, padding included, ``(1,)`` int32.
@@ -96,6 +97,8 @@ def moe_align_block_size(
     rows = topk_ids.numel()
     length = rows + num_experts * (block_size - 1)
     length = _round_up(length, block_size) if pad_sorted_ids else length
+    if rows < num_experts:
+        length = min(rows * block_size, length)
     padded, ends = _padded(pairs.bounds.diff(), block_size)
     shift = ends - padded - pairs.bounds[:-1]
     place = torch.arange(rows, device=ends.device) + shift[pairs.expert_ids.clamp(min=0).long()]
@@ -286,7 +289,7 @@ def sort_chunks_by_idxs(
     Args:
         input: ``(N, ...)``.
         split_sizes: ``(C,)`` int32 or int64, rows of each chunk, N together.
-        sorted_idxs: ``(C,)`` int32 or int64: chunk ``sorted_idxs[i]`` becomes the i-th.
+        sorted_idxs: ``(C,)`` int32 or int64, each of 0..C-1 once (not checked): chunk ``sorted_idxs[i]`` becomes the i-th.
         probs: ``(N, ...)``, reordered alike.
         fused: ignored, there is one implementation.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from torch import Tensor
 from ascend_moe._tensors import need_unsaved
 from ascend_moe.call import DEFAULTS, CallOptions, SpecialExperts
 from ascend_moe.comm.place import Place
-from ascend_moe.errors import need, need_dims, need_dtype, need_shape, unknown_name
+from ascend_moe.errors import CommClosed, need, need_dims, need_dtype, need_shape, unknown_name
 
 R = TypeVar("R")
 _NO_SUCH_OPTION = object()
@@ -132,10 +134,18 @@ class InFlight(Generic[R]):
 
 
 class PendingCall:
-    """The in-flight call of a group, if any; it must be finished before the group's next op."""
+    """A rank's in-flight call of a group, if any; it must be finished before the rank's next op of the group."""
+
+    _known: ClassVar[WeakValueDictionary[tuple[str, int], PendingCall]] = WeakValueDictionary()
+    _unfinished: ClassVar[set[PendingCall]] = set()  # of objects that may be gone without having received
 
     def __init__(self) -> None:
         self._receive: Callable[[], Any] | None = None
+
+    @classmethod
+    def of(cls, place: Place) -> PendingCall:
+        """Return the one that all objects of this rank and group share."""
+        return cls._known.setdefault((place.group_ep, place.rank), cls())
 
     def sent(self, finish: Callable[[], R]) -> Callable[[], R]:
         """Store the in-flight call that ``finish`` completes; return a function that runs ``finish`` at most once.
@@ -147,15 +157,18 @@ class PendingCall:
         def receive() -> R:
             if self._receive is receive:
                 self._receive = None
+                self._unfinished.discard(self)
             return once()
 
         self._receive = receive
+        self._unfinished.add(self)
         return receive
 
     def wait(self) -> None:
-        """Finish the in-flight call, if there is one."""
+        """Finish the in-flight call, if there is one; a group that was closed has none any more."""
         if self._receive is not None:
-            self._receive()
+            with contextlib.suppress(CommClosed):
+                self._receive()
 
 
 class Dispatcher(ABC):

@@ -404,7 +404,7 @@ def cast_fp8(x: torch.Tensor, round_scale: bool = False) -> tuple[torch.Tensor, 
     need(x.shape[1] % FP8_GROUP == 0, "x", rule, x.shape[1], FP8_GROUP)
     groups = x.float().view(x.shape[0], x.shape[1] // FP8_GROUP, FP8_GROUP)
     top = groups.abs().amax(2).clamp(min=_FP8_LEAST)
-    factor, scale = torch.full_like(top, FP8_MAX) / top, top / FP8_MAX
+    factor, scale = top.reciprocal() * FP8_MAX, top / FP8_MAX  # the factor as torch computes DeepEP's 448.0 / top
     if round_scale:
         mantissa, exponent = torch.frexp(scale)
         scale = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).to(exponent.dtype))

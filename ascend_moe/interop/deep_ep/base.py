@@ -378,7 +378,7 @@ class BufferBase:
         self.group, self.group_size, self.rank = group, self._place.world, self._place.rank
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
         self.low_latency_mode = low_latency_mode
-        self._pending = PendingCall()
+        self._pending = PendingCall.of(self._place)
 
     get_low_latency_rdma_size_hint = staticmethod(get_low_latency_rdma_size_hint)
 

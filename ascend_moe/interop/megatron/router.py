@@ -40,7 +40,7 @@ _FORCED = ("moe_router_force_load_balancing", "moe_router_force_biased")
 class RouterConfig:
     """The fields of Megatron-LM's TransformerConfig that a router reads, with its names, meanings and defaults.
 
-    `TopKRouter` takes a TransformerConfig as well.
+    Only add_bias_linear is True there by default. `TopKRouter` takes a TransformerConfig as well.
 
     Attributes:
         num_moe_experts, hidden_size, moe_router_topk: E, H, K.

@@ -103,7 +103,7 @@ class PrepareAndFinalize:
         self.mk, self.handle = mk, handle
         self.dispatcher = handle.dispatcher
         self._calls: Any = WeakIdKeyDictionary()  # ids returned by prepare -> call
-        self._pending = PendingCall()
+        self._pending = PendingCall.of(self.dispatcher.place)
 
     # ---- what it is
 

@@ -119,22 +119,24 @@ def test_two_results_may_be_alive(clusters: Clusters) -> None:
     on_all(clusters, case, body)
 
 
-def test_micro_batches_in_turns_and_normal_mode_between(clusters: Clusters) -> None:
-    """Sends of one batch while another's is open, as in two-batch overlap."""
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_micro_batches_in_turns_and_normal_mode_between(clusters: Clusters, buffers: int) -> None:
+    """Sends of one batch while another's is open, as in two-batch overlap, by one Buffer or two of the group."""
     first, second = Case(kind="-1"), Case(topk=2)
 
     def body(rank: int, buffer: Buffer) -> None:
+        other = buffer if buffers == 1 else Buffer(buffer.group)
         one = low(first, rank, buffer, return_recv_hook=True)
-        two = low(second, rank, buffer, return_recv_hook=True)  # it receives the first one
+        two = low(second, rank, other, return_recv_hook=True)  # it receives the first one
         one[4]()
         given, out = (first.ids(rank), first.weights(rank), one[2]), torch.empty(first.tokens(rank), H, dtype=BF16)
         y, _, home = buffer.low_latency_combine(one[0], *given, return_recv_hook=True, out=out)
         two[4]()
-        normal = send(first, rank, buffer)  # the combine receives
+        normal = send(first, rank, other)  # the combine receives
         assert y is out and torch.equal(y, low_sum(first, rank))
         home()
         buffer.clean_low_latency_buffer(first.most, H, first.experts)
-        assert torch.equal(finish(second, rank, buffer, two), low_sum(second, rank))
+        assert torch.equal(finish(second, rank, other, two), low_sum(second, rank))
         assert normal[0].shape[0] == len(first.copies(rank))
 
     on_all(clusters, first, body)
@@ -256,7 +258,8 @@ def test_codes_and_exponents_equal_ml_dtypes(seed: int) -> None:
     groups = x.float().numpy().reshape(17, 4, 128)
     top = np.maximum(np.abs(groups).max(2), np.float32(1e-4))
     codes, scales = quant.cast_fp8(x, round_scale=False)
-    expected = (groups * (np.float32(448) / top)[..., None]).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    factor = np.float32(448) * (np.float32(1) / top)  # torch's 448.0 / top
+    expected = (groups * factor[..., None]).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
     assert np.array_equal(codes.view(torch.uint8).numpy(), expected.reshape(17, 512))
     assert np.array_equal(scales.numpy(), top / np.float32(448))
 

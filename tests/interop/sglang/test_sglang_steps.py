@@ -171,6 +171,8 @@ def test_silu_and_mul_divides_by_the_scale() -> None:
     silu_and_mul(x, out, 2 * F, ids, scales, 1, 2)
     gate, up = x.float().chunk(2, 1)
     expected = torch.nn.functional.silu(gate) * up
+    silu_and_mul(x, ones := torch.ones(6, F), 2 * F, ids, None, 0, 3, "gelu")
+    torch.testing.assert_close(ones, torch.nn.functional.gelu(gate, approximate="tanh") * up)
     assert torch.equal(out[1:3], expected[1:3] * (1 / scales[0])) and torch.equal(out[3], expected[3] * (1 / scales[1]))
     assert bool(out[[0, 4, 5]].isnan().all())
 

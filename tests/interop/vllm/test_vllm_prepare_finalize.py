@@ -363,9 +363,8 @@ def test_classes_are_of_the_callers_bases(clusters: Clusters, newest: bool) -> N
             assert (way.num_dispatchers(), way.output_is_reduced()) == (1, True)
             assert way.max_num_tokens_per_rank() == (512 if kind in ("mc2", "batched") else None)
             assert not experts.supports_chunking() and experts.supports_expert_map() and experts.a2_scale is None
-            assert experts._supports_activation(SimpleNamespace(value="silu")) and not experts._supports_activation(
-                "situ"
-            )
+            assert experts._supports_activation(SimpleNamespace(value="silu"))
+            assert not experts._supports_activation("silu_no_mul")
             int8 = SimpleNamespace(dtype=torch.int8)
             assert experts._supports_quant_scheme(None, None) and experts._supports_quant_scheme(int8, int8)
             assert not experts._supports_quant_scheme(int8, None)
