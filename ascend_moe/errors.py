@@ -250,7 +250,9 @@ def need_equal(everyone: Sequence[Mapping[str, object]], rank: int) -> None:
         for other, values in enumerate(everyone):
             theirs = values[field]
             if theirs != ours:
-                text = f"{field} is {ours} on rank {rank} and {theirs} on rank {other}; it must be the same on all ranks"
+                text = (
+                    f"{field} is {ours} on rank {rank} and {theirs} on rank {other}; it must be the same on all ranks"
+                )
                 raise ConfigMismatch(text, field=field, rank=other, ours=ours, theirs=theirs)
 
 

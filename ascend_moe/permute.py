@@ -289,7 +289,7 @@ def sort_chunks_by_idxs(
     Args:
         input: ``(N, ...)``.
         split_sizes: ``(C,)`` int32 or int64, rows of each chunk, N together.
-        sorted_idxs: ``(C,)`` int32 or int64, each of 0..C-1 once (not checked): chunk ``sorted_idxs[i]`` becomes the i-th.
+        sorted_idxs: ``(C,)`` int32 or int64, each of 0..C-1 once (not checked); ``sorted_idxs[i]`` becomes the i-th.
         probs: ``(N, ...)``, reordered alike.
         fused: ignored, there is one implementation.
 

@@ -115,7 +115,7 @@ def _raise_mismatch(headers: list[list[int]], rank: int) -> None:
             if name == "maxBS":
                 largest = max(header[index] for header in headers)
                 fix = "if batches differ, pass global_bs = ep_world_size * the largest "
-                fix += f"batch on every rank, here {len(headers) * largest}"
+                fix += f"batch on every rank, here {len(headers) * largest}, or max_tokens {largest}"
             text = f"{name} is {ours} on rank {rank} but {theirs} on rank {other}; {fix}"
             raise ConfigMismatch(text, field=name, rank=other, ours=ours, theirs=theirs)
 

@@ -19,9 +19,8 @@ from ascend_moe.comm import group_of
 from ascend_moe.dispatchers.base import ROW_DTYPES
 from ascend_moe.errors import need, need_dims, need_dtype, need_one_of, need_shape, with_typed_errors
 from ascend_moe.experts import Activation, grouped_mlp
-from ascend_moe.interop.vllm.experts import (
-    ACTIVATIONS, activation_of, check_experts, is_w8a8, name_of, with_optional_inplace,
-)  # fmt: skip
+from ascend_moe.interop.vllm.experts import ACTIVATIONS, activation_of, check_experts, is_w8a8, name_of
+from ascend_moe.interop.vllm.experts import with_optional_inplace as _with_optional_inplace
 from ascend_moe.ops.collectives import gather
 from ascend_moe.permute import batched_moe_align_block_size, moe_align_block_size, need_map, need_pairs
 from ascend_moe.routers.gating import BY_MAX, BY_TOP2_SUM, SIGMOID, SOFTMAX, SQRT_SOFTPLUS, Groups, gating_top_k
@@ -102,7 +101,7 @@ def select_experts(
     return weights.float(), chosen
 
 
-@with_optional_inplace
+@_with_optional_inplace
 @with_typed_errors
 def fused_experts(
     hidden_states: Tensor,

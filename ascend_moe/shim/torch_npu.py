@@ -168,19 +168,23 @@ def _add_modules(changes: _Changes) -> None:
         "__path__": [],
     }
     vars(root).update(operators | own | _DTYPES)
+    amp = _Module("torch_npu.npu.amp")
+    vars(amp).update({"autocast": _autocast, "GradScaler": functools.partial(torch.amp.GradScaler, "cpu")})
     streams = _Module("torch_npu.npu.streams")
     vars(streams).update({name: getattr(shim_npu, name) for name in ("Event", "ExternalEvent", "Stream")})
-    vars(runtime).update({"streams": streams, "__path__": []})
+    vars(runtime).update({"streams": streams, "amp": amp, "__path__": []})
     profiler = _Module("torch_npu.profiler", shim_profiler.__doc__)
     names = (*shim_profiler.__all__, "_ExperimentalConfig")
     vars(profiler).update({name: getattr(shim_profiler, name) for name in names})
     vars(root)["profiler"] = profiler
-    for module in (root, runtime, streams, profiler):
+    for module in (root, runtime, amp, streams, profiler):
         loader: Any = _Loaded(module)
         module.__spec__ = ModuleSpec(module.__name__, loader, origin=ABOUT, is_package=hasattr(module, "__path__"))
     for name, module in (
         ("torch_npu", root),
         ("torch_npu.npu", runtime),
+        ("torch_npu.npu.amp", amp),
+        ("torch.npu.amp", amp),
         ("torch_npu.npu.streams", streams),
         ("torch_npu.profiler", profiler),
         ("torch.npu", runtime),
@@ -199,6 +203,16 @@ def _add_operators(changes: _Changes) -> None:
         ours = getattr(getattr(torch.ops.ascend_moe, packet), overload or "default")
         library.define(f"{name}{schema}")
         library.impl(name, ours, "CompositeImplicitAutograd")
+    for function, schema in _FUNCTIONS.items():
+        library.define(f"{function.__name__}{schema}")
+        library.impl(function.__name__, function, "CompositeImplicitAutograd")
+
+
+def _autocast(
+    enabled: bool = True, dtype: torch.dtype = torch.float16, cache_enabled: bool = True
+) -> torch.amp.autocast_mode.autocast:
+    """torch_npu.npu.amp.autocast, which has another default dtype than torch's for CPUs."""
+    return torch.amp.autocast_mode.autocast("cpu", dtype, enabled, cache_enabled)
 
 
 def npu_format_cast(tensor: torch.Tensor, acl_format: int, **_: Any) -> torch.Tensor:
@@ -295,6 +309,15 @@ def npu_quant_matmul(
     return y.reshape(*x1.shape[:-1], width)
 
 
+#: functions of torch_npu that are no operators of this package -> their schemas as torch.ops.npu's
+_FUNCTIONS: dict[Callable[..., torch.Tensor], str] = {
+    npu_format_cast: "(Tensor input, int acl_format, *, int? customize_dtype=None, int? input_dtype=None) -> Tensor",
+    npu_convert_weight_to_int4pack: "(Tensor weight, int inner_k_tiles=0) -> Tensor",
+    npu_quant_matmul: "(Tensor x1, Tensor x2, Tensor scale, *, Tensor? offset=None, Tensor? pertoken_scale=None, "
+    "Tensor? bias=None, int? output_dtype=None) -> Tensor",
+}
+
+
 # ---- devices
 
 
@@ -310,8 +333,8 @@ def _to_cpu(device: Any) -> Any:
     return "cpu" if isinstance(device, int) and not isinstance(device, bool) else device
 
 
-def _on_cpu(function: Callable[..., Any], argument: str = "device", first: bool = False) -> Callable[..., Any]:
-    """``function``, whose device may be an NPU. ``first``: its second argument may be the device too.
+def _on_cpu(function: Callable[..., Any], argument: str = "device", at: int | None = None) -> Callable[..., Any]:
+    """``function``, whose device may be an NPU. ``at``: position in which it may be passed too.
 
     Pinned memory, which is for copies to an accelerator, is plain memory.
     """
@@ -322,8 +345,8 @@ def _on_cpu(function: Callable[..., Any], argument: str = "device", first: bool 
             kwargs[argument] = _to_cpu(kwargs[argument])
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
-        if first and len(args) > 1:
-            args = (args[0], _to_cpu(args[1]), *args[2:])
+        if at is not None and len(args) > at:
+            args = (*args[:at], _to_cpu(args[at]), *args[at + 1 :])
         return function(*args, **kwargs)
 
     return run
@@ -361,10 +384,10 @@ def _change_devices(changes: _Changes) -> None:
     listed = (each.__name__ for each in _device._device_constructors() if hasattr(torch, each.__name__))
     for name in (*_FACTORIES, *listed):
         changes.set(torch, name, _on_cpu(getattr(torch, name)))
-    changes.set(torch, "load", _on_cpu(torch.load, "map_location", first=True))
+    changes.set(torch, "load", _on_cpu(torch.load, "map_location", at=1))
     for name in _METHODS:
         changes.set(tensor, name, _on_cpu(getattr(tensor, name)))
-    changes.set(tensor, "to", _on_cpu(tensor.to, first=True))
+    changes.set(tensor, "to", _on_cpu(tensor.to, at=1))
     changes.set(tensor, "npu", lambda self, device=None, non_blocking=False: self)
     changes.set(tensor, "pin_memory", lambda self, device=None: self)
     changes.set(tensor, "record_stream", lambda self, stream: None)
@@ -374,8 +397,30 @@ def _change_devices(changes: _Changes) -> None:
     changes.set(
         torch._C._nn, "_parse_to", lambda *args, **kwargs: _on_cpu(parse)(*map(_to_cpu, args[:1]), *args[1:], **kwargs)
     )
+    for owner in (torch, torch.amp):
+        changes.set(owner, "autocast", _on_cpu(torch.amp.autocast_mode.autocast, "device_type", at=0))
+    for owner, name in (
+        (torch, "is_autocast_enabled"),
+        (torch, "get_autocast_dtype"),
+        (torch.amp, "is_autocast_available"),
+    ):
+        changes.set(owner, name, _on_cpu(getattr(owner, name), "device_type", at=0))
+    changes.set(torch.amp, "GradScaler", _on_cpu(torch.amp.GradScaler, at=0))
+    changes.set(torch.random, "fork_rng", _fork_rng(torch.random.fork_rng))
+    changes.set(torch.UntypedStorage, "npu", lambda self, device=None, non_blocking=False: self)
     changes.set(torch, "histc", _histc(torch.histc))
     changes.set(tensor, "histc", _histc(tensor.histc))
+
+
+def _fork_rng(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.random.fork_rng that takes the generators of NPUs for the CPU's, which it always restores."""
+
+    @functools.wraps(function)
+    def run(devices: Any = None, *args: Any, device_type: str = "cuda", **kwargs: Any) -> Any:
+        devices, device_type = ([], "cpu") if device_type == "npu" else (devices, device_type)
+        return function(devices, *args, device_type=device_type, **kwargs)
+
+    return run
 
 
 def _histc(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

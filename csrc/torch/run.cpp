@@ -180,9 +180,10 @@ bool Alive(const AmTorchHandle& handle) { return !handle.of_process_group || pyt
                              const Prepared& call, const OpenCall& open) {
     const AmTorchCall described = Describe(op, arguments, device, on_npu);
     const std::string in_flight = open.op.code == moe::kOpDispatch ? "begin_dispatch" : "begin_combine";
-    const std::string text = op.name + ": rank " + std::to_string(call.handle->facts().rank) + " has an open " +
-                             in_flight + " on group '" + std::string(arguments.group_ep()) +
-                             "', no other op may come before its end: call finish() of it, or close the group";
+    const std::string text =
+        op.name + ": rank " + std::to_string(call.handle->facts().rank) + " has an open " + in_flight + " on group '" +
+        std::string(arguments.group_ep()) +
+        "', no other op may come before its end: call finish() of it, or its hook, or close the group";
     Raise(python().refused(&described, "ArgumentError", text.c_str(), "group_ep"));
     throw std::runtime_error(text);
 }

@@ -201,12 +201,13 @@ private:
         if (At(kRecDetail0) == static_cast<int32_t>(kFieldMaxBatch)) {
             return Format(
                 "%s: maxBS is %d on rank %d and %d on rank %d; where ranks have different batches, every rank passes "
-                "global_bs = ep_world_size * the largest batch, here %d",
+                "global_bs = ep_world_size * the largest batch, here %d, or max_tokens %d",
                 Op(), At(kRecDetail1), At(kRecRank), At(kRecDetail2), At(kRecCulprit),
-                At(kRecWorld) * std::max(At(kRecDetail1), At(kRecDetail2)));
+                At(kRecWorld) * std::max(At(kRecDetail1), At(kRecDetail2)), std::max(At(kRecDetail1), At(kRecDetail2)));
         }
-        return Format("%s: %s is %s on rank %d and %s on rank %d; it must be the same on all ranks", Op(), Field(),
-                      Ours().c_str(), At(kRecRank), Theirs().c_str(), At(kRecCulprit));
+        const char* const meaning = At(kRecDetail0) == kFieldGlobalBs ? " (ranks * max_tokens)" : "";
+        return Format("%s: %s%s is %s on rank %d and %s on rank %d; it must be the same on all ranks", Op(), Field(),
+                      meaning, Ours().c_str(), At(kRecRank), Theirs().c_str(), At(kRecCulprit));
     }
     int MismatchExpert() const {
         return static_cast<int>(static_cast<uint32_t>(At(kRecDetail0)) &

@@ -282,7 +282,11 @@ SITU = {"activation_situ_beta": 2.0, "activation_situ_linear_beta": 0.5}
         ("relu2", Activation("reglu2"), {}),
         ("swigluoai", Activation("clipped_swiglu", interleaved=True), {}),
         ("swigluoai_uninterleave", CLIPPED, {"swiglu_limit": 0.8}),
-        ("swigluoai_uninterleave", CLIPPED_AS_GPT_OSS, {"swiglu_limit": 0.8, "swiglu_alpha": 1.702, "swiglu_beta": 1.0}),
+        (
+            "swigluoai_uninterleave",
+            CLIPPED_AS_GPT_OSS,
+            {"swiglu_limit": 0.8, "swiglu_alpha": 1.702, "swiglu_beta": 1.0},
+        ),
         ("situ", Activation("situglu", {"beta": 2.0}), {"activation_situ_beta": 2.0}),
         ("situ", Activation("situglu", {"beta": 2.0, "linear_beta": 0.5}), SITU),
         ("swiglustep", Activation("swiglustep"), {}),

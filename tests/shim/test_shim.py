@@ -37,9 +37,9 @@ def torch_npu() -> Iterator[Any]:
 
 def namespaces() -> dict[Any, dict[str, Any]]:
     """Returns what install changes, and the modules that there are."""
-    owners = (torch, torch.Tensor, torch.nn.Module, dist, distributed_c10d, torch._C._nn)
+    owners = (torch, torch.amp, torch.random, torch.UntypedStorage, torch.Tensor, torch.nn.Module, torch._C._nn)
     classes = (torch._C._distributed_c10d.Backend, distributed_c10d.Backend)
-    tables = {owner: dict(vars(owner)) for owner in (*owners, *classes)}
+    tables = {owner: dict(vars(owner)) for owner in (*owners, dist, distributed_c10d, *classes)}
     return {**tables, "modules": {name: sys.modules[name] for name in sys.modules if re.match("torch|cann_ops", name)}}
 
 
@@ -99,6 +99,21 @@ def test_npu_means_cpu(torch_npu: Any) -> None:
     assert torch.histc(torch.tensor([0.0, 1.0]), 2).dtype == torch.float32
 
 
+def test_autocast_and_generators_of_npus_are_the_cpus(torch_npu: Any, tmp_path: Path) -> None:
+    ways = [lambda: torch.autocast("npu", dtype=torch.bfloat16), lambda: torch.amp.autocast(device_type="npu")]
+    x = torch.randn(4, 4, device="npu")
+    for dtype, way in zip((BF16, BF16, torch.float16), (*ways, torch_npu.npu.amp.autocast), strict=True):
+        with way():
+            assert (x @ x).dtype == dtype == torch.get_autocast_dtype("npu") and torch.is_autocast_enabled("npu")
+    assert torch.amp.GradScaler("npu").state_dict() == torch.npu.amp.GradScaler().state_dict()
+    before = torch.get_rng_state()
+    with torch.random.fork_rng(devices=[0], device_type="npu"):
+        torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.save(x, tmp_path / "x.pt")
+    assert torch.equal(torch.load(tmp_path / "x.pt", map_location=lambda storage, _: storage.npu()), x)
+
+
 def test_operators_of_torch_ops(torch_npu: Any) -> None:
     x, ids = randn(3, 8).requires_grad_(), torch.tensor([[1, 0], [2, 1], [0, 2]], dtype=INT32)
     assert torch.equal(torch.ops.npu.npu_swiglu(x), npu.npu_swiglu(x))
@@ -107,6 +122,9 @@ def test_operators_of_torch_ops(torch_npu: Any) -> None:
     rows, places = torch.ops.npu.npu_moe_token_permute(x, ids)
     back = torch_npu.npu_moe_token_unpermute(rows, places, probs=torch.full((3, 2), 0.5), restore_shape=x.shape)
     torch.testing.assert_close(back, x)
+    assert torch.ops.npu.npu_format_cast(x, 29) is not None
+    a, b, one = torch.ones(2, 4, dtype=torch.int8), torch.ones(4, 3, dtype=torch.int8), torch.ones(1)
+    assert torch.ops.npu.npu_quant_matmul(a, b, one, output_dtype=torch.bfloat16).tolist() == [[4.0] * 3] * 2
     shim.uninstall()
     assert not hasattr(torch.ops.npu, "npu_swiglu") and not hasattr(torch.ops.npu, "npu_grouped_matmul")
     shim.install(quiet=True)

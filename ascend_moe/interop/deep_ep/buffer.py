@@ -307,12 +307,10 @@ def _columns(x: list[Tensor], topk: list[Tensor]) -> Tensor:
 
 
 def _need_equal(everyone: Tensor, rank: int) -> None:
-    """Raise ConfigMismatch if the ranks' `_columns` ``(W, 4)`` differ. The ops see packed rows, of which some would fit."""
-    named = [
-        {"x": _DTYPES[dtype], "H": hidden, "K of topk_idx": topk or None, "topk_weights": "given" if count == 2 else None}
-        for dtype, hidden, topk, count in everyone.tolist()
-    ]
-    need_equal(named, rank)
+    """Raise ConfigMismatch if the ranks' `_columns` ``(W, 4)`` differ; packed rows may fit all the same."""
+    names, counts = ("x", "H", "K of topk_idx", "topk_weights"), everyone.tolist()
+    shown = [(_DTYPES[dtype], hidden, topk or None, "given" if n == 2 else None) for dtype, hidden, topk, n in counts]
+    need_equal([dict(zip(names, each, strict=True)) for each in shown], rank)
 
 
 def _ranks(in_rank: Tensor, slots: int, checked: bool) -> Tensor:

@@ -32,7 +32,7 @@ _ACTIVATION = (
     ("moe_config", "activation_situ_beta", "beta", None),
     ("moe_config", "activation_situ_linear_beta", "linear_beta", None),
 )
-#: Activations without vLLM's defaults: attribute of moe_config that must be set, its number, numbers that may be left out.
+#: Activations with numbers that vLLM has no default for: their attribute of moe_config, its number, other defaults.
 _NEEDED: dict[str, tuple[str, str, dict[str, float]]] = {
     "swigluoai_uninterleave": ("swiglu_limit", "limit", {"alpha": 1.0, "bias": 0.0}),
     "situ": ("activation_situ_beta", "beta", {}),
