@@ -303,7 +303,8 @@ _DTYPES = (*FLOATS, FP8)
 
 def _columns(x: list[Tensor], topk: list[Tensor]) -> Tensor:
     """Return ``(4,)`` int32, what must be equal on all ranks: index in _DTYPES, H, K or 0, number of topk tensors."""
-    return torch.tensor([_DTYPES.index(x[0].dtype), x[0].shape[1], topk[0].shape[1] if topk else 0, len(topk)]).int()
+    made = [_DTYPES.index(x[0].dtype), x[0].shape[1], topk[0].shape[1] if topk else 0, len(topk)]
+    return torch.tensor(made, dtype=torch.int32, device="cpu")
 
 
 def _need_equal(everyone: Tensor, rank: int) -> None:
