@@ -400,13 +400,13 @@ class MoELayer(RankExperts, FittedModule):
         hashed = input_ids if self.config.router == "hash" else None
         for name, values, last in (("x_active_mask", mask, (self.config.top_k,)), ("input_ids", hashed, ())):
             if values is not None and x.dim() > 2:  # a count would also fit another order, (S, B) for x (B, S, H)
-                shapes = (tuple(x.shape[:-1]), (len(tokens),))
+                shapes = (tuple(x.shape[:-1]), (tokens.shape[0],))
                 need_shape(name, values, *shapes, *((*shape, *last) for shape in shapes))
         if mask is not None:
             mask, active = self._masks(mask, tokens.size(0))
             # Values of inactive tokens must not enter products: 0 * NaN would reach the gradients of all weights.
             tokens = tokens.masked_fill(~active[:, None], 0.0)
-            if hashed is not None and hashed.numel() == len(active):
+            if hashed is not None and hashed.numel() == active.shape[0]:
                 input_ids = hashed.reshape(-1).masked_fill(~active, 0)
         tokens = self._jittered(tokens)
         weights, ids = self.route(tokens) if input_ids is None else self.route(tokens, input_ids)

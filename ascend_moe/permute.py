@@ -267,10 +267,10 @@ def unpermute(
         count, experts = probs.shape
         need_shape("routing_map", routing_map, (count, experts))
         if drop_and_pad:
-            owner = torch.arange(len(rows), device=rows.device) // (len(rows) // experts)
+            owner = torch.arange(rows.shape[0], device=rows.device) // (rows.shape[0] // experts)
             pairs = owner * count + sorted_indices
         else:
-            pairs = _trues_first(routing_map.bool().t().reshape(-1))[: len(rows)]
+            pairs = _trues_first(routing_map.bool().t().reshape(-1))[: rows.shape[0]]
         rows = rows * probs.t().reshape(-1).index_select(0, pairs).unsqueeze(1)
     total = torch.zeros(tuple(restore_shape), dtype=rows.dtype, device=rows.device)
     return total.index_add(0, sorted_indices, rows).to(permuted_tokens.dtype)
@@ -375,7 +375,7 @@ def rows_at(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Return ``rows[places]`` of ``(N, H)`` rows, with zeros for indices out of range."""
     inside = (places >= 0) & (places < rows.shape[0])
     if rows.shape[0] == 0:
-        return rows.new_zeros((len(places), rows.shape[1]))
+        return rows.new_zeros((places.shape[0], rows.shape[1]))
     return torch.where(inside.unsqueeze(1), rows[places.masked_fill(~inside, 0)], 0)
 
 

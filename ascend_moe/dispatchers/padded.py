@@ -43,7 +43,7 @@ class PaddedDispatcher(Dispatcher):
 
     def _dispatch(self, x: Tensor, expert_ids: Tensor, tensors: DispatchTensors, options: CallOptions) -> Dispatched:
         assert tensors.expert_scales is not None  # Megatron-LM's padded rows have weights
-        shards, capacity = self.num_experts, len(x) // self.num_experts
+        shards, capacity = self.num_experts, x.shape[0] // self.num_experts
         parts = []
         for first, count in self._ranges(capacity):
             rows, ids, weights = (_cut(each, shards, first, count) for each in (x, expert_ids, tensors.expert_scales))
@@ -62,7 +62,7 @@ class PaddedDispatcher(Dispatcher):
         home = []
         for part in dispatched.handle.parts:
             own = _cut(expert_out, len(dispatched.ep_recv_counts), part.first, part.count)
-            places = padded_places(part.sent.ep_recv_counts.long(), len(part.sent.expand_x), part.count)
+            places = padded_places(part.sent.ep_recv_counts.long(), part.sent.expand_x.shape[0], part.count)
             home.append(self._dispatcher.combine(_taken(own, places), part.sent))
         return _joined(home, self.num_experts)
 
@@ -84,7 +84,7 @@ def segments_and_places(segments: int, length: int, device: torch.device) -> tup
 
 def _cut(values: Tensor, segments: int, first: int, count: int) -> Tensor:
     """Return places first to first + count - 1 of each segment; segments have equal length."""
-    length = len(values) // segments
+    length = values.shape[0] // segments
     if count == length:
         return values
     segment, place = segments_and_places(segments, count, values.device)
@@ -95,7 +95,7 @@ def _joined(parts: list[Tensor], segments: int) -> Tensor:
     """Undo `_cut` of all parts."""
     if len(parts) == 1:
         return parts[0]
-    shaped = [part.view(segments, len(part) // segments, *part.shape[1:]) for part in parts]
+    shaped = [part.view(segments, part.shape[0] // segments, *part.shape[1:]) for part in parts]
     return torch.cat(shaped, 1).flatten(0, 1)
 
 
@@ -110,4 +110,4 @@ def _spread(values: Tensor, part: _Part) -> Tensor:
 def _taken(rows: Tensor, places: Tensor) -> Tensor:
     """Return rows[places], with zeros for -1 and len(rows). An empty result stays in the autograd graph."""
     padded_rows = torch.cat([rows, rows.new_zeros(1, *rows.shape[1:])])
-    return padded_rows[torch.where(places >= 0, places, len(rows))]
+    return padded_rows[torch.where(places >= 0, places, rows.shape[0])]

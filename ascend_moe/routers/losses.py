@@ -84,7 +84,7 @@ def z_loss_func(
     active = _one_mask(mask, _inverted(padding_mask), logits.shape[0])
     squares = torch.logsumexp(_zeroed(logits, active).to(compute_dtype(logits.dtype)), dim=-1).square()
     if active is None:
-        return squares.sum() / max(len(squares), 1) * z_loss_coeff
+        return squares.sum() / max(squares.shape[0], 1) * z_loss_coeff
     return torch.where(active, squares, 0).sum() / active.sum().clamp(min=1) * z_loss_coeff
 
 

@@ -175,7 +175,7 @@ def _limited_topk(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if group_topk:
         need(num_groups is not None, "num_groups", "is None with group_topk {}; pass both or none", group_topk)
-        return group_limited_topk(scores, topk, len(scores), scores.shape[1], int(num_groups or 0), group_topk)
+        return group_limited_topk(scores, topk, scores.shape[0], scores.shape[1], int(num_groups or 0), group_topk)
     ids = best(scores, topk)
     return scores.gather(1, ids), ids
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import pickle
 import random
 from collections.abc import Callable, Sequence
@@ -16,12 +17,15 @@ import torch
 import ascend_moe
 from ascend_moe import MoEConfig, MoELayer
 from ascend_moe.dispatchers import MC2Dispatcher
+from ascend_moe.dispatchers.padded import PaddedDispatcher
 from ascend_moe.errors import AscendMoeError
 from ascend_moe.experts import grouped_mlp, quantize_weight
 from ascend_moe.interop import fused_moe, vllm
 from ascend_moe.interop.sglang import EPMoE
 from ascend_moe.interop.vllm import int8_w8a8_moe_quant_config
 from ascend_moe.layer_ops import dispatch_ffn_combine
+from ascend_moe.permute import unpermute
+from ascend_moe.routers import topk_routing_with_score_function, z_loss_func
 
 E, K, H, F = 8, 2, 64, 32
 MOST = 40
@@ -177,6 +181,47 @@ def test_forty_batches_in_a_drawn_order(name: str, dynamic: bool | None, group_e
     for seed in range(2):
         batches = random.Random(seed).sample(range(1, MOST + 1), MOST)
         assert graphs_of(EVERY[name](group_ep), batches, dynamic) <= 3
+
+
+def exported_parts(group: str) -> dict[str, tuple[Any, Any]]:
+    """Functions of tensors, and their arguments for n, whose first sizes are multiples of n."""
+    transport = MC2Dispatcher(group, 1, 0, E)
+    hashed = MoELayer(MoEConfig(H, F, E, K, router="hash", vocab_size=64), transport).init_weights()
+    padded = PaddedDispatcher(transport)
+
+    def there_and_back(x: torch.Tensor) -> torch.Tensor:
+        ids = (torch.arange(x.shape[0]) // (x.shape[0] // E)).int().unsqueeze(1)
+        sent = padded.dispatch(x, ids, expert_scales=x[:, :1].float())
+        return padded.combine(sent.expand_x, sent)
+
+    def home(rows: torch.Tensor, probs: torch.Tensor, *, pad: bool = False) -> torch.Tensor:
+        tokens, every = torch.arange(rows.shape[0]) % probs.shape[0], torch.ones_like(probs, dtype=torch.bool)
+        return unpermute(rows, tokens, probs.shape, probs, every, drop_and_pad=pad)
+
+    def layer(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = hashed(x, ids > 3, input_ids=ids)
+        return result
+
+    groups = functools.partial(topk_routing_with_score_function, topk=K, num_groups=2, group_topk=1)
+    return {
+        "layer": (layer, lambda n: (randn(n, 3, H).bfloat16(), torch.arange(3 * n).view(n, 3))),
+        "padded": (there_and_back, lambda n: (randn(E * n, H).bfloat16(),)),
+        "unpermute": (home, lambda n: (randn(E * n, E), randn(n, E))),
+        "unpermute, padded": (functools.partial(home, pad=True), lambda n: (randn(E * n, E), randn(n, E))),
+        "loss": (lambda logits: z_loss_func(logits, 1.0), lambda n: (randn(n, E),)),
+        "groups": (lambda logits: groups(logits)[0], lambda n: (randn(n, E),)),
+    }
+
+
+@pytest.mark.parametrize("name", ["layer", "padded", "unpermute", "unpermute, padded", "loss", "groups"])
+def test_exported_programs_serve_the_batches(name: str, group_ep: str) -> None:
+    """Without strict the code runs as it is, and len() of a tensor would be one number."""
+    module = torch.nn.Module()
+    module.forward, args = exported_parts(group_ep)[name]
+    sizes = [{0: torch.export.Dim.AUTO} for _ in args(3)]
+    with torch.no_grad():
+        exported = torch.export.export(module, args(3), dynamic_shapes=tuple(sizes), strict=False)
+        assert torch.equal(exported.module()(*args(5)), module.forward(*args(5)))
 
 
 # ---- what a graph holds
