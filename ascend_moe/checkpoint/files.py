@@ -62,8 +62,9 @@ class Part(NamedTuple):
 class CheckpointFiles:
     """Reader of the safetensors files of a checkpoint's directory by tensor name; a context manager that closes them.
 
-    Names come from model.safetensors.index.json, or without it from the headers of all *.safetensors files. A file is
-    opened at its first use. Only ``take`` reads data, by safetensors' lazy slices, and notes each read in ``reads``.
+    Names come from model.safetensors.index.json, or the directory's only *.safetensors.index.json, or without an index
+    from the headers of all *.safetensors files. A file is opened at its first use. Only ``take`` reads data, by
+    safetensors' lazy slices, and notes each read in ``reads``.
 
     Raises:
         ArgumentError: the directory is not a safetensors checkpoint, or its files cannot be read.
@@ -169,7 +170,8 @@ class CheckpointFiles:
         if file not in self._open:
             path = self.directory / file
             if not os.path.isfile(path):
-                raise ArgumentError(f"{path} is missing, though {INDEX} names it; download it", argument="directory")
+                why = f"is missing, though {self._index} names it; download it"
+                raise ArgumentError(f"{path} {why}", argument="directory")
             try:
                 from safetensors import safe_open
             except ImportError as error:
@@ -179,16 +181,20 @@ class CheckpointFiles:
         return self._open[file]
 
     def _find_names(self) -> dict[str, str]:
-        index = self.directory / INDEX
-        if index.is_file():
+        named = sorted(path.name for path in self.directory.glob(f"*{INDEX.removeprefix('model')}") if path.is_file())
+        rule = "has the indices {}, of which one must be {}: rename that of its files"
+        need(len(named) < 2 or INDEX in named, "directory", rule, " and ".join(named), INDEX)
+        self._index = INDEX if INDEX in named else "".join(named)
+        if named:
+            index = self.directory / self._index
             mapping = read_object(index).get("weight_map")
             if not isinstance(mapping, dict):
                 raise ArgumentError(f"{index} has no weight_map: download it again", argument="directory")
             rule = "has an {} that names {!r:.60}, which is not a file in it: download it again"
             for file in mapping.values():
-                need(isinstance(file, str), "directory", rule, INDEX, file)
+                need(isinstance(file, str), "directory", rule, self._index, file)
             for file in sorted(set(mapping.values())):
-                need(self._is_inside(file), "directory", rule, INDEX, file)
+                need(self._is_inside(file), "directory", rule, self._index, file)
             return mapping
         files = sorted(path.name for path in self.directory.glob("*.safetensors") if path.is_file())
         if not files:

@@ -313,8 +313,10 @@ def test_scales_of_square_fp8_matrices_are_read_by_their_shape(scale: str, tmp_p
 
 # ---- files
 
+MODELSLIM_INDEX = "quant_model_weights.safetensors.index.json"
 
-def shards(made: Tiny, directory: Path, index: bool = True) -> dict[str, list[str]]:
+
+def shards(made: Tiny, directory: Path, index: str = INDEX) -> dict[str, list[str]]:
     """Two files, experts 2 and 3 in the second, with their index."""
     files: dict[str, list[str]] = {"a.safetensors": [], "b.safetensors": []}
     for name in made.tensors:
@@ -325,31 +327,35 @@ def shards(made: Tiny, directory: Path, index: bool = True) -> dict[str, list[st
         save_file({name: made.tensors[name] for name in names}, directory / file)
     if index:
         weights = {name: file for file, names in files.items() for name in names}
-        (directory / INDEX).write_text(json.dumps({"weight_map": weights}))
+        (directory / index).write_text(json.dumps({"weight_map": weights}))
     return files
 
 
 def test_two_files_with_the_same_tensor_need_an_index(tmp_path: Path) -> None:
     made = tiny("published").changed()
-    shards(made, tmp_path, index=False)
+    shards(made, tmp_path, index="")
     assert is_right(outcomes(tmp_path)[0], 0, made)
     name = f"{BLOCK}.experts.1.up_proj.weight"
     save_file({name: made.tensors[name] * 3}, tmp_path / "old.safetensors")
     for error in outcomes(tmp_path):
         assert f"has {name} in a.safetensors and in old.safetensors, but no {INDEX}" in error
+    for number in range(2):
+        (tmp_path / f"{number}{MODELSLIM_INDEX}").write_text("{}")
+    for error in outcomes(tmp_path):
+        assert f"has the indices 0{MODELSLIM_INDEX} and 1{MODELSLIM_INDEX}, of which one must be {INDEX}" in error
 
 
 @pytest.mark.parametrize(
     "kind", ["published", "ModelSlim W4A8 by group", "int4 by group", "fp8 by block", "int8 by channel"]
 )
 def test_shards_of_other_ranks_may_be_absent(kind: str, tmp_path: Path) -> None:
-    made = tiny(kind)
-    shards(made, tmp_path)
+    index = MODELSLIM_INDEX if "ModelSlim" in kind else INDEX
+    shards(tiny(kind), tmp_path, index)
     whole = outcomes(tmp_path)
     (tmp_path / "b.safetensors").unlink()
     first, second = outcomes(tmp_path)
     assert all(torch.equal(value, whole[0][name]) for name, value in first.items())
-    assert "b.safetensors is missing" in second
+    assert f"b.safetensors is missing, though {index} names it" in second
 
 
 def test_offsets_of_all_experts_are_needed_to_keep_codes(tmp_path: Path) -> None:
