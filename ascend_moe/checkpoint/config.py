@@ -68,28 +68,27 @@ def is_pointer(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Fp8Format:
-    """Format of a checkpoint's fp8 weights: one scale per block of ``rows`` x ``columns`` weights.
+    """Format of a checkpoint's fp8 weights: one scale per ``block`` (rows, columns) of a matrix; None: one per matrix.
 
     exponents: scales are powers of two (e8m0). fp4_experts: the experts' weights are fp4 instead (DeepSeek-V4).
     """
 
-    rows: int = 128
-    columns: int = 128
+    block: tuple[int, int] | None = (128, 128)
     exponents: bool = False
     fp4_experts: bool = False
 
     @staticmethod
     def of(values: Json) -> Fp8Format:
-        """Return the format from the ``values`` of a config.json; raise ArgumentError for a wrong weight_block_size."""
+        """Return the format from a config.json's ``values``; raise ArgumentError for a wrong weight_block_size."""
         quantized = values.get("quantization_config") or {}
-        known = isinstance(quantized, dict)
-        sides = quantized.get("weight_block_size") if known else quantized
-        if sides is None:
-            sides = (Fp8Format.rows, Fp8Format.columns)
-        if not isinstance(sides, (list, tuple)) or len(sides) != 2 or not all(type(n) is int and n > 0 for n in sides):
-            raise _unfit(f"has weight_block_size {sides!r:.60}; need two integers of at least 1, like [128, 128]")
-        dtype = values.get("expert_dtype") or (quantized.get("expert_dtype") if known else None)
-        return Fp8Format(sides[0], sides[1], known and quantized.get("scale_fmt") == "ue8m0", dtype == "fp4")
+        need(isinstance(quantized, dict), "directory", "has quantization_config {!r:.60}; need an object", quantized)
+        sides = quantized.get("weight_block_size", Fp8Format.block)
+        pair = isinstance(sides, (list, tuple)) and len(sides) == 2 and all(type(n) is int and n > 0 for n in sides)
+        if sides is not None and not pair:
+            raise _unfit(f"has weight_block_size {sides!r:.60}; need null or two integers of at least 1, as [128, 128]")
+        dtype = values.get("expert_dtype") or quantized.get("expert_dtype")
+        block = None if sides is None else (int(sides[0]), int(sides[1]))
+        return Fp8Format(block, quantized.get("scale_fmt") == "ue8m0", dtype == "fp4")
 
 
 def moe_config(values: Json) -> MoEConfig:

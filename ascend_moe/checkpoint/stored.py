@@ -109,24 +109,27 @@ def float_matrix(files: CheckpointFiles, name: str, shape: tuple[int, int], fp8:
     place of .weight (DeepSeek-V4), one per block.
 
     Raises:
-        ArgumentError: fp8 without scales.
+        ArgumentError: fp8 without scales, or integers.
     """
     blocks, single, own = f"{name}_scale_inv", f"{name}_scale", f"{name.removesuffix('.weight')}.scale"
     scale = next((each for each in (blocks, single, own) if each in files), None)
     dtype = files.dtype(name) if files.is_here(name) else None
+    rule = "has {} of {}, but neither quantization_config nor quant_model_description.json describes it: add one"
+    need(dtype not in INTEGERS, "directory", rule, name, dtype)
     if scale is None or dtype in FLOATS:
         if dtype == FP8:
             raise files.missing(f"{blocks} (nor {single})", name.rsplit(".", 1)[0])
         return Stored((Part(name, (shape,), FLOATS),), lambda value: value)
-    rule = "has {} of {}, but neither quantization_config nor quant_model_description.json describes it"
-    need(dtype not in INTEGERS, "directory", rule, name, dtype)
     rows, columns = shape
     codes = Part(name, (shape,), (FP8,))
+    whole: tuple[tuple[int, ...], ...] = ((1, 1), (1,), ())
     if scale == single:
-        shapes: tuple[tuple[int, ...], ...] = ((rows, 1), (rows,), (1, columns), (1, 1), (1,), ())
+        shapes = ((rows, 1), (rows,), (1, columns), *whole)
         return Stored((codes, Part(scale, shapes, SCALES, finite=True)), _times_scale)
-    block = (fp8.rows, fp8.columns)
     kinds = (*SCALES, torch.uint8) if fp8.exponents else SCALES
+    if fp8.block is None:
+        return Stored((codes, Part(scale, whole, kinds, finite=True)), lambda codes, one: codes.float() * numbers(one))
+    block = fp8.block
     grid = Part(scale, (blocks_of(shape, block),), kinds, finite=True)
     return Stored((codes, grid), lambda codes, scale: scaled(codes, numbers(scale), block))
 
@@ -138,7 +141,7 @@ def with_fused_scales(
 
     Those of an expert are the scales of ``place[1]`` matrices (N, K) one above the other, this one at ``place[0]``.
     """
-    whole, block = (place[1] * shape[0], shape[1]), (fp8.rows, fp8.columns)
+    whole, block = (place[1] * shape[0], shape[1]), fp8.block or shape
     grid = _fused(Part(scales, (blocks_of(whole, block),), SCALES, finite=True), experts)
 
     def value(codes: Tensor, scale: Tensor) -> Tensor:

@@ -291,18 +291,25 @@ def test_one_offset_that_is_not_zero_makes_the_experts_of_all_ranks_floats(tmp_p
 # ---- fp8
 
 
-@pytest.mark.parametrize("scale", ["(N, 1)", "(N,)", "(1, K)", "(1, 1)", "(1,)", "()"])
-def test_scales_of_square_fp8_matrices_are_read_by_their_shape(scale: str, tmp_path: Path) -> None:
+OF_A_TENSOR = {"(1, 1)": (1, 1), "(1,)": (1,), "()": ()}
+OF_A_SQUARE: dict[str, tuple[int, ...]] = {"(N, 1)": (64, 1), "(N,)": (64,), "(1, K)": (1, 64), **OF_A_TENSOR}
+
+
+@pytest.mark.parametrize(
+    ("scale", "end"), [*((each, "_scale") for each in OF_A_SQUARE), *((each, "_scale_inv") for each in OF_A_TENSOR)]
+)
+def test_scales_of_square_fp8_matrices_are_read_by_their_shape(scale: str, end: str, tmp_path: Path) -> None:
     """A scale a row and a scale a column differ, also where a matrix has as many rows as columns."""
     made = tiny("fp8 by tensor, quant_method fp8").changed()
     made.config |= {"moe_intermediate_size": 64}
+    made.config["quantization_config"]["weight_block_size"] = None
     exact = {}
     for name in [name for name in made.tensors if name.endswith("proj.weight")]:
         generator = torch.Generator().manual_seed(len(exact))
         made.tensors[name] = torch.randn(64, 64, generator=generator).to(torch.float8_e4m3fn)
-        shape = {"(N, 1)": (64, 1), "(N,)": (64,), "(1, K)": (1, 64), "(1, 1)": (1, 1), "(1,)": (1,), "()": ()}[scale]
-        value = torch.rand(shape, generator=generator) + 0.5
+        value = torch.rand(OF_A_SQUARE[scale], generator=generator) + 0.5
         made.tensors[f"{name}_scale"] = value
+        made.tensors[f"{name}{end}"] = made.tensors.pop(f"{name}_scale")
         rows = value.double()[:, None] if scale == "(N,)" else value.double()
         exact[name] = (made.tensors[name].double() * rows).t()
     names = [f"{BLOCK}.experts.{expert}." for expert in range(E)]
