@@ -13,6 +13,8 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # of rows: 
 QUANTS = {"none": 0, "int8": 2}  # quant_mode of dispatch's rows
 ALGORITHMS = ("auto", "window", "direct", "hierarchy")  # comm_alg
 
+MOST_SPECIAL = 1024  # experts of each special kind
+
 
 class SpecialExperts(NamedTuple):
     """Numbers of experts that receive no rows. Their ids follow the routed experts' in this order.
@@ -52,9 +54,10 @@ class SpecialExperts(NamedTuple):
         return "const", place
 
     def check(self) -> SpecialExperts:
-        """Raise ArgumentError unless all numbers are non-negative integers; return self."""
+        """Raise ArgumentError unless all numbers are integers of 0 to 1024; return self."""
         for name, number in self._asdict().items():
-            need(type(number) is int and number >= 0, name, "is {!r}; need a whole number of at least 0", number)
+            fits = type(number) is int and 0 <= number <= MOST_SPECIAL
+            need(fits, name, "is {!r}; need a whole number of 0 to {}", number, MOST_SPECIAL)
         return self
 
 

@@ -5,19 +5,44 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from ascend_moe.call import WithSpecialExperts
 from ascend_moe.errors import need, need_one_of
 
-# Activations of experts; ascend_moe.experts.activations implements them.
-ACTIVATIONS = (
-    "swiglu", "clipped_swiglu", "swiglustep", "situ", "situglu", "geglu", "geglu_tanh", "sigmoid_glu", "relu2",
-    "reglu2",
-)  # fmt: skip
+#: Activations of experts, by name their numbers and defaults; `ascend_moe.experts.activations` implements them.
+ACTIVATIONS: dict[str, dict[str, float]] = {
+    "swiglu": {"limit": 0.0},
+    "clipped_swiglu": {"alpha": 1.702, "limit": 7.0, "bias": 1.0},
+    "swiglustep": {"limit": 7.0},
+    "situ": {"beta": 1.0},
+    "situglu": {"beta": 1.0, "linear_beta": 0.0},
+    **{name: {} for name in ("geglu", "geglu_tanh", "sigmoid_glu", "relu2", "reglu2")},
+}
 #: Aliases: names of gated activations in vLLM and SGLang.
 ALIASES = {"silu": "swiglu", "swigluoai": "clipped_swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh"}
+
+
+def is_finite(number: float) -> bool:
+    """Return whether a number is neither infinite nor NaN, in a form that dynamo can trace for changing numbers."""
+    return number - number == 0
+
+
+def known_activation(name: str, numbers: Mapping[str, float]) -> str:
+    """Return an activation's name in ``ACTIVATIONS``; ArgumentError if it or a number is unknown or out of range."""
+    need_one_of("activation", name, (*ACTIVATIONS, *ALIASES))
+    name = ALIASES.get(name, name)
+    own = ACTIVATIONS[name]
+    for number, value in numbers.items():
+        rule = "is not a number of activation {}, which has {}"
+        need(number in own, number, rule, name, ", ".join(own) or "none")
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and is_finite(value)
+        need(fits, number, "is {!r:.60}; it must be a finite number", value)
+        zero = own[number] == 0  # then 0 means none
+        fits = number in ("alpha", "bias") or value > 0 or (zero and value == 0)
+        need(fits, number, "is {}; it must be above 0" + (", or 0 for no limit" if zero else ""), value)
+    return name
 
 
 class Router(NamedTuple):
@@ -122,19 +147,14 @@ class MoEConfig(WithSpecialExperts):
         return self.num_experts + self.special.total
 
     def __post_init__(self) -> None:
-        need_one_of("activation", self.activation, (*ACTIVATIONS, *ALIASES))
-        need(self.router in ROUTERS, "router", "is {!r}; need one of {}", self.router, tuple(ROUTERS))
-        router = ROUTERS[self.router]
         sizes = ("hidden_size", "moe_intermediate_size", "num_experts", "top_k", "n_group", "topk_group")
-        least = {**dict.fromkeys(sizes, 1), "latent_size": 0, "vocab_size": int(self.router == "hash")}
-        for name, number in {**least, "shared_intermediate_size": int(self.shared_expert_gate)}.items():
-            value = getattr(self, name)
-            fits = type(value) is int and value >= number
-            need(fits, name, "is {!r}; need a whole number of at least {}", value, number)
-        for name in ("routed_scaling_factor", "jitter_eps", "input_jitter"):
-            value = getattr(self, name)
-            fits = isinstance(value, (int, float)) and 0 <= value < math.inf
-            need(fits, name, "is {!r}; need a finite number of at least 0", value)
+        least = {**dict.fromkeys(sizes, 1), "vocab_size": int(self.router == "hash")}
+        least["shared_intermediate_size"] = int(self.shared_expert_gate is True)
+        for each in fields(self):
+            _need_kind(each.name, str(each.type), getattr(self, each.name), least.get(each.name, 0))
+        known_activation(self.activation, self.activation_numbers)
+        need_one_of("router", self.router, ROUTERS)
+        router = ROUTERS[self.router]
         special = self.special.check().total
         rule = "is {} with {} zero, copy and const experts, which belong to no group; it must be 1"
         need(self.n_group == 1 or special == 0, "n_group", rule, self.n_group, special)
@@ -150,6 +170,18 @@ class MoEConfig(WithSpecialExperts):
         choice = self.num_experts // self.n_group * self.topk_group + special
         rule = "is {}, but only {} experts can be chosen; reduce top_k"
         need(self.top_k <= choice, "top_k", rule, self.top_k, choice)
+
+
+def _need_kind(name: str, kind: str, value: Any, least: int) -> None:
+    """Raise ArgumentError unless the ``value`` of a field fits its annotation ``kind``; names are not checked here."""
+    if kind == "int":
+        need(type(value) is int and value >= least, name, "is {!r}; need a whole number of at least {}", value, least)
+    elif kind == "float":
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value < math.inf
+        need(fits, name, "is {!r}; need a finite number of at least {}", value, least)
+    elif kind != "str":
+        wanted, shown = (bool, "True or False") if kind == "bool" else (Mapping, "a dict of numbers by name")
+        need(isinstance(value, wanted), name, "is {!r:.60}; need {}", value, shown)
 
 
 # ---- published layers by name

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from ascend_moe.errors import need, need_one_of
-from ascend_moe.moe_config import ALIASES
+from ascend_moe.moe_config import ACTIVATIONS as NUMBERS
+from ascend_moe.moe_config import known_activation
 from ascend_moe.native.torch_npu import compute_dtype
 
 
@@ -81,13 +81,6 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
-def is_finite(number: float) -> bool:
-    """Return whether a number is neither infinite nor NaN, in a form that dynamo can trace for changing numbers."""
-    return number - number == 0
-
-
-#: name -> its numbers with their defaults.
-NUMBERS: dict[str, dict[str, float]] = {name: formula.__kwdefaults__ or {} for name, formula in ACTIVATIONS.items()}
 _GATED = {name: formula.__code__.co_argcount > 1 for name, formula in ACTIVATIONS.items()}
 
 
@@ -109,19 +102,7 @@ class Activation:
     interleaved: bool = False
 
     def __post_init__(self) -> None:
-        need_one_of("activation", self.name, (*ACTIVATIONS, *ALIASES))
-        name = ALIASES.get(self.name, self.name)
-        object.__setattr__(self, "name", name)
-        own = NUMBERS[name]
-        for number, value in self.numbers.items():
-            need(
-                number in own, number, "is not a number of activation {}, which has {}", name, ", ".join(own) or "none"
-            )
-            fits = isinstance(value, (int, float)) and is_finite(value)
-            need(fits, number, "is {!r:.60}; it must be a finite number", value)
-            zero = own[number] == 0  # then 0 means none
-            fits = number in ("alpha", "bias") or value > 0 or (zero and value == 0)
-            need(fits, number, "is {}; it must be above 0" + (", or 0 for no limit" if zero else ""), value)
+        object.__setattr__(self, "name", known_activation(self.name, self.numbers))
 
     @classmethod
     def of(cls, given: str | Activation, **numbers: float | None) -> Activation:

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ascend_moe.errors import ArgumentError, need, need_shape, with_typed_errors
-from ascend_moe.experts.activations import Activation, clipped_swiglu, is_finite, swiglu
+from ascend_moe.experts.activations import Activation, clipped_swiglu, swiglu
 from ascend_moe.experts.groups import COUNTS, CUMSUM, read_groups
+from ascend_moe.moe_config import is_finite
 from ascend_moe.native.torch_npu import compute_dtype, npu_operator, on_npu, resolve_dtype
 
 _INT8_MAX = 127.0

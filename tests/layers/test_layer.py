@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from bad_arguments import refused
 from gloo_ranks import threads
 from hf_models import LAYER, MODELS, MORE_MODELS, RENAMED, first_of, run_block, saved
 
+from ascend_moe.call import WithSpecialExperts
 from ascend_moe.checkpoint import build_layer
 from ascend_moe.comm import LocalCluster, lookup
 from ascend_moe.comm.place import Place
@@ -247,6 +248,12 @@ def test_wrong_arguments_are_refused() -> None:
         ({"const_expert_num": 1.0}, "const_expert_num"),
         ({"top_k": 12, "copy_expert_num": 3}, "top_k"),
         ({"n_group": 2, "topk_group": 1, "copy_expert_num": 1}, "n_group"),
+        *(({each.name: 1025}, each.name) for each in fields(WithSpecialExperts)),
+        *(({each.name: "no"}, each.name) for each in fields(MoEConfig)),
+        *(({each.name: True}, each.name) for each in fields(MoEConfig) if each.type != "bool"),
+        ({"activation_numbers": {"alpha": 1.0}}, "alpha"),
+        ({"activation": "silu", "activation_numbers": {"limit": -1.0}}, "limit"),
+        ({"activation": "situ", "activation_numbers": {"beta": True}}, "beta"),
     ],
 )
 def test_wrong_configurations_name_the_argument(values: dict[str, Any], argument: str) -> None:
