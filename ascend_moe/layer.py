@@ -195,13 +195,18 @@ class MoELayer(RankExperts, FittedModule):
             alive: the remaining ranks, by their numbers in the previous group, ascending.
 
         Raises:
-            ArgumentError: the dispatcher is no MC2Dispatcher, or ``alive`` contains ranks outside of its group.
+            ArgumentError: the dispatcher is no MC2Dispatcher, ``alive`` contains ranks outside of its group, or fewer
+                experts are left than a token needs. The layer is then unchanged, on all ranks.
         """
         old, device = self.dispatcher, self.gate_weight.device
         before = contiguous_balance(old.num_experts) if self._placement is None else self._placement
         after = shrunk(before, old.world_size, alive)
         rule = "has {} ranks, the place {}; pass the ranks and the place of one ascend_moe.shrink"
         need(len(alive) == place.world, "alive", rule, len(alive), place.world)
+        left = old.local_experts * place.world + old.special.total
+        rule = "leaves {} experts, fewer than top_k {}: build a new layer with all experts on these ranks"
+        topk = self.config.top_k
+        need(topk // self.config.rows_of_a_token <= left, "alive", rule, left, topk)
         self.dispatcher = old.moved(place)
         self.global_bs = self.global_bs // old.world_size * place.world
         self._place_experts(after, self.config.num_experts, device)

@@ -227,6 +227,12 @@ def test_wrong_arguments_are_refused() -> None:
     assert layer(x[:, None], torch.tensor([[True], [False]])).shape == (2, 1, 32)
     refused("dispatcher", MoELayer, MoEConfig(32, 24, 16, 3), one_rank(), says="8 experts, the config 16")
     refused("alive", layer.shrink, Place("pair", 2, 0), [0], says="has 1 ranks, the place 2")
+    few, one_each = (
+        MoELayer(replace(SMALL, router=router), MC2Dispatcher("of nobody", 4, 3, 8)) for router in ("softmax", "llama4")
+    )
+    refused("alive", few.shrink, Place("pair", 1, 0), [3], says="leaves 2 experts, fewer than top_k 3")
+    one_each.shrink(Place("pair", 1, 0), [3])  # llama4's rows have one expert each
+    assert (few.dispatcher.world_size, one_each.dispatcher.world_size) == (4, 1)
 
 
 @pytest.mark.parametrize(
