@@ -204,7 +204,12 @@ def without_casts(fn: Callable[[Tensor], Tensor], tensors: Iterable[Tensor | Non
 
     def run(tensor: Tensor) -> Tensor:
         made = fn(tensor)
-        return tensor.to(made.device) if id(tensor) in same and made.dtype != tensor.dtype else made
+        if id(tensor) not in same:
+            return made
+        made = made if made.dtype == tensor.dtype else tensor.to(made.device)
+        # nn.Parameter does not accept a subclass that detaches to another class, as codes do.
+        with torch._C.DisableTorchFunctionSubclass():
+            return made if type(made) in (Tensor, nn.Parameter) else made.detach()
 
     return run
 

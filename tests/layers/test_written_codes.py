@@ -218,6 +218,18 @@ def test_saved_state_dicts_are_plain(kind: str, keep_vars: bool, tmp_path: Path)
         assert all(torch.equal(value, source.state_dict()[key]) for key, value in made.state_dict().items())
 
 
+@pytest.mark.parametrize("flag", ["swap", "overwrite"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_stay_where_torch_replaces_parameters(kind: str, flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.__future__, f"_{flag}_module_params_on_conversion", True)
+    make, name = KINDS[kind]
+    made = make(1)
+    before = getattr(made, name).clone()
+    for convert in (made.cpu, made.half, made.bfloat16, made.share_memory):
+        convert()
+        assert isinstance(getattr(made, name), Codes) and torch.equal(getattr(made, name), before)
+
+
 def test_a_saved_ep_moe_keeps_codes_and_loaders() -> None:
     source, file = ep_moe(1), io.BytesIO()
     torch.save(source, file)
