@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ascend_moe.errors import InvalidExpertId, need, need_dtype
+from ascend_moe.errors import ArgumentError, ConfigMismatch, InvalidExpertId, need, need_dtype
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,6 +57,18 @@ def wide_ids_named(ids: Tensor, rank: int) -> Iterator[None]:
             wide = int(ids[error.details["token"], error.details["k"]])
             error.args = (str(error).replace(id_text(error.details["expert_id"]), str(wide)), *error.args[1:])
             error.details["expert_id"] = wide
+        raise
+
+
+@contextmanager
+def rows_named(each: int, rows: Tensor, global_bs: int) -> Iterator[None]:
+    """Context manager: in errors of a dispatch of ``each`` rows (BS * each, R) per token, add the numbers in tokens."""
+    try:
+        yield
+    except (ArgumentError, ConfigMismatch, InvalidExpertId) as error:
+        rule = f"these numbers count rows, of which router 'llama4' dispatches {each} per token: divide them by {each}"
+        own = f"x has {len(rows) // each} tokens, global_bs is {global_bs}"
+        error.args = (f"{error}; {rule} ({own})", *error.args[1:])
         raise
 
 

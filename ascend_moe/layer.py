@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ascend_moe._tensors import FittedModule, autocasts, need_values, without_autocast, without_casts
+from ascend_moe._tensors import FittedModule, autocasts, need_values, rows_named, without_autocast, without_casts
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers.base import ROW_DTYPES, Dispatched, Dispatcher
 from ascend_moe.errors import need, need_dtype, need_shape, need_tensor, with_typed_errors
@@ -490,14 +491,16 @@ class MoELayer(RankExperts, FittedModule):
         """
         if self.quant_mode:
             self._watch.check(self)
-        return self.dispatcher.dispatch(
-            entering,
-            ids,
-            expert_scales=weights if self.dispatcher.weighs_first else None,
-            x_active_mask=mask,
-            quant_mode=self.quant_mode,
-            global_bs=global_bs * self.config.rows_of_a_token,
-        )
+        each = self.config.rows_of_a_token
+        with nullcontext() if each == 1 or torch.compiler.is_compiling() else rows_named(each, entering, global_bs):
+            return self.dispatcher.dispatch(
+                entering,
+                ids,
+                expert_scales=weights if self.dispatcher.weighs_first else None,
+                x_active_mask=mask,
+                quant_mode=self.quant_mode,
+                global_bs=global_bs * each,
+            )
 
     def local_addends(self, entering: Tensor, shared: Tensor | None) -> dict[str, Tensor | None]:
         """Return combine's keyword arguments for the addends of this rank.

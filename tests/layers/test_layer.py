@@ -233,6 +233,9 @@ def test_wrong_arguments_are_refused() -> None:
     refused("alive", few.shrink, Place("pair", 1, 0), [3], says="leaves 2 experts, fewer than top_k 3")
     one_each.shrink(Place("pair", 1, 0), [3])  # llama4's rows have one expert each
     assert (few.dispatcher.world_size, one_each.dispatcher.world_size) == (4, 1)
+    llama4 = MoELayer(replace(SMALL, router="llama4"), one_rank(), dtype=torch.float32).init_weights()
+    says = r"is 9; .* rows, .* 3 per token: divide them by 3 \(x has 5 tokens, global_bs is 3\)"
+    refused("global_bs", llama4, torch.ones(5, 32), global_bs=3, says=says)
 
 
 @pytest.mark.parametrize(
