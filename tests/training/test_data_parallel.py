@@ -7,11 +7,13 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from rank_processes import Ranks, values
 from torch import Tensor, nn
 from torch.distributed._composable.replicate import replicate
@@ -331,6 +333,23 @@ def outputs(kind: str) -> list[str]:
 @pytest.mark.parametrize("kind", ["model", "frozen", "quantized"])
 def test_ranks_with_the_same_experts_share_them(ranks: Ranks, kind: str) -> None:
     assert called(ranks, outputs, kind) == [[]] * WORLD
+
+
+def restored(directory: str) -> bool:
+    """Whether a distributed checkpoint with the state under the EP rank restores this rank's layer."""
+    made = layer(groups()["experts"])
+    expected, key = copy.deepcopy(made.state_dict()), f"rank{made.dispatcher.rank}"
+    dcp.save({key: made.state_dict()}, checkpoint_id=directory)
+    for parameter in made.parameters():
+        parameter.detach().zero_()
+    state = {key: made.state_dict()}
+    dcp.load(state, checkpoint_id=directory)
+    made.load_state_dict(state[key])
+    return all(torch.equal(tensor, expected[name]) for name, tensor in made.state_dict().items())
+
+
+def test_distributed_checkpoints_keep_the_experts_of_each_rank(ranks: Ranks, tmp_path: Path) -> None:
+    assert called(ranks, restored, str(tmp_path)) == [True] * WORLD
 
 
 def marks() -> list[str]:
