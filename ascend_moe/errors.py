@@ -245,7 +245,7 @@ def need(fulfilled: bool, argument: str, rule: str, *values: object) -> None:
 
 
 def need_equal(everyone: Sequence[Mapping[str, object]], rank: int) -> None:
-    """Raise ``ConfigMismatch`` unless all ranks have the values by name of this ``rank``."""
+    """Raise ``ConfigMismatch`` unless ``everyone``, by rank the values by name, equals those of this ``rank``."""
     for field, ours in everyone[rank].items():
         for other, values in enumerate(everyone):
             theirs = values[field]
