@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ascend_moe.errors import ArgumentError, LibraryError, need, with_typed_errors
 
@@ -144,6 +145,8 @@ def call_torch_npu(name: str, *args: Any, **kwargs: Any) -> Any:
     return operator(*args, **fitted(name, {key: value for key, value in kwargs.items() if value is not None}))
 
 
+#: Names of the operators whose gradient torch would compute wrongly from the parts of the function.
+WITHOUT_GRADIENT: set[str] = set()
 _INTEGERS = (int, np.integer, torch.SymInt)
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "Tensor": ((torch.Tensor,), "a tensor"),
@@ -167,18 +170,31 @@ def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: call torch_npu's operator of the same name if the first argument is on an NPU, else ``function``.
 
     torch_npu gets the arguments unchecked, without defaults. Calls that an older torch_npu refuses (`refused`) run
-    ``function`` on the NPU. Calls of ``function`` raise ArgumentError for wrong types or several devices. In a program
-    traced by torch.compile the call becomes one of ``torch.ops.ascend_moe``.
+    ``function`` on the NPU. Calls of ``function`` raise ArgumentError for wrong types or several devices. A call becomes
+    one of ``torch.ops.ascend_moe``, which calls the result's attribute ``eager``, where torch.compile, torch.export or
+    another mode traces it, for Meta and FakeTensors, and for gradients that the operator does not have.
     """
     here = with_typed_errors(function)
     parameters = inspect.signature(function).parameters
     names, kinds = tuple(parameters), {name: _kind(name, str(each.annotation)) for name, each in parameters.items()}
 
+    def of_the_operator(values: list[Any]) -> bool:
+        listed = (value if isinstance(value, (list, tuple)) else (value,) for value in values)
+        tensors = [each for value in listed for each in value if isinstance(each, torch.Tensor)]
+        if tensors and all(each.is_meta or isinstance(each, FakeTensor) for each in tensors):
+            return True
+        lost = function.__name__ in WITHOUT_GRADIENT and torch.is_grad_enabled()
+        return lost and any(each.requires_grad for each in tensors)
+
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_dynamo_compiling():
-            traced: R = getattr(torch.ops.ascend_moe, function.__name__)(*args, **kwargs)
-            return traced
+        traced = torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
+        if not (traced or of_the_operator([*args, *kwargs.values()])):
+            return eager(*args, **kwargs)
+        made: R = getattr(torch.ops.ascend_moe, function.__name__)(*args, **kwargs)
+        return made
+
+    def eager(*args: P.args, **kwargs: P.kwargs) -> R:
         first: Any = args[0] if args else kwargs.get(names[0])
         if isinstance(first, (list, tuple)) and first:
             first = first[0]
@@ -195,6 +211,7 @@ def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
                     need(tensor.device == first.device, name, rule, tensor.device, names[0], first.device)
         return here(*args, **kwargs)
 
+    run.eager = eager  # type: ignore[attr-defined]
     return run
 
 

@@ -15,7 +15,7 @@ import torch
 from ascend_moe import experts, routers
 from ascend_moe.errors import ArgumentError, LibraryError
 from ascend_moe.experts import grouped_matmul
-from ascend_moe.native.torch_npu import fitted, operators, refused
+from ascend_moe.native.torch_npu import WITHOUT_GRADIENT, fitted, operators, refused
 from ascend_moe.ops import registration
 from ascend_moe.ops.registration import NAMESPACE, TORCH_NPU_SCHEMAS, list_overload_of, schema_of
 from ascend_moe.torch_npu_ops import alltoallv, collectives, init_routing, matmul_epilogues, meta, permute, sharding
@@ -75,7 +75,10 @@ class _VendorOp(registration.Operator):
         super().__init__(qualified, schema)
         self.run, self.windows = run, run in _WINDOWS
         self.collective = run in (*_WINDOWS, *_ALL_TO_ALL)
+        self.eager = getattr(run, "eager", run)
         self.differentiable = run in (*_DIFFERENTIABLE, collectives.npu_moe_distribute_combine_add_rms_norm)
+        if run in _OTHERS:
+            WITHOUT_GRADIENT.add(self.name)
         registration.LIBRARY.impl(qualified, self.cpu, "CPU")
         registration.LIBRARY.impl(qualified, self.npu, "PrivateUse1")
         registration.LIBRARY.impl(qualified, self.autograd, "Autograd", with_keyset=True)
@@ -93,12 +96,12 @@ class _VendorOp(registration.Operator):
                     f"{self.name}: {name} is on {tensor.device}, other tensors are on cpu: move all to one device",
                     argument=name,
                 )
-        return _contiguous(self.run(*args, **kwargs))
+        return _contiguous(self.eager(*args, **kwargs))
 
     def npu(self, *args: Any, **kwargs: Any) -> Any:
         """Run torch_npu's operator, or this package's if it uses windows or that one refuses the arguments."""
         if self.windows or refused(self.name, kwargs):
-            return self.run(*args, **kwargs)
+            return self.eager(*args, **kwargs)
         # The tensors are on its device, so torch_npu is already imported.
         theirs = getattr(getattr(torch.ops.npu, self.name, None), self.overload._overloadname, None)
         if theirs is None:
