@@ -183,7 +183,7 @@ class CommTimeout(CommError):
         rank: the missing rank.
         reporter, phase, level: as in ``CommError``.
 
-    What to do: the message reports what that rank was last doing, and whether it is in an op or in Python code. Check
+    What to do: the message reports what that rank was last doing, and whether it is in an op of the group. Check
     that every rank calls the same ops in the same order.
     """
 

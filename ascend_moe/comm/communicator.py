@@ -238,7 +238,7 @@ class Communicator(GroupCommunicator):
             if " is running" not in seen:
                 return seen
             in_op = library.lib().am_comm_in_op(self._handle, rank)
-        return f"{seen}, in an op of this group" if in_op else f"{seen}, in Python code, in no op of this group"
+        return f"{seen}, in an op of this group" if in_op else f"{seen}, in no op of this group"
 
     def state(self) -> hang.GroupState | None:
         """Return what every rank of the group is doing, read from the windows; None if this communicator is closed."""

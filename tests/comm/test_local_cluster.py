@@ -329,4 +329,4 @@ def test_a_timeout_says_which_rank_is_in_python_code(monkeypatch: pytest.MonkeyP
 
     with LocalCluster(3) as cluster:
         said = cluster.run(rank_main)
-    assert said[1] == "" and all("rank 1: its function is running, in Python code, in no op" in said[r] for r in (0, 2))
+    assert said[1] == "" and all("rank 1: its function is running, in no op of this group" in said[r] for r in (0, 2))
