@@ -177,6 +177,8 @@ _MORE: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "index-pairs": lambda x, y, i: x[i, i + 1],
     "index-columns": lambda x, y, i: x[:, i],
     "index-mask": lambda x, y, i: x[x > 0],
+    "index_put-none": lambda x, y, i: x.index_put_((i.new_empty(0), i[:1]), y[0, 0]),
+    "index_put-none-int64": lambda x, y, i: x.long().index_put_((i[:0], i[:1]), i[3]),
     "index-copy": lambda x, y, i: x.index_copy_(0, i[:3], y[:3]),
     "scatter-value": lambda x, y, i: x.scatter(0, i[None], 2.0),
     "scatter-value_": lambda x, y, i: x.scatter_(0, i[None], 2.0),
@@ -196,6 +198,8 @@ _MORE: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
     "lerp-tensor": lambda x, y, i: torch.lerp(x, y, y),
     "lerp-tensor_": lambda x, y, i: x.lerp_(y, y),
     "range": lambda x, y, i: torch.range(1, 4, device=x.device),
+    "range-int": lambda x, y, i: torch.range(0.5, 5, 1.5, dtype=torch.int64, device=x.device),
+    "unique-none": lambda x, y, i: torch.unique(x[:0]),
     "tensor": lambda x, y, i: torch.tensor([[1, 2], [3, 4]], device=x.device),
     "bincount-weights": lambda x, y, i: torch.bincount(i, y[:, 0].float()),
 }

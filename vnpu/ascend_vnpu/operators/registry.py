@@ -106,9 +106,9 @@ def _tensor(dtype: int, form: int, data: int, offset: int, sizes: list[int], str
         raise NotImplementedError(
             f"the virtual NPU has no tensors of the blocked aclFormat {form}: leave torch_npu.npu_format_cast out there"
         )
-    if 0 in sizes:
+    if 0 in sizes and not data:
         return torch.empty(sizes, dtype=known, device="cpu")
-    last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    last = offset + sum(max(size - 1, 0) * stride for size, stride in zip(sizes, strides, strict=True))
     memory = (ctypes.c_char * ((last + 1) * known.itemsize)).from_address(data)
     return torch.frombuffer(memory, dtype=known).as_strided(sizes, strides, offset)
 
@@ -167,7 +167,7 @@ def resized(*names: str, outputs: int = 1) -> Callable[[F], F]:
         results = _as_tuple(function(*arguments.values[:-outputs]))
         places = zip(arguments.values[-outputs:], arguments.sizes_at[-outputs:], results, strict=True)
         for out, sizes_at, result in places:
-            if out is None or (out.numel() == 0 and result.numel() > 0):
+            if out is None or out.numel() == 0:
                 continue
             if result.numel() > out.numel() or result.dim() != out.dim():
                 raise ValueError(f"the result {tuple(result.shape)} does not fit into the output {tuple(out.shape)}")

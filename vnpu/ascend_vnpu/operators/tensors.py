@@ -163,18 +163,20 @@ _REDUCTIONS_TO_TWO: Table = {
 # ---- selecting, placing, joining, repeating, counting
 
 
-def _indices(tensors: list[Tensor]) -> list[Tensor | None]:
-    # torch_npu passes a dimension that is not indexed as an empty tensor.
-    return [None if t.numel() == 0 else t if t.dtype == torch.bool else t.long() for t in tensors]
+def _indices(x: Tensor, tensors: list[Tensor]) -> list[Tensor | None]:
+    # torch_npu passes a dimension that is not indexed as an empty tensor of x's type, without memory. So it passes an
+    # index torch.empty(0) of x's type, too; an empty selection, mask or slice has memory.
+    whole = [t.shape == (0,) and t.dtype == x.dtype and not t.untyped_storage().data_ptr() for t in tensors]
+    return [None if no else t if t.dtype == torch.bool else t.long() for t, no in zip(tensors, whole, strict=True)]
 
 
 def _index(x: Tensor, indices: list[Tensor], out: Tensor) -> None:
     if out.numel() > 0:  # an index may be empty itself
-        out.copy_(aten.index(x, _indices(indices)))
+        out.copy_(aten.index(x, _indices(x, indices)))
 
 
 def _index_put(x: Tensor, indices: list[Tensor], values: Tensor, accumulate: int, unsafe: int) -> None:
-    given = _indices(indices)
+    given = _indices(x, indices)
     if any(index is not None for index in given):
         aten.index_put_(x, given, values, bool(accumulate))
 
@@ -348,6 +350,7 @@ def _arange(start: Number, end: Number, step: Number, out: Tensor) -> None:
 
 def _range(start: Number, end: Number, step: Number, out: Tensor) -> None:
     # end is included, and already in out's size
+    start, step = (value if out.is_floating_point() else int(value) for value in (start, step))
     out.copy_(start + step * torch.arange(out.numel(), dtype=out.dtype))
 
 
