@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 from . import query
 from .package import (
     DEFAULT_SOC,
-    MAX_WORLD,
     SOC_OF_SERIES,
     SOCS,
     ArgumentError,
@@ -37,7 +36,7 @@ LIBRARIES = (
     "opp/op_api/lib/libcust_opapi.so",  # where torch_npu looks for it below ASCEND_CUSTOM_OPP_PATH
 )
 DEFAULT_DEVICES = 8
-MAX_DEVICES = MAX_WORLD
+MAX_DEVICES = 32  # of torch_npu: NPUStream.cpp asserts num_npus <= 32
 
 # CANN's own settings would point torch_npu at other libraries.
 _UNSET = ("ASCEND_CUSTOM_OPP_PATH", "ASCEND_OPP_PATH", "ASCEND_HOME_PATH", "TORCH_DEVICE_BACKEND_AUTOLOAD")
@@ -69,7 +68,7 @@ def environment(
     Args:
         soc: SoC that the devices report, e.g. Ascend910_9391 (A3) or Ascend910B3 (A2). None: one of the series that
             this environment's vllm-ascend was built for; without vllm-ascend Ascend910_9391.
-        devices: number of devices, 1 to 384.
+        devices: number of devices, 1 to 32.
         base: environment variables; None: those of this process.
 
     Raises:
@@ -97,7 +96,7 @@ def _before(folder: str, path: str) -> str:
 
 def _need_devices(soc: str, devices: int) -> None:
     need(soc in SOCS, "soc", "is {!r}; need one of {}", soc, ", ".join(SOCS))
-    need(1 <= devices <= MAX_DEVICES, "devices", "is {}; need 1 to {}", devices, MAX_DEVICES)
+    need(1 <= devices <= MAX_DEVICES, "devices", "is {}; need 1 to {}, torch_npu's limit", devices, MAX_DEVICES)
 
 
 def launch(
@@ -112,7 +111,7 @@ def launch(
     Args:
         command: a Python interpreter, or a console script such as torchrun or pytest, and its arguments.
         soc: SoC that the devices report; None: as in `environment`, for the vllm-ascend of the command's Python.
-        devices: number of devices, 1 to 384.
+        devices: number of devices, 1 to 32.
         check: first compare torch_npu's files with the RECORD of its wheel, and the SoC's series with vllm-ascend's.
         quiet: print no lines about the virtual NPU on stderr.
 

@@ -17,7 +17,6 @@ from ascend_moe.native import library as library
 from ascend_moe.plan import DEFAULT_SOC as DEFAULT_SOC
 from ascend_moe.plan import SOC_OF_SERIES as SOC_OF_SERIES
 from ascend_moe.plan import SOCS as SOCS
-from ascend_moe.settings import MAX_WORLD as MAX_WORLD
 
 
 def load_operators() -> None:

@@ -173,7 +173,7 @@ def test_exit_code_is_the_commands() -> None:
     ("arguments", "message"),
     [
         ((), "Missing argument 'COMMAND"),
-        (("--devices", "385", "--", "true"), "devices is 385; need 1 to 384"),
+        (("--devices", "33", "--", "true"), "devices is 33; need 1 to 32, torch_npu's limit"),
         (("--", "no-such-command"), "no-such-command is no command of PATH"),
     ],
 )
