@@ -156,6 +156,18 @@ def _path(name: str, kind: str, help: str, shown: str) -> Setting[Path | None]:
     return Setting[Path | None](name, Path, None, f"a {kind}", help, shown)
 
 
+def _there(name: str, kind: str, help: str, shown: str) -> Setting[Path | None]:
+    """Return a setting that names an existing file or folder with libraries."""
+
+    def parse(text: str) -> Path:
+        if not {"file": os.path.isfile, "folder": os.path.isdir}[kind](text):
+            raise ValueError
+        return Path(text)
+
+    refusal = f"is not a {kind}: unset it or name one"
+    return Setting[Path | None](name, parse, None, f"a {kind}", help, shown, refusal, LibraryError)
+
+
 # ---- how the ops run
 
 HCCL_BUFFSIZE = Setting(
@@ -323,15 +335,15 @@ SEED = Setting[int | None](
 # ---- files and folders
 
 _OWN = "the package's own"
-LIBRARY = _path("ASCEND_MOE_LIBRARY", "file", "library of the CPU ops", _OWN)
-CHECKED_LIBRARY = _path("ASCEND_MOE_CHECKED_LIBRARY", "file", "library of `ascend-moe explore`", _OWN)
-NPU_LIBRARY = _path(
+LIBRARY = _there("ASCEND_MOE_LIBRARY", "file", "library of the CPU ops", _OWN)
+CHECKED_LIBRARY = _there("ASCEND_MOE_CHECKED_LIBRARY", "file", "library of `ascend-moe explore`", _OWN)
+NPU_LIBRARY = _there(
     "ASCEND_MOE_NPU_LIBRARY",
     "file",
     "adapter between the ops and torch_npu, used as it is",
     "the package's, else built on first use",
 )
-VNPU_LIBRARIES = _path(
+VNPU_LIBRARIES = _there(
     "ASCEND_MOE_VNPU_LIBRARIES",
     "folder",
     "folder of the virtual NPU's libraries",

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from ascend_vnpu import PAIRS, pair_of
+from ascend_vnpu import PAIRS, library_folder, pair_of
 
 from .. import settings
 from .._text import installed_version, version_numbers
-from ..errors import AscendMoeError
+from ..errors import AscendMoeError, LibraryError
 from ..native import library, probe_results
 from ..native.probe_results import cann_version, driver_version
 from . import Diagnostic, error, fine, warn
@@ -238,7 +238,11 @@ def _virtual(torch_npu: str) -> Diagnostic:
     topic = "virtual NPU"
     if settings.VNPU.is_set():
         return fine(topic, "active: results do not apply to real NPUs")
-    folder = settings.VNPU_LIBRARIES.get() or library.vnpu_folder_if_built()
+    named = settings.VNPU_LIBRARIES
+    try:
+        folder = library_folder() if named.is_set() else library.vnpu_folder_if_built()
+    except LibraryError as problem:
+        return error(topic, str(problem).partition(":")[0], "ascend-moe vnpu cannot start", f"unset {named.name}")
     if folder is None:
         return fine(topic, "not built: the first use builds it, which takes about a minute")
     if pair_of(installed_version("torch"), torch_npu) is None:

@@ -7,7 +7,6 @@ import functools
 import os
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from .. import settings
@@ -25,12 +24,6 @@ from ..native.windows import (
 )
 from ..settings import Setting
 from . import Diagnostic, error, fine, warn
-
-_PATHS: dict[Setting[Any], Callable[[Path], bool]] = {
-    **dict.fromkeys((settings.LIBRARY, settings.CHECKED_LIBRARY, settings.NPU_LIBRARY), Path.is_file),
-    settings.VNPU_LIBRARIES: Path.is_dir,
-    settings.CALLS: lambda path: path.is_dir() and os.access(path, os.W_OK),
-}
 
 
 def diagnostics() -> Iterator[Diagnostic]:
@@ -88,7 +81,7 @@ def _window() -> str:
 
 def _value(setting: Setting[Any]) -> str:
     value = setting.get()
-    if setting in _PATHS and not _PATHS[setting](value):
+    if setting is settings.CALLS and not (value.is_dir() and os.access(value, os.W_OK)):
         raise AscendMoeError(f"{setting.name}={value} must be {setting.rule}")
     return str(value)
 

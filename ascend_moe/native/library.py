@@ -177,8 +177,6 @@ def library_path(engine: str | None = None) -> Path:
         if beside.is_file():
             return beside
     elif override:
-        if not override.is_file():
-            raise LibraryError(f"{settings.LIBRARY.name}={override} is not a file: unset it or name a {LIBRARY_NAME}")
         return override
     name = engine or engine_name()
     return installed_path(LIBRARY_FILES[name]) or _first_use(name)
@@ -249,16 +247,18 @@ def open_library(path: str | Path, signatures: Signatures) -> ctypes.CDLL:
         path: a file, or a name for the loader.
         signatures: functions by name: (result type, argument types).
     """
+    named = [each.name for each in (settings.LIBRARY, settings.CHECKED_LIBRARY) if each.text() == str(path)]
+    which, fix = (f"{named[0]}={path}", "unset it or rebuild it with") if named else (path, "rebuild it with")
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise LibraryError(f"{path} cannot be loaded ({error}): rebuild it with {build_command()}") from error
+        raise LibraryError(f"{which} cannot be loaded ({error}): {fix} {build_command()}") from error
     for name, (result, arguments) in signatures.items():
         try:
             function = getattr(library, name)
         except AttributeError:
-            text = f"{path} lacks the function {name}, it was built from other sources: rebuild it with "
-            raise LibraryError(text + build_command(), symbol=name) from None
+            text = f"{which} lacks the function {name}, it was built from other sources: {fix} {build_command()}"
+            raise LibraryError(text, symbol=name) from None
         function.restype, function.argtypes = result, list(arguments)
     return library
 

@@ -52,7 +52,9 @@ def load() -> Path:
                 except OSError as error:
                     library = missing_library(error)
                     own = not library or library.startswith(("libtorch", "libc10"))
-                    fix = "remove it, the next call rebuilds it" if own else fix_of_library(library)
+                    given = settings.NPU_LIBRARY.is_set()
+                    fix = f"unset {settings.NPU_LIBRARY.name}" if given else "remove it, the next call rebuilds it"
+                    fix = fix if own else fix_of_library(library)
                     raise LibraryError(f"the torch_npu adapter {path} cannot be loaded ({error}): {fix}") from error
                 _loaded = path
     return _loaded
@@ -65,10 +67,6 @@ def library_path() -> Path:
     """
     override = settings.NPU_LIBRARY.get()
     if override is not None:
-        if not override.is_file():
-            raise LibraryError(
-                f"{settings.NPU_LIBRARY.name}={override} is not a file: unset it or name a {npu_adapter_build.LIBRARY}"
-            )
         return override
     try:
         root = _lib.native_source_root()

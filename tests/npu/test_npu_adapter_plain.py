@@ -90,7 +90,7 @@ def test_adapter_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(LibraryError, match=r"ASCEND_MOE_NPU_LIBRARY=.*none\.so is not a file"):
         npu_adapter.load()
     adapter.write_text("no library")
-    with pytest.raises(LibraryError, match=r"none\.so cannot be loaded \(.*\): remove it"):
+    with pytest.raises(LibraryError, match=r"none\.so cannot be loaded \(.*\): unset ASCEND_MOE_NPU_LIBRARY"):
         npu_adapter.load()
 
     def load(path: str) -> None:

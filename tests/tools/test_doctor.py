@@ -60,7 +60,6 @@ SETTINGS = [
     ({"ASCEND_MOE_ENGINE": "slow"}, "ASCEND_MOE_ENGINE", ERROR, "is no engine"),
     *(({one.name: "\1"}, one.name, ERROR, one.rule) for one in RULED),
     ({"ASCEND_MOE_CALLS": "/nothing"}, "ASCEND_MOE_CALLS", ERROR, "must be a folder that can be written"),
-    ({"ASCEND_MOE_NPU_LIBRARY": "/"}, "ASCEND_MOE_NPU_LIBRARY", ERROR, "must be a file"),
     ({"ASCEND_MOE_LOG": "info"}, "ASCEND_MOE_LOG", OK, "info"),
     ({"ASCEND_MOE_PROVEN": "all"}, "ASCEND_MOE_PROVEN", OK, "on NPUs comm_alg auto is direct"),
     (
@@ -192,6 +191,7 @@ REFUSE = Mock(side_effect=PermissionError("Operation not permitted"))
         ),
         (lambda m, root: vendors(m, root, _lib.OPERATORS[0]), "operator sources", WARN, "a, not from"),
         (lambda m, root: driver(root, "24.1.0"), "driver", WARN, "24.1.0"),
+        (lambda m, root: m.setenv("ASCEND_MOE_VNPU_LIBRARIES", str(root)), "virtual NPU", ERROR, "lacks libascend"),
         (
             lambda m, root: m.setattr(doctor_cann.library, "vnpu_folder_if_built", lambda: None),
             *("virtual NPU", OK, "not built: the first use builds it"),

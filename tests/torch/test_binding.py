@@ -326,10 +326,9 @@ def test_a_forked_child_has_nothing_of_its_parent(group_ep: str) -> None:
 def test_a_broken_library_names_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / binding.LIBRARY_NAME
     broken.write_bytes(b"not a library")
-    monkeypatch.setenv("ASCEND_MOE_LIBRARY", str(tmp_path / "libascend_moe.so"))
+    monkeypatch.setenv("ASCEND_MOE_LIBRARY", str(broken))
     with pytest.raises(LibraryError, match=r"cannot be loaded .*rebuild it with (make -C|cmake -S) "):
         binding.library.__wrapped__()
-    broken.unlink()
     monkeypatch.setattr(binding, "LIBRARY_NAME", "libnone.so")
     with pytest.raises(LibraryError, match=r"no libnone\.so in .*: build it with (make -C|cmake -S) "):
         binding.library_path()

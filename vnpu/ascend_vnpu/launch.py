@@ -52,10 +52,11 @@ def library_folder() -> Path:
     Raises:
         LibraryError: a library is missing; the message names it and the command that builds it.
     """
-    folder = settings.VNPU_LIBRARIES.get() or library.vnpu_folder()
+    named = settings.VNPU_LIBRARIES.get()
+    folder, fix = named or library.vnpu_folder(), f"unset {settings.VNPU_LIBRARIES.name}, or " * bool(named)
     missing = [name for name in LIBRARIES if not (folder / name).is_file()]
     if missing:
-        text = f"{folder} lacks {', '.join(missing)} of the virtual NPU: build with\n  {library.build_command()}"
+        text = f"{folder} lacks {', '.join(missing)} of the virtual NPU: {fix}build with\n  {library.build_command()}"
         raise LibraryError(text, missing=missing)
     return folder
 
