@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import io
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,16 +20,21 @@ from ascend_moe._text import reason
 
 _EXTRA = ("typer", "click", "rich")
 _SIGINT_CODE, _SIGPIPE_CODE = 128 + 2, 128 + 13
+_ENDING = (signal.SIGTERM, signal.SIGHUP)  # they end the command as Ctrl-C does, with its ranks and files
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command in ``arguments`` (None: sys.argv[1:]) and raise SystemExit with its exit code.
 
     The exit code is 141, as after SIGPIPE, if the reader of the output closes it (``| head``); 2 if a file that the
-    arguments name cannot be read or written, or the output written; 130 after Ctrl-C; 1 without extra [cli].
+    arguments name cannot be read or written, or the output written; 130 after Ctrl-C; with sys.argv
+    143 or 129 after SIGTERM or SIGHUP; 1 without extra [cli].
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = " ".join(["ascend-moe", *[word for word in words if not word.startswith("-")][:1]])
+    for number in _ENDING if arguments is None else ():
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         with _exit_when_write_fails():
             root = importlib.import_module("ascend_moe.cli.root")
@@ -46,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{command}: interrupted", file=sys.stderr)
         sys.exit(_SIGINT_CODE)
     except SystemExit as ended:
-        if ended.code == _SIGINT_CODE and threading.active_count() > 1:
-            os._exit(_SIGINT_CODE)  # Python would abort if a rank's thread calls it from C++ now
+        if ended.code in (_SIGINT_CODE, *(128 + number for number in _ENDING)) and threading.active_count() > 1:
+            os._exit(int(ended.code))  # Python would abort if a rank's thread calls it from C++ now
         raise
 
 

@@ -86,7 +86,7 @@ def run_processes(spec: RunSpec, progress: Progress) -> list[RankRecord]:
         try:
             while not ranks.join():
                 pass
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             for process in ranks.processes:
                 process.kill()
             raise

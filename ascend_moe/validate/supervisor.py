@@ -231,17 +231,18 @@ class Supervisor:
         Raises:
             AscendMoeError: the first process did not find the device.
         """
-        device, world = self._device(), self._ranks.world
-        about = f"{device.about}, {world} {'ranks' if self._ranks.threads else 'processes'}"
-        outcome = BringUpResult(about, world, str(self._path))
-        seconds = GRACE_S + _SMI_S
-        first = os.environ.get("LOCAL_RANK", "0") == "0"
-        for server in self._exchanged("facts", facts(world) if first else None, seconds):
-            if server:
-                self._append("server", device=about, ranks=world, **server)
-        self._show(f"{about}\n")
+        world = self._ranks.world
         rounds: dict[str, list[Any]] = {}
         try:
+            device = self._device()
+            about = f"{device.about}, {world} {'ranks' if self._ranks.threads else 'processes'}"
+            outcome = BringUpResult(about, world, str(self._path))
+            seconds = GRACE_S + _SMI_S
+            first = os.environ.get("LOCAL_RANK", "0") == "0"
+            for server in self._exchanged("facts", facts(world) if first else None, seconds):
+                if server:
+                    self._append("server", device=about, ranks=world, **server)
+            self._show(f"{about}\n")
             for number, step in enumerate(steps(device.kind, self._ranks)):
                 found = self._result(number, step, device.kind, outcome.results)
                 if step.algorithm and found.status == PASS:
