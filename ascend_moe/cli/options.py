@@ -50,8 +50,8 @@ def shape_of(
     return usual | {key: value for key, value in given.items() if value is not None}
 
 
-def _cores(value: int | None) -> int | None:
-    need(value != 0, "cores", "is 0, must be 1..64; omit --cores to use all cores of the SoC")
+def _not_zero(param: typer.CallbackParam, value: int | None) -> int | None:
+    need(value != 0, str(param.name), "is 0; need 1 or more, or leave the option out")  # 0 is the modules' default
     return value
 
 
@@ -110,7 +110,7 @@ Quant = Annotated[
 ]
 Contract = Annotated[str, typer.Option(metavar="|".join(planning.CONTRACTS), help="Version of the operators.")]
 Cores = Annotated[
-    int | None, typer.Option(metavar="N", help="AIV cores per rank; default: all of the SoC.", callback=_cores)
+    int | None, typer.Option(metavar="N", help="AIV cores per rank; default: all of the SoC.", callback=_not_zero)
 ]
 CommAlg = Annotated[
     str,
@@ -158,15 +158,15 @@ def request_of(
     soc: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(SOCS)}.")] = DEFAULT_SOC,
     cores: Cores = None,
     window: Annotated[
-        int, typer.Option(metavar="MIB", help="Current HCCL_BUFFSIZE, for comparison.", show_default=False)
-    ] = 0,
+        int | None, typer.Option(metavar="MIB", help="Current HCCL_BUFFSIZE, for comparison.", callback=_not_zero)
+    ] = None,
     comm_alg: Annotated[str, typer.Option("--comm-alg", metavar="NAME", help=f"One of {', '.join(ALGORITHMS)}.")] = "",
     ranks_per_server: Annotated[
-        int,
+        int | None,
         typer.Option(
-            "--ranks-per-server", metavar="N", help="Default: all NPUs of a server with this SoC.", show_default=False
+            "--ranks-per-server", metavar="N", help="Default: all NPUs of a server with this SoC.", callback=_not_zero
         ),
-    ] = 0,
+    ] = None,
     rdma_flags: Annotated[
         bool, typer.Option("--rdma-flags", help="As with ASCEND_MOE_RDMA_FLAGS=1: flagged blocks between servers.")
     ] = False,
@@ -194,8 +194,8 @@ def request_of(
         contract=contract,
         soc=soc,
         cores=cores or 0,
-        window_mib=window,
-        ranks_per_server=ranks_per_server,
+        window_mib=window or 0,
+        ranks_per_server=ranks_per_server or 0,
         comm_alg=comm_alg,
         weights=weights,
         rdma_flags=rdma_flags,

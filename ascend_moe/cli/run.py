@@ -14,7 +14,7 @@ from ascend_moe._text import BACKENDS, DEFAULT_TEXT
 from ascend_moe.call import DTYPES, QUANTS
 from ascend_moe.cli import options
 from ascend_moe.cli.options import DEFAULT_PRESET, MAX_SEED, bad
-from ascend_moe.errors import ArgumentError, need_one_of
+from ascend_moe.errors import ArgumentError, need, need_one_of
 from ascend_moe.moe_config import PRESETS, MoEConfig, preset
 from ascend_moe.native import library
 from ascend_moe.settings import MAX_WORLD
@@ -117,6 +117,7 @@ def _layer(
         found = preset(name or DEFAULT_PRESET)
         width = found.published.moe_intermediate_size
         hidden, topk, experts = options.shape_of(name, *shape, special=True).values()
+        _need_groups(found.published, name or DEFAULT_PRESET, topk, experts)
         config = replace(found.config(), hidden_size=hidden, top_k=topk, num_experts=experts)
         narrowed = width if config.moe_intermediate_size < width else None
         changed = _other(found.published, config)
@@ -131,6 +132,17 @@ def _layer(
     from ascend_moe.checkpoint.config import moe_config, read_json
 
     return moe_config(read_json(checkpoint)), f"{checkpoint}: decoder layer {number}", None
+
+
+def _need_groups(layer: MoEConfig, name: str, topk: int, experts: int) -> None:
+    """Raise ArgumentError unless the preset's groups of experts fit, in which a token chooses."""
+    groups = layer.n_group
+    fits = groups == 1 or (experts % groups == 0 and experts >= 2 * groups)
+    rule = "is {0}; --preset {1} has {2} groups of experts: pass a multiple of {2}, at least {3}, or --preset tiny"
+    need(fits, "experts", rule, experts, name, groups, 2 * groups)
+    most = experts // groups * layer.topk_group + layer.special.total
+    rule = "is {}; a token of --preset {} chooses among {} of {} experts: pass a --topk up to that, or more --experts"
+    need(topk <= most or experts < 1, "topk", rule, topk, name, most, experts + layer.special.total)
 
 
 def _other(published: MoEConfig, config: MoEConfig) -> str:

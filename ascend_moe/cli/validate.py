@@ -65,7 +65,7 @@ def validate(
     With --bringup 0: all probes passed. 1: one failed or faulted. 3: neither, but some cannot run (0 under torchrun).
     Probes run in processes of their own; results are printed, and appended to a file to send back, as they come.
     """
-    names = tuple(name for name in dtype.split(",") if name)
+    names = tuple(dtype.split(","))
     for name in names:
         need_one_of("dtype", name, DTYPES)
     need(ranks is None or 1 <= ranks <= MAX_WORLD, "ranks", "is {}; need 1..{}", ranks, MAX_WORLD)

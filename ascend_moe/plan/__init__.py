@@ -335,8 +335,10 @@ def _check(request: Request) -> None:
     for name in (*_MOST, *_DEFAULTED, "super_pods", *_SPECIAL):
         given = getattr(request, name)
         need(type(given) is int, name, "is {!r}; need an integer", given)
+    most_cores = soc_of(request.soc).aiv
+    need(request.cores <= most_cores, "cores", "is {}; {} has {}", request.cores, request.soc, most_cores)
     need(isinstance(request.comm_alg, str), "comm_alg", "is {!r}; need a name", request.comm_alg)
-    most = _MOST | {"cores": calls.MAX_CORES, "window_mib": MAX_WINDOW_MIB, "ranks_per_server": request.ranks}
+    most = _MOST | {"cores": most_cores, "window_mib": MAX_WINDOW_MIB, "ranks_per_server": request.ranks}
     most |= {"super_pods": request.ranks} | dict.fromkeys(_SPECIAL, _MOST["experts"])
     for name, high in most.items():
         value, low = getattr(request, name), 0 if name in ("batch", *_SPECIAL) else 1

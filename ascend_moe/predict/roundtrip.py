@@ -69,7 +69,7 @@ def measured(request: TraceRequest, begin: Callable[[], object] = lambda: None) 
 
     ``begin`` is called after all checks, before the work. Raises ArgumentError for algorithm "hierarchy".
     """
-    rule = "is 'hierarchy', which works between servers and cannot be measured here: predict it for an A2 (soc)"
+    rule = "is 'hierarchy', which works between servers: predict it with --soc Ascend910B3 (A2) and --ranks 16"
     need(request.algorithm != "hierarchy", "algorithm", rule)
     call = replace(_plan_request(request), comm_alg=_comm_alg(request))
     window_mib = max(DEFAULT_WINDOW_MIB, plan.plan(call).buffsize_mib)

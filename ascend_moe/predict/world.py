@@ -91,8 +91,6 @@ class OpPrediction(Timing):
 
 def check(request: Request, algorithm: str) -> None:
     """Raise ArgumentError if the operators or the ``algorithm`` refuse the configuration. Runs nothing."""
-    most = soc_of(request.soc).aiv
-    need(request.cores <= most, "cores", "is {}; {} has {}", request.cores, request.soc, most)
     levels = algorithm == "hierarchy" and not _rdma_share(request)
     rule = (
         "is 'hierarchy', which works between servers of A2; {} ranks of {} share one: use window, direct or zero-copy"

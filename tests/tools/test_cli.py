@@ -359,11 +359,14 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("plan", ["-b", "4", "--global-bs", "64"], "remove --batch"),
         ("plan", ["--global-bs", "65"], "multiple of the 16 ranks"),
         ("plan", ["--window", "-1"], "--window is -1; need 1..65535"),
+        ("plan", ["--window", "0"], "--window is 0; need 1 or more, or leave the option out"),
+        ("plan", ["--cores", "49"], "--cores is 49; Ascend910_9391 has 48"),
         ("predict", [*PREDICT, "--ranks", "eight"], "'--ranks': 'eight' is no list of integers"),
         ("predict", [*PREDICT, "--batch", "4097"], "BS = 4097"),
         ("predict", [*PREDICT, "--cores", "49"], "--cores is 49; Ascend910_9391 has 48"),
         ("validate", ["--device", "gpu"], "--device is 'gpu'; need one of auto, npu, cpu"),
         ("validate", ["--device", "npu"], "--device: there is no NPU: torch_npu is not installed"),
+        ("validate", ["--dtype", ","], "--dtype is ''; need one of bf16, fp16, fp32"),
         ("validate", ["--ranks", "385"], "--ranks is 385; need 1..384"),
         ("validate", ["--times"], "'--times': needs --bringup: give both"),
         ("trace", ["-p", "tiny", "--ranks", "400", "--soc", "Ascend910_9391"], "ep_world_size is 400"),
@@ -371,13 +374,14 @@ PREDICT = ["--ranks", "2,4", "--batch", "4", "--hidden", "512", "-k", "2", "-e",
         ("validate", ["--comm-alg", "push"], "--comm-alg is 'push'; need one of auto, window, direct, hierarchy"),
         ("bench", ["--comm-alg", "hierarchy"], "hierarchy works between servers; the ranks of bench share one"),
         ("run", ["--checkpoint", ".", "--layer", "1", "--topk", "2"], "'--topk': conflicts with --checkpoint"),
-        ("run", ["-k", "999", "-r", "1"], "--topk is 999, but only 128 experts"),
-        ("run", ["-e", "7"], "run: n_group is 8"),
+        ("run", ["-k", "999", "-r", "1"], "--topk is 999; a token of --preset deepseek-v3 chooses among 128 of 256"),
+        ("run", ["-e", "8"], "--experts is 8; --preset deepseek-v3 has 8 groups of experts: pass a multiple of 8, at"),
         ("hang", ["/dev/zero", "/dev/zero"], "/dev/zero does not begin with a control block"),
         ("trace", ["-p", "tiny", "--out", "/dev/full"], "'--out' /dev/full: is a link or no regular file"),
         ("bench", ["--json", "link"], "is a link or no regular file"),
         ("trace", ["-p", "tiny", "--soc", "H100"], "--soc is 'H100'"),
         ("trace", ["-p", "tiny", "--comm-alg", "ring"], "--comm-alg is 'ring'; need one of auto, window"),
+        ("trace", ["-p", "tiny", "--comm-alg", "hierarchy"], "predict it with --soc Ascend910B3 (A2) and --ranks 16"),
         ("trace", ["-p", "tiny", "-n", "0"], "--iterations is 0; it must be at least 1"),
         ("hang", ["--layout", "cann"], "--layout is 'cann'; need one of ascend_moe, cann-v1, cann-v2"),
     ],
@@ -396,14 +400,13 @@ def test_wrong_options_are_reported(
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ["explore", "-n", "10000000"],
-        pytest.param(["run", "--backend", "processes", "--iterations", "1000"], marks=nightly),
-    ],
-    ids=" ".join,
+    "line",
+    ["explore -n 10000000", pytest.param("run --backend processes --iterations 1000", marks=nightly)],
 )
-def test_ctrl_c_ends_a_command_in_one_line(words: list[str]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_and_its_ranks(line: str, number: int) -> None:
+    """Ctrl-C, which its ranks get too, and `kill`, which they do not. Ctrl-C with one line."""
+    words = line.split()
     command = [sys.executable, "-m", "ascend_moe", *words]
     own = {name: value for name, value in os.environ.items() if name != "ASCEND_MOE_LIBRARY"}  # explore has another
     pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "env": own}
@@ -415,14 +418,14 @@ def test_ctrl_c_ends_a_command_in_one_line(words: list[str]) -> None:
         while time.monotonic() < late and not re.search(r"libascend_moe(_checked|_timed)?\.so", maps.read_text()):
             time.sleep(0.2)
         time.sleep(2)
-        os.killpg(process.pid, signal.SIGINT)
+        (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
         try:
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=30)  # until the ranks have ended too
         finally:
             process.kill()
-    *before, last = said.splitlines()  # before: what it began, where stderr is no terminal
-    assert (process.returncode, last) == (130, f"ascend-moe {words[0]}: interrupted")
-    assert len(before) <= 1 and all(line.startswith(f"ascend-moe {words[0]}: ") for line in before)
+    before = said.removesuffix(f"ascend-moe {words[0]}: interrupted\n")  # what it began, where stderr is no terminal
+    assert (process.returncode, before == said) == (128 + number, number == signal.SIGTERM), said
+    assert before.count("\n") <= 1 and before.startswith(f"ascend-moe {words[0]}: " * bool(before))
 
 
 # ---- what commands have in common
