@@ -152,7 +152,7 @@ extern "C" __global__ __aicore__ void more_names(GM_ADDR x, GM_ADDR words, GM_AD
     IBSet(turns, turn, 1, 0);
     // x: 32 of the value 5, then a column of 4 as rows of 8, a row of 8 in 4 rows, 64 of 1 * 2 + 3, some at most 2, at
     // least.
-    Fill(out, 32, 5.0f);
+    InitGlobalMemory(out, 32, 5.0f);
     CreateVecIndex(f, 1.0f, 8);
     PipeBarrier<PIPE_V>();
     const uint32_t all[] = {4, 8}, column[] = {4, 1}, row[] = {1, 8};

@@ -8,14 +8,15 @@
 
 namespace AscendC {
 
+constexpr uint8_t K_MAX_SHAPE_DIM = 8, K_MAX_DIM = 8;  // the name in CANN 8.1 is the latter
 struct ShapeInfo {
     uint8_t shapeDim = 0;
-    uint32_t shape[8] = {};
+    uint32_t shape[K_MAX_SHAPE_DIM] = {};
     uint8_t originalShapeDim = 0;
-    uint32_t originalShape[8] = {};
+    uint32_t originalShape[K_MAX_SHAPE_DIM] = {};
     ShapeInfo() = default;
     ShapeInfo(const uint8_t dims, const uint32_t sizes[]) : shapeDim(dims), originalShapeDim(dims) {
-        for (uint8_t i = 0; i < dims && i < 8; ++i) shape[i] = originalShape[i] = sizes[i];
+        for (uint8_t i = 0; i < dims && i < K_MAX_SHAPE_DIM; ++i) shape[i] = originalShape[i] = sizes[i];
     }
 };
 

@@ -210,6 +210,8 @@ private:
     static constexpr int kSide = src == TPosition::VECIN ? 0 : 1;
     static constexpr twin::Pipe kProducer = src == TPosition::VECIN ? twin::Pipe::kMte2 : twin::Pipe::kV;
     static constexpr twin::Pipe kConsumer = dst == TPosition::VECOUT || src == TPosition::VECOUT || dst == TPosition::GM
+    TWIN_REFUSED_FORM(EnQue, TWIN_WHY_POSITIONS, const, decltype(src_), TPosition src_, TPosition dst_, class... Types)
+    TWIN_REFUSED_FORM(DeQue, TWIN_WHY_POSITIONS, const, decltype(src_), TPosition src_, TPosition dst_, class... Types)
                                                 ? twin::Pipe::kMte3
                                                 : twin::Pipe::kV;
     static constexpr HardEvent kFull = detail::EventOf(kProducer, kConsumer),

@@ -76,7 +76,7 @@ struct Refused {
     X(Sign) X(Sin) X(Sinh) X(Tan) X(Tanh) X(Trunc) X(Xor) X(BatchNorm) X(DeepNorm) X(GroupNorm) X(LayerNorm) \
     X(WelfordUpdate) X(WelfordFinalize) X(LayerNormGrad) X(LayerNormGradBeta) X(Normalize) X(RmsNorm) X(Pad) X(UnPad) \
     X(AscendAntiQuant) X(AscendDequant) X(AscendQuant) X(Mean) X(ReduceMean) X(ReduceProd) X(ReduceAny) X(ReduceAll) \
-    X(ReduceXorSum) X(TopK) X(TransData)
+    X(ReduceXorSum) X(TopK) X(TransData) X(SelectWithBytesMask) X(ConfusionTranspose)
 #define TWIN_WHY_SYSTEM "the emulator does not model it"
 #define TWIN_CALLS_SYSTEM(X) \
     X(Transpose) X(TransDataTo5HD) X(BilinearInterpolation) X(AddDeqRelu) X(AddReluCast) X(SubReluCast) X(MulCast) \
@@ -128,6 +128,7 @@ struct Refused {
     X(SetShapeInfo) X(GetShapeInfo)
 #define TWIN_MEMBERS_TQueBind(X) \
     X(FreeBuffer) X(GetBufferAddr) X(GetState) X(InitStartBufHandle) X(InitBufHandle)
+#define TWIN_WHY_POSITIONS "the emulator does not model it with two positions: give the type alone"
 #define TWIN_MEMBERS_TBuf(X) \
     X(EnQue) X(DeQue) X(GetState) X(FreeBuffer) X(GetBufferAddr) X(InitStartBufHandle)
 #define TWIN_MEMBERS_TPipe(X) \

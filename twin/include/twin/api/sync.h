@@ -160,8 +160,8 @@ inline int64_t GetTaskRation() { return 1; }
 template <uint8_t modeId, pipe_t pipe>
 inline void CrossCoreSetFlag(uint16_t flagId, TWIN_CALLER) {
     static_assert(modeId <= 2, "CrossCoreSetFlag: modes 0, 1 and 2");
-    static_assert(pipe == PIPE_S || pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3 || pipe == PIPE_ALL,
-                  "CrossCoreSetFlag: a vector core has no such pipe");
+    static_assert(pipe == PIPE_V || pipe == PIPE_MTE2 || pipe == PIPE_MTE3,
+                  "CrossCoreSetFlag: PIPE_V, PIPE_MTE2 or PIPE_MTE3 on a vector core");
     twin::CrossCoreSet(modeId, detail::PipeOf(pipe), flagId, loc);
 }
 template <uint8_t modeId = 0, pipe_t pipe = PIPE_S>

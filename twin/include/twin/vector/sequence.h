@@ -144,3 +144,8 @@ inline void InitOutput(GlobalTensor<T> gmWorkspaceAddr, uint32_t size, T value =
 }
 
 }  // namespace AscendC
+// The name in CANN 8.1.
+template <class T>
+inline void InitGlobalMemory(GlobalTensor<T>& gmWorkspaceAddr, const uint64_t size, const T value, TWIN_CALLER) {
+    Fill(gmWorkspaceAddr, size, value, loc);
+}
