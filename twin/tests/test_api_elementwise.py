@@ -169,7 +169,7 @@ def test_mask_and_counter_forms(name: str, kind: str) -> None:
     for shape in SHAPES:
         got = clean("elementwise", f"{name}/{kind}", numbers_of(*shape), a, b, out, engine)
         assert_same(got.view(dtype), reference(shape, function, *operands))
-    for form, count, block in [(4, 300, 1), (4, 7, 1), (4, 150, 2), (5, 260, 1)] if name != "Copy" else []:
+    for form, count, block in [(4, 300, 1), (4, 7, 1), (4, 150, 2), (5, 260, 1)]:
         numbers = numbers_of(form, count, 1, (block, 1, 1), (8 * block, 8, 8))
         got = clean("elementwise", f"{name}/{kind}", numbers, a, b, out, engine)
         width = 256 // dtype.itemsize

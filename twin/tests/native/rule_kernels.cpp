@@ -78,6 +78,35 @@ void CopyPad(uint16_t blocks, uint32_t bytes, uint8_t right) {
     DataCopyPad(ub.Get(), Gm(), DataCopyExtParams(blocks, bytes, 0, 0, 0),
                 DataCopyPadExtParams<float>(right != 0, 0, right, 0.0f));
 }
+void CopyPadAnywhere(uint64_t in, uint64_t out, bool atomic) {
+    Ub ub(256, true);
+    const DataCopyExtParams params(1, 8, 0, 0, 0);
+    if (atomic) SetAtomicAdd<float>();
+    DataCopyPad(Gm(out), ub.Get(), params);
+    SetAtomicNone();
+    PipeBarrier<PIPE_ALL>();
+    DataCopyPad(ub.Get(), Gm(in), params, DataCopyPadExtParams<float>());
+}
+// Parts of one buffer: the view of an operand contains others, the call touches none of them.
+void Carved(uint32_t gathered) {
+    Ub ub(4096, true);
+    const LocalTensor<float> all = ub.Get();
+    LocalTensor<uint8_t> scratch = ub.Get<uint8_t>();
+    const LocalTensor<uint32_t> words = ub.Get<uint32_t>()[512];
+    const uint32_t to[] = {8, 8}, from[] = {8, 1};
+    uint64_t kept = 0;
+    Duplicate(words, 0x11u, 8);
+    ArithProgression(words[64].ReinterpretCast<int32_t>(), 0, 4, 64);
+    ArithProgression(words[128].ReinterpretCast<int32_t>(), 0, 32, 8);
+    PipeBarrier<PIPE_V>();
+    Gather(all[gathered], all, words[64], 0, 64);
+    PipeBarrier<PIPE_V>();
+    Gatherb(words[192], words, words[128], 1, {1, 8});
+    Sum(all[128], all[64], scratch, SumParams{8, 8, 8});
+    Broadcast<float, 2, 1>(all[256], all[400], to, from, scratch);
+    PipeBarrier<PIPE_V>();
+    GatherMask(all, all[8], words, true, 32, {1, 1, 8, 8}, kept);
+}
 template <class Mode>
 void Atomic() {
     Ub ub(64, true);
@@ -216,6 +245,10 @@ const Kernel kRules[] = {
     BROKEN("queue_out_9", "queue discipline|more than 8 queue tensors", QueueAlloc(16, 9)),
     RULE("queue_depth_ok", QueueDepth(1, 1)),
     BROKEN("queue_depth_over", "queue discipline|over the queue's depth 1", QueueDepth(2, 2)),
+    RULE("pad_gm_any", CopyPadAnywhere(1, 2, false)),
+    BROKEN("pad_gm_atomic", "misaligned address|not aligned to 4 bytes", CopyPadAnywhere(1, 2, true)),
+    RULE("carved", Carved(64)),
+    BROKEN("carved_gather", "illegal argument|Gather: destination and source overlap", Carved(56)),
     BROKEN("queue_empty", "queue discipline|DeQue of an empty queue", QueueDepth(0, 1)),
     RULE("queue_freed", QueueFree(1)),
     BROKEN("queue_freed_twice", "queue discipline|freed twice", QueueFree(2)),
@@ -376,10 +409,15 @@ void Fresh(bool on) {
     (void)ub.Get().GetValue(63);
 }
 void Padding(bool on) {
-    Ub ub;
-    DataCopyPad(ub.Get(), Gm(), DataCopyExtParams(1, 20, 0, 0, 0), DataCopyPadExtParams<float>());
-    PipeBarrier<PIPE_ALL>();
-    (void)ub.Get().GetValue(on ? 4 : 5);
+    Three ub;
+    Store(ub);
+    if (on) SetPadValue(2.0f);
+    for (uint8_t right : {uint8_t(0), uint8_t(3)}) {
+        PipeBarrier<PIPE_ALL>();
+        DataCopyPad(ub.A(), Gm(), DataCopyExtParams(1, 20, 0, 0, 0), DataCopyPadExtParams<float>(false, 0, right, 3));
+        PipeBarrier<PIPE_ALL>();
+        ASSERT(ub.A().GetValue(5) == (right == 0 ? 1.0f : 2.0f));
+    }
 }
 void Freed(bool on) {
     TPipe pipe;
@@ -399,6 +437,7 @@ void Freed(bool on) {
 using Line = GlobalTensor<int32_t>;
 void Clean(const Line& line, bool on = true) {
     if (!on) return;
+// Padding without a value, that of SetPadValue if it is set; without padding, the first element of the piece.
     DataCacheCleanAndInvalid<int32_t, CacheLine::SINGLE_CACHE_LINE, DcciDst::CACHELINE_OUT>(line);
 }
 void Stale(bool on) {

@@ -75,6 +75,7 @@ struct Pieces {
     uint64_t bytes;
     uint64_t gm_step;
     uint64_t ub_step;
+    bool any_gm = false;  // DataCopyPad: GM at any byte, DataCopy: at multiples of the element
 };
 
 inline uint64_t Extent(uint32_t count, uint64_t bytes, uint64_t step) { return (count - 1) * step + bytes; }
@@ -101,7 +102,7 @@ inline void CheckPieces(uint32_t count, uint64_t bytes, uint32_t element, const 
 struct Around {
     uint64_t left = 0;    // padding before
     uint64_t behind = 0;  // bytes up to the block end
-    bool filled = false;  // with the padding value, else with garbage
+    bool filled = true;   // with defined bytes, else with garbage
 };
 
 // Call before a copy from GM is made. True when the copy is deferred too; else deferred copies are made as
@@ -148,7 +149,7 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
                    uint64_t ub_bytes, const char* name, const twin::Loc& loc, Tail&& tail) {
     const uint64_t ub_offset = around.left;
     uint8_t* to = reinterpret_cast<uint8_t*>(dst.Span((ub_bytes + sizeof(T) - 1) / sizeof(T), loc, name)) + ub_offset;
-    const auto from = src.Span(Extent(p.count, p.bytes, p.gm_step), loc, name);
+    const auto from = src.Span(Extent(p.count, p.bytes, p.gm_step), loc, name, p.any_gm ? 1 : sizeof(T));
     const uint8_t* gm = reinterpret_cast<const uint8_t*>(from.first);
     const bool atomic = from.range->atomic_blocks;
     twin::Core& core = twin::current_core();
@@ -162,8 +163,8 @@ inline void CopyIn(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const 
         around.filled ? twin::Access{first - around.left, around.left + p.bytes + around.behind, p.count, p.ub_step}
                       : twin::Access{first, p.bytes, p.count, p.ub_step};
     twin::Access garbage;
-    if (!around.filled && around.behind != 0)
-        garbage = twin::Access{first + p.bytes, around.behind, p.count, p.ub_step};
+    if (!around.filled)
+        garbage = twin::Access{first - around.left, around.left + p.bytes + around.behind, p.count, p.ub_step};
     const twin::Access read{reinterpret_cast<uintptr_t>(gm), p.bytes, p.count, p.gm_step, true};
     const double began = twin::CopyBegins(core);
     twin::IssueExact({name, twin::Pipe::kMte2, loc, written, {read}, garbage}, [=] {
@@ -198,10 +199,11 @@ template <class T>
 inline void CopyOut(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const Pieces& p, uint64_t ub_bytes,
                     const char* name, const twin::Loc& loc) {
     const uint8_t* from = reinterpret_cast<const uint8_t*>(src.Span((ub_bytes + sizeof(T) - 1) / sizeof(T), loc, name));
-    const auto to = dst.Span(Extent(p.count, p.bytes, p.gm_step), loc, name);
+    twin::Core& core = twin::current_core();
+    const bool any = p.any_gm && core.atomic_op == 0;  // an update is of whole elements
+    const auto to = dst.Span(Extent(p.count, p.bytes, p.gm_step), loc, name, any ? 1 : sizeof(T));
     uint8_t* gm = reinterpret_cast<uint8_t*>(to.first);
     const twin::GmRange range = *to.range;
-    twin::Core& core = twin::current_core();
     core.traffic.written[static_cast<int>(range.kind)] += p.count * p.bytes;
     twin::ForgetReads(core);
     const uint8_t atomic_op = core.atomic_op;
@@ -307,23 +309,24 @@ inline void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, c
     const uint64_t whole = detail::CeilBlock(left + params.blockLen + right);
     const detail::Pieces p{params.blockCount, params.blockLen,
                            static_cast<uint64_t>(params.blockLen) + params.srcStride,
-                           whole + detail::Blocks(params.dstStride)};
-    const T value = pad.paddingValue;
-    const bool filled = pad.isPad && (left | right) != 0;
+                           whole + detail::Blocks(params.dstStride), true};
+    // Padding is random bytes unless a value is given. Without padding the dummy bytes up to the block end repeat the
+    // first element of their piece.
+    const twin::Core& core = twin::current_core();
+    const bool padded = (left | right) != 0, filled = !padded || pad.isPad || core.pad_value_set;
+    T value = pad.paddingValue;
+    if (!pad.isPad) memcpy(&value, &core.pad_value, std::min(sizeof(T), sizeof(core.pad_value)));
     const detail::Around around{left, whole - left - params.blockLen, filled};
-    detail::CopyIn(dst, src, p, around, detail::Extent(p.count, whole, p.ub_step), "DataCopyPad GM->UB", loc,
-                   [=](uint8_t* piece) {
-                       if (left != 0) memset(piece - left, detail::kPoison, left);
-                       for (uint64_t i = 0; filled && i < left; i += sizeof(T))
-                           memcpy(piece - left + i, &value, sizeof(T));
-                       const uint64_t tail = whole - left - p.bytes;
-                       if (tail == 0) return;
-                       // The dummy bytes have no defined value: on silicon they depend on the first element.
-                       memset(piece + p.bytes, detail::kPoison, tail);
-                       for (uint64_t i = 0; filled && i + sizeof(T) <= tail; i += sizeof(T)) {
-                           memcpy(piece + p.bytes + i, &value, sizeof(T));
-                       }
-                   });
+    detail::CopyIn(
+        dst, src, p, around, detail::Extent(p.count, whole, p.ub_step), "DataCopyPad GM->UB", loc, [=](uint8_t* piece) {
+            if (left != 0) memset(piece - left, detail::kPoison, left);
+            for (uint64_t i = 0; filled && i < left; i += sizeof(T)) memcpy(piece - left + i, &value, sizeof(T));
+            const uint64_t tail = whole - left - p.bytes;
+            if (tail == 0) return;
+            memset(piece + p.bytes, detail::kPoison, tail);
+            for (uint64_t i = 0; filled && i + sizeof(T) <= tail; i += sizeof(T))
+                memcpy(piece + p.bytes + i, padded ? reinterpret_cast<const uint8_t*>(&value) : piece, sizeof(T));
+        });
 }
 
 template <class T>
@@ -334,7 +337,7 @@ inline void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, c
     const uint64_t whole = detail::CeilBlock(params.blockLen);
     const detail::Pieces p{params.blockCount, params.blockLen,
                            static_cast<uint64_t>(params.blockLen) + params.dstStride,
-                           whole + detail::Blocks(params.srcStride)};
+                           whole + detail::Blocks(params.srcStride), true};
     detail::CopyOut(dst, src, p, detail::Extent(p.count, p.bytes, p.ub_step), "DataCopyPad UB->GM", loc);
 }
 

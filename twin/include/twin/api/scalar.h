@@ -68,6 +68,7 @@ inline void SetPadValue(T paddingValue) {
     uint64_t bits = 0;
     memcpy(&bits, &paddingValue, sizeof(T));
     twin::current_core().pad_value = bits;
+    twin::current_core().pad_value_set = true;
 }
 
 // Control bits: the twin computes in the default mode, in which all of them are 0.

@@ -383,12 +383,13 @@ public:
         T* first;
         const twin::GmRange* range;
     };
-    // The first `bytes` bytes, checked: inside the declared size, inside one registered range, aligned to T.
-    TWIN_HOT Ranged Span(uint64_t bytes, const twin::Loc& loc, const char* what) const {
+    // The first `bytes` bytes, checked: inside the declared size, inside one registered range, aligned to T (alignment
+    // 1: not).
+    TWIN_HOT Ranged Span(uint64_t bytes, const twin::Loc& loc, const char* what, uint32_t alignment = sizeof(T)) const {
         T* first = twin::HostOf(address_);
         const bool outside = count_ != 0 && (count_ == kNothing || bytes > count_ * sizeof(T));
-        if (__builtin_expect(outside || reinterpret_cast<uintptr_t>(first) % sizeof(T) != 0, 0))
-            RaiseSpan(*this, bytes, loc.file, loc.line, what);
+        const bool misaligned = reinterpret_cast<uintptr_t>(first) % alignment != 0;
+        if (__builtin_expect(outside || misaligned, 0)) RaiseSpan(*this, bytes, loc.file, loc.line, what, misaligned);
         return {first, &twin::FindGm(twin::current_core(), reinterpret_cast<uintptr_t>(first), bytes, loc)};
     }
     TWIN_REFUSE_MEMBERS(GlobalTensor);
@@ -397,11 +398,11 @@ private:
     static constexpr uint64_t kNothing = ~0ull;
     static uintptr_t Address(const T* p) { return reinterpret_cast<uintptr_t>(p); }
     // Returns where the launch lists what passes the size that the kernel declared. The range of GM bounds it still.
-    TWIN_COLD static void RaiseSpan(GlobalTensor view, uint64_t bytes, const char* file, int line, const char* what) {
+    TWIN_COLD static void RaiseSpan(GlobalTensor view, uint64_t bytes, const char* file, int line, const char* what,
+                                    bool misaligned) {
         const twin::Loc loc{file, line};
         const uint64_t count = view.count_;
-        TWIN_RAISE_IF(reinterpret_cast<uintptr_t>(twin::HostOf(view.address_)) % sizeof(T) != 0, kMisaligned, loc,
-                      "%s: GM address is not aligned to %zu bytes", what, sizeof(T));
+        TWIN_RAISE_IF(misaligned, kMisaligned, loc, "%s: GM address is not aligned to %zu bytes", what, sizeof(T));
         TWIN_RULE_IF(true, kGlobalEnd, kOutOfBounds, loc, "%s of %llu bytes, the GlobalTensor of \"%s\" holds %llu",
                      what, static_cast<unsigned long long>(bytes),
                      twin::GmNameAt(twin::current_core(), Address(twin::HostOf(view.address_))),

@@ -153,7 +153,8 @@ struct Core {
     Reduced reduced_sum = {};       // of the last ReduceSum over a count
     Reduced reduced_extreme = {};   // of the last maximum or minimum over repeats or a count
     uint64_t pad_value = 0;         // bits of SetPadValue
-    GmRange last_range[2] = {};     // most recently hit GM ranges
+    bool pad_value_set = false;
+    GmRange last_range[2] = {};  // most recently hit GM ranges
     uint32_t last_slot = 0;
     Traffic traffic = {};
     Loc blocked_at = {"", 0};

@@ -122,13 +122,23 @@ inline void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, M mask, c
     detail::MaskedCall({"Duplicate", loc}, work, {}, detail::FillBody<T>{scalarValue},
                        detail::Strided<T>{dst, dstBlockStride, dstRepeatStride});
 }
-// In counter mode the mask counts the elements of each repeat.
+// In counter mode the mask counts the elements of each repeat, which then may be more than 8 blocks.
 template <class T, bool isSetMask = true, class M>
 inline void Copy(const LocalTensor<T>& dst, const LocalTensor<T>& src, M mask, const int32_t repeatTime,
                  const CopyRepeatParams& repeatParams, TWIN_CALLER) {
     static_assert(twin::kDuplicateType<T>, "Copy: 16- and 32-bit types only");
     detail::CheckCopyStrides(repeatParams, loc);
     detail::Work work = detail::WorkOf<isSetMask>(mask, repeatTime, twin::kLanes<T>, loc);
+    if (work.counted && work.elements > twin::kLanes<T>) {
+        for (int32_t r = 0; r < repeatTime; ++r) {
+            const LocalTensor<T> to = dst[r * repeatParams.dstRepeatSize * twin::kBlockLanes<T>],
+                                 from = src[r * repeatParams.srcRepeatSize * twin::kBlockLanes<T>];
+            detail::MaskedCall({"Copy", loc}, work, {}, detail::CopyBody<T>{},
+                               detail::Strided<T>{to, repeatParams.dstStride, 8u * repeatParams.dstStride},
+                               detail::Strided<T>{from, repeatParams.srcStride, 8u * repeatParams.srcStride});
+        }
+        return;
+    }
     if (work.counted) {
         detail::CheckMask(work.elements, twin::kLanes<T>, loc);
         work.lanes.mask = twin::LaneMask::First(static_cast<uint32_t>(work.elements));

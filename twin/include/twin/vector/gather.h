@@ -77,8 +77,7 @@ inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0, co
     });
 }
 
-// Keeps elements whose bit is set. How much of dst is written is known only then: all of it that could be
-// counts as written.
+// Keeps elements whose bit is set.
 template <class T, class U, GatherMaskMode mode = defaultGatherMaskMode>
 inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<U>& src1Pattern,
                        const bool reduceMode, const uint32_t mask, const GatherMaskParams& gatherMaskParams,
@@ -92,15 +91,17 @@ inline void GatherMask(const LocalTensor<T>& dst, const LocalTensor<T>& src0, co
     const uint64_t bytes = (shape.repeats - 1) * step + row;
     const U* choose = src1Pattern.Span((bytes + sizeof(U) - 1) / sizeof(U), loc, "GatherMask bits");
     const uint64_t room = std::max<uint64_t>(dst.GetSize(), 1);
-    const uint64_t most = std::min<uint64_t>(uint64_t{shape.repeats} * shape.lanes, room);
+#ifndef TWIN_TIMED
+    twin::CompletePipe(twin::Pipe::kV);  // the bits are there: they say how much is written
+#endif
+    const uint64_t kept = twin::CountBits(choose, shape);
     twin::Access chosen = detail::UbAccess(choose, 0);
     chosen.bytes = step == row ? bytes : row;
     if (step != row && step != 0) {
         chosen.count = shape.repeats;
         chosen.stride = step;
     }
-    rsvdCnt = detail::GatherMasked(dst, src0, shape, most, chosen, loc, [=](T* to, const T* from) {
-        const uint64_t kept = twin::CountBits(choose, shape);
+    rsvdCnt = detail::GatherMasked(dst, src0, shape, std::min(kept, room), chosen, loc, [=](T* to, const T* from) {
         TWIN_RAISE_IF(kept > room, kOutOfBounds, loc, "GatherMask keeps %llu elements, the destination holds %llu",
                       static_cast<unsigned long long>(kept), static_cast<unsigned long long>(room));
         return twin::GatherBits(to, from, choose, shape);
@@ -131,9 +132,13 @@ inline twin::Access OffsetsHull(const char* name, const twin::Access& offsets, c
     });
     return high <= source.bytes ? twin::Access{source.begin + low, high - low} : twin::Access{};
 }
+// Of the source only what the offsets name is read: the rest of its view may contain the destination.
 inline void CheckOffset(const char* name, const char* unit, uint64_t at, uint64_t bytes, uint32_t index,
-                        const twin::Access& source, const twin::Loc& loc) {
-    if (at % bytes == 0 && at + bytes <= source.bytes) return;
+                        const twin::Access& source, const twin::Access& write, const twin::Loc& loc) {
+    const bool inside = at % bytes == 0 && at + bytes <= source.bytes;
+    if (inside && Apart({source.begin + at, bytes}, write)) return;
+    TWIN_RAISE_IF(inside, kBadArgument, loc, "%s: destination and source overlap: offset %llu of %s %u lies in both",
+                  name, static_cast<unsigned long long>(at), unit, index);
     twin::Raise(at % bytes != 0 ? twin::Finding::kMisaligned : twin::Finding::kOutOfBounds, loc,
                 "%s: offset %llu of %s %u into a source of %llu bytes", name, static_cast<unsigned long long>(at), unit,
                 index, static_cast<unsigned long long>(source.bytes));
@@ -143,8 +148,8 @@ inline void CheckOffset(const char* name, const char* unit, uint64_t at, uint64_
 // read from the lowest to the highest address that the offsets name when the call is made.
 template <class T>
 inline void GatherLanes(const LocalTensor<T>& src, uint32_t base, const twin::Operand& to, const twin::Operand& offsets,
-                        const twin::Access& write, const twin::Access& chosen, const twin::Runs& runs, uint32_t repeats,
-                        const twin::Loc& loc) {
+                        const twin::Access& write, const twin::Access& chosen, const twin::Access& whole,
+                        const twin::Runs& runs, uint32_t repeats, const twin::Loc& loc) {
     const twin::Access source = src.Part(src.GetSize(), loc, "Gather source");
     twin::Access read;
 #ifdef TWIN_FORWARDS
@@ -159,7 +164,7 @@ inline void GatherLanes(const LocalTensor<T>& src, uint32_t base, const twin::Op
             const uint32_t* at_offset = UbPointer<uint32_t>(offsets.At(r, run.lane));
             for (uint32_t i = 0; i < run.count; ++i) {
                 const uint64_t at = uint64_t{base} + twin::LoadAt(at_offset, i);
-                CheckOffset("Gather", "lane", at, sizeof(T), run.lane + i, source, loc);
+                CheckOffset("Gather", "lane", at, sizeof(T), run.lane + i, source, whole, loc);
                 twin::StoreBits(out, i, twin::LoadBits(UbPointer<T>(source.begin + at), 0));
             }
         }
@@ -186,9 +191,8 @@ inline void GatherRepeats(const LocalTensor<T>& dst, const LocalTensor<T>& src, 
     const twin::Operand to{whole.begin, sizeof(T), {1, dst_step}};
     const twin::Operand offsets{
         srcOffset.Part(last * twin::kLanes<T> + runs.end(), loc, "Gather offsets").begin, 4, {1, lanes.width / 8}};
-    CheckApart("Gather", "source", whole, UbAccess(src.data(), src.GetLength()), loc);
-    GatherLanes(src, base, to, offsets, twin::AccessOf(to, lanes), twin::AccessOf(offsets, lanes), runs, lanes.repeats,
-                loc);
+    GatherLanes(src, base, to, offsets, twin::AccessOf(to, lanes), twin::AccessOf(offsets, lanes), whole, runs,
+                lanes.repeats, loc);
 }
 
 }  // namespace detail
@@ -203,10 +207,9 @@ inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src, const L
     if (count == 0) return;
     const twin::Access to = dst.Part(count, loc, "Gather destination");
     const twin::Access offsets = srcOffset.Part(count, loc, "Gather offsets");
-    detail::CheckApart("Gather", "source", to, detail::UbAccess(src.data(), src.GetLength()), loc);
     twin::Runs all;
     all.run[all.count++] = {0, count};
-    detail::GatherLanes(src, srcBaseAddr, {to.begin, sizeof(T)}, {offsets.begin, 4}, to, offsets, all, 1, loc);
+    detail::GatherLanes(src, srcBaseAddr, {to.begin, sizeof(T)}, {offsets.begin, 4}, to, offsets, to, all, 1, loc);
 }
 template <class T, class M>
 inline void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTensor<uint32_t>& srcOffset,
@@ -233,14 +236,13 @@ inline void Gatherb(const LocalTensor<T>& dst, const LocalTensor<T>& src, const 
     const twin::Access to = dst.Part(bytes / sizeof(T), loc, "Gatherb destination");
     const twin::Access chosen = offset.Part(8ull * repeats, loc, "Gatherb offsets");
     const twin::Access source = src.Part(src.GetSize(), loc, "Gatherb source");
-    detail::CheckApart("Gatherb", "source", to, source, loc);
     const twin::Access read = detail::OffsetsHull("Gatherb", chosen, source, 0, kBlock, loc);
     const twin::Operand blocks{to.begin, sizeof(T), {static_cast<uint32_t>(gap / kBlock), repeatParams.dstRepStride}};
     const twin::Lanes lanes{twin::LaneMask::First(twin::kLanes<T>), twin::kLanes<T>, repeats};
     twin::Issue(twin::PartOf({"Gatherb", loc}, twin::AccessOf(blocks, lanes), chosen, read), [=] {
         for (uint32_t i = 0; i < 8 * repeats; ++i) {
             const uint64_t at = twin::LoadAt(detail::UbPointer<uint32_t>(chosen.begin), i);
-            detail::CheckOffset("Gatherb", "block", at, kBlock, i, source, loc);
+            detail::CheckOffset("Gatherb", "block", at, kBlock, i, source, to, loc);
             std::memcpy(detail::UbPointer<T>(to.begin + i / 8 * step + i % 8 * gap),
                         detail::UbPointer<T>(source.begin + at), kBlock);
         }

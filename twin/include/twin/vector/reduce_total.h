@@ -1,6 +1,7 @@
 // Reductions to one value (ReduceSum, ReduceMax, ReduceMin), and Sum over rows.
 #pragma once
 
+#include "twin/api/copy.h"
 #include "twin/vector/reduce_repeats.h"
 #include "twin/vector/select.h"
 
@@ -183,7 +184,8 @@ inline void SumRows(const LocalTensor<T>& dst, const LocalTensor<T>& src, const 
     if (p.n != p.inner) read = {all.begin, p.n * sizeof(T), p.outter, p.inner * sizeof(T)};
     TWIN_RULE_IF(!Apart(write, all), kSumOverlap, kBadArgument, loc, "Sum: destination and source overlap");
     if (scratch != nullptr) {
-        const twin::Access tmp = scratch->Part(scratch->GetSize(), loc, "Sum scratch");
+        const uint64_t repeats = (p.n + twin::kLanes<T> - 1) / twin::kLanes<T>;  // see GetSumMaxMinTmpSize
+        const twin::Access tmp = scratch->Part(CeilBlock(repeats * sizeof(T)), loc, "Sum scratch");
         CheckApart("Sum", "scratch", write, tmp, loc);
         CheckApart("Sum", "scratch (of the source)", all, tmp, loc);
     }

@@ -1,6 +1,7 @@
 // Brcb, and sequences of numbers.
 #pragma once
 
+#include "twin/api/copy.h"
 #include "twin/math/bit_masks.h"
 #include "twin/vector/call.h"
 
@@ -33,6 +34,16 @@ struct IndexBody {
         for (uint32_t i = 0; i < n; ++i) twin::StoreAt(UbPointer<T>(to), i, plus(base, lane + i));
     }
 };
+
+// The most scratch that a Broadcast of `from` elements uses, in bytes: see GetBroadCastMaxMinTmpSize.
+template <class T, int32_t axis>
+inline uint64_t BroadcastScratch(uint64_t rows, uint64_t columns, uint64_t from) {
+    const uint64_t bytes = std::max<uint64_t>(sizeof(T), 2), row = CeilBlock(columns * bytes);
+    const uint64_t cast = sizeof(T) == 1 ? CeilBlock(2 * from) + CeilBlock(2 * rows * columns) : 0;
+    if (from == 1 || from == rows * columns) return cast == 0 ? 0 : cast + twin::kBlockBytes;
+    if (axis == 0) return cast + twin::kBlockBytes;
+    return cast + (rows + 7) / 8 * 8 * twin::kBlockBytes + (row == columns * bytes ? 0 : rows * row);
+}
 
 }  // namespace detail
 
@@ -116,8 +127,12 @@ inline void Broadcast(const LocalTensor<T>& dst, const LocalTensor<T>& src, cons
 template <class T, int32_t dim, int32_t axis, bool isReuseSource = false>
 inline void Broadcast(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint32_t dstShape[dim],
                       const uint32_t srcShape[dim], LocalTensor<uint8_t>& sharedTmpBuffer, TWIN_CALLER) {
-    const twin::Access scratch = sharedTmpBuffer.Part(sharedTmpBuffer.GetSize(), loc, "Broadcast scratch");
-    detail::CheckApart("Broadcast", "scratch", dst.Part(dst.GetSize(), loc, "Broadcast destination"), scratch, loc);
+    const uint64_t rows = dim == 1 ? 1 : dstShape[0], columns = dstShape[dim - 1];
+    const uint64_t from = dim == 1 ? srcShape[0] : uint64_t{srcShape[0]} * srcShape[1];
+    const uint64_t used =
+        std::min<uint64_t>(detail::BroadcastScratch<T, axis>(rows, columns, from), sharedTmpBuffer.GetSize());
+    const twin::Access scratch = sharedTmpBuffer.Part(used, loc, "Broadcast scratch");
+    detail::CheckApart("Broadcast", "scratch", dst.Part(rows * columns, loc, "Broadcast destination"), scratch, loc);
     Broadcast<T, dim, axis>(dst, src, dstShape, srcShape, loc);
 }
 
