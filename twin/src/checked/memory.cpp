@@ -61,6 +61,11 @@ void World::TouchGm(CoreState& core, Pipe pipe, const Access& access, const Touc
     if (!t.write) Mix(access.begin ^ static_cast<uint64_t>(core.global) << 48 ^ landings_ << 20);
 }
 
+void World::FlagAt(CoreState&, uintptr_t address, bool certain) {
+    Block& block = shadow_.PageOf(address).blocks[address % kPageBytes / kBlockBytes];
+    block.sync = std::max<uint8_t>(block.sync, certain ? 2 : 1);
+}
+
 // Whether kernels that do not declare their flags may have some there.
 bool World::GuessesFlags(const CoreState& core, const GmRange& range) {
     return core.core.watch != nullptr && range.kind != GmKind::kTensor && !range.data;
@@ -76,9 +81,9 @@ void World::TouchGmPiece(CoreState& core, Pipe pipe, uintptr_t begin, uint64_t b
         while (at < stop) {
             Block& block = page.blocks[(at - page.begin) / kBlockBytes];
             const uintptr_t next = std::min(stop, at / kBlockBytes * kBlockBytes + kBlockBytes);
-            if (flag_store || range.atomic_blocks) block.sync = 1;
+            if (flag_store || range.atomic_blocks) block.sync = std::max<uint8_t>(block.sync, 1);
             if (block.sync != 0) {
-                if (!range.atomic_blocks) Suspect(t, block, at, next - at, range);
+                if (!range.atomic_blocks && block.sync == 1) Suspect(t, block, at, next - at, range);
                 if (!t.write) {
                     clocks_.Join(core.clock[static_cast<uint32_t>(pipe)].data(), block.release);
                     looked = true;

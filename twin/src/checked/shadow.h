@@ -99,7 +99,7 @@ struct Block {
     uint32_t split = 0;   // index of 32 cells, or 0
     uint32_t filled = 0;  // UB: bytes that have been written, one bit each
     ClockId release = kNoClock;
-    uint8_t sync = 0;  // GM: a flag, its accesses order others
+    uint8_t sync = 0;  // GM: 1 a flag, its accesses order others; 2 one that the kernel has declared
 };
 
 // An access that is being checked.

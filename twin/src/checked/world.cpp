@@ -42,6 +42,7 @@ void UbPointed() {
 }
 void UbReleased() { World::Call(&World::Released); }
 void CleanLines(uintptr_t address, bool all, const Loc& loc) { World::Call(&World::CleanLines, address, all, loc); }
+void FlagAt(uintptr_t address, bool certain) { World::Call(&World::FlagAt, address, certain); }
 void SyncAllCores(const Loc& loc) { World::Call(&World::SyncAll, loc); }
 void PollYield(const Loc& loc) { World::Call(&World::Poll, loc, false); }
 uint32_t PollSleeps() { return World::Running().polls(); }
@@ -125,6 +126,7 @@ void World::StartStep(RankState& rank) {
     rank.step = rank.program->steps[rank.next++];
     if (rank.step->begin) rank.step->begin();
     rank.launch.Begin(rank.step->spec, rank.step->kernel);
+    rank.cross_clocks.clear();
     for (const HostWrite& write : rank.step->writes) WriteFromHost(rank, write);
     rank.cores = rank.step->spec.block_dim;
     for (uint32_t i = 0; i < rank.cores; ++i) {
@@ -358,30 +360,32 @@ void World::ReleaseBarrier(RankState& rank) {
 }
 
 void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc) {
-    core.rank->launch.cross.Set(core.core.index, core.rank->cores, mode, id, loc);
-    // The flag is set when the pipe's earlier work is done; cores that wait for it join its clock.
+// What the cores knew that have set a flag for the turn.
+std::vector<uint32_t>& World::CrossClock(CoreState& core, int id, uint32_t turn) {
+    const uint32_t first = core.rank->launch.cross.First(core.core.index, id);
+    std::vector<uint32_t>& clock = core.rank->cross_clocks[{id, first, turn}];
+    clock.resize(core_count_ * kPipes);
+    return clock;
+}
+
+    const uint32_t turn = core.rank->launch.cross.Set(core.core.index, core.rank->cores, mode, id, loc);
+    // The flag is set when the pipe's earlier work is done; the wait of this turn joins its clock, and no other wait.
     const uint32_t index = static_cast<uint32_t>(pipe);
-    if (pipe == Pipe::kAll) {
-        ForceAll(core);
-    } else if (pipe != Pipe::kS) {
-        ForcePipe(core, index);
-        if (pipe == Pipe::kMte3) LandAll(core);
-    }
-    const uint32_t known = pipe == Pipe::kAll ? 0 : index;
-    std::vector<uint32_t>& clock = core.rank->clock;  // of flags: one clock a rank is enough to be safe
-    checked::JoinClock(clock, core.clock[known]);
-    for (uint32_t p = 0; p < kPipes; ++p) {
-        if (pipe == Pipe::kAll || p == index) clock[core.Agent(static_cast<Pipe>(p))] = core.pipes[p].last;
-    }
+    ForcePipe(core, index);
+    if (pipe == Pipe::kMte3) LandAll(core);
+    std::vector<uint32_t>& clock = CrossClock(core, id, turn);
+    checked::JoinClock(clock, core.clock[0]);  // it is issued after what the scalar unit has waited for
+    checked::JoinClock(clock, core.clock[index]);
+    clock[core.Agent(pipe)] = core.pipes[index].last;
     MaybeYield(core);
 }
 
 void World::CrossWait(CoreState& core, int id, const Loc& loc) {
     core.cross_id = id;
-    core.cross_turn = core.rank->launch.cross.Expect(core.core.index, id, loc);
-    if (!core.rank->launch.cross.Passed(core.core.index, core.rank->cores, id, core.cross_turn))
-        Park(core, CoreStatus::kCross, loc);
-    checked::JoinClock(core.clock[static_cast<uint32_t>(Pipe::kS)], core.rank->clock);
+    CrossFlags& cross = core.rank->launch.cross;
+    core.cross_turn = cross.Expect(core.core.index, id, loc);
+    if (!cross.Passed(core.core.index, core.rank->cores, id, core.cross_turn)) Park(core, CoreStatus::kCross, loc);
+    checked::JoinClock(core.clock[static_cast<uint32_t>(Pipe::kS)], CrossClock(core, id, core.cross_turn));
     Learns(core);
 }
 

@@ -4,8 +4,10 @@
 
 #include <chrono>
 #include <exception>
+#include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -133,6 +135,8 @@ struct RankState {
     bool stalled = false;
     LaunchState launch;
     std::vector<uint32_t> clock;  // the host's clock: all its launches so far
+    // Of flags between its cores, by flag id, first core and turn.
+    std::map<std::tuple<int, uint32_t, uint32_t>, std::vector<uint32_t>> cross_clocks;
 };
 
 }  // namespace checked
@@ -157,6 +161,7 @@ public:
     void StoreCached(CoreState& core, uintptr_t to, uint32_t bytes, const void* value, const GmRange& range,
                      const Loc& loc);
     void CleanLines(CoreState& core, uintptr_t address, bool all, const Loc& loc);
+    void FlagAt(CoreState& core, uintptr_t address, bool certain);
     void FlagSet(CoreState& core, uint32_t flag, Pipe from, const Loc& loc);
     void FlagWait(CoreState& core, uint32_t flag, Pipe to, const Loc& loc);
     void Barrier(CoreState& core, Pipe pipe, const Loc& loc);
@@ -196,6 +201,7 @@ private:
     void Park(CoreState& core, CoreStatus status, const Loc& loc);
     void MaybeYield(CoreState& core);
     void ReleaseBarrier(RankState& rank);
+    std::vector<uint32_t>& CrossClock(CoreState& core, int id, uint32_t turn);
     bool Idle();
     void FailHanging(const char* how);
     void Inject();

@@ -30,7 +30,8 @@ class CrossFlags {
 public:
     static constexpr int kIds = 16;
 
-    void Set(uint32_t core, uint32_t cores, int mode, int id, const Loc& loc) {
+    // Returns how many times the core has set `id`.
+    uint32_t Set(uint32_t core, uint32_t cores, int mode, int id, const Loc& loc) {
         Check(id, loc);
         TWIN_RAISE_IF(mode != 0 && mode != 1, kBadArgument, loc,
                       "CrossCoreSetFlag mode %d: a vector core has modes 0 (all cores) and 1 (its sub-blocks); "
@@ -39,8 +40,10 @@ public:
         TWIN_RAISE_IF(mode == 1 && cores % 2 != 0, kBadArgument, loc,
                       "CrossCoreSetFlag mode 1 with an odd number of cores, %u", cores);
         Table().mode[id] = mode;
-        ++Table().sets[id][core];
+        return ++Table().sets[id][core];
     }
+    // The first of the cores that a set of `id` is for: all from there on, or two.
+    uint32_t First(uint32_t core, int id) const { return counters_->mode[id] == 1 ? core / 2 * 2 : 0; }
     // The number of sets that this core's next wait on `id` needs.
     uint32_t Expect(uint32_t core, int id, const Loc& loc) {
         Check(id, loc);
@@ -49,7 +52,7 @@ public:
     bool Passed(uint32_t core, uint32_t cores, int id, uint32_t target) const {
         if (counters_ == nullptr) return target == 0;
         const bool pairs = counters_->mode[id] == 1;
-        const uint32_t first = pairs ? core / 2 * 2 : 0;
+        const uint32_t first = First(core, id);
         const uint32_t end = pairs ? first + 2 : cores;
         for (uint32_t i = first; i < end; ++i) {
             if (counters_->sets[id][i] < target) return false;

@@ -236,10 +236,7 @@ void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& lo
     RankState& rank = *core.rank;
     rank.launch.cross.Set(core.core.index, rank.cores, mode, id, loc);
     Mark(core);
-    double done = core.now + costs_.flag_ns;
-    for (const PipeClock& clock : core.pipes) {
-        if (pipe == Pipe::kAll || &clock == &core.pipes[static_cast<uint32_t>(pipe)]) done = std::max(done, clock.done);
-    }
+    const double done = std::max(core.now + costs_.flag_ns, core.pipes[static_cast<uint32_t>(pipe)].done);
     rank.cross_time = std::max(rank.cross_time, done);
     Wait(core, core.now + costs_.flag_ns, Cause::kScalar);
     for (uint32_t i = 0; i < rank.cores; ++i) {

@@ -119,14 +119,14 @@ extern "C" __global__ __aicore__ void vendor_names(GM_ADDR x, GM_ADDR y, GM_ADDR
 __aicore__ inline void StoreWord(__gm__ uint32_t* to, uint32_t value) { WriteGmByPassDCache(to, value); }
 
 // The calls of system.h, and those of the advanced API. Core 1 waits for core 0.
-extern "C" __global__ __aicore__ void more_names(GM_ADDR x, GM_ADDR words, GM_ADDR workspace) {
+extern "C" __global__ __aicore__ void more_names(GM_ADDR x, GM_ADDR words, GM_ADDR flags) {
     TPipe pipe;
     TBuf<> buf;
     pipe.InitBuffer(buf, 4096);
     LocalTensor<float> f = buf.Get<float>(), rows = f[256];
     LocalTensor<int32_t> turn = f[512].ReinterpretCast<int32_t>();
     GlobalTensor<int32_t> turns;
-    turns.SetGlobalBuffer((__gm__ int32_t*)workspace, 32);
+    turns.SetGlobalBuffer((__gm__ int32_t*)flags, 32);
     GlobalTensor<float> out;
     out.SetGlobalBuffer((__gm__ float*)x, 256);
     GlobalTensor<uint64_t> none;

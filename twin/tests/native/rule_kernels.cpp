@@ -501,11 +501,40 @@ void Adders(bool on, bool reader = false) {
 void CrossFlags(bool on) {
     Three ub;
     const uint32_t me = static_cast<uint32_t>(GetBlockIdx());
-    DataCopy(Gm(me * 256), ub.A(), 64);
     CrossCoreSetFlag<0, PIPE_MTE3>(3);
-    if (on) CrossCoreWaitFlag(3);
+    DataCopy(Gm(me * 256), ub.A(), 64);
+    CrossCoreSetFlag<0, PIPE_MTE3>(4);
+    CrossCoreWaitFlag(on ? 4 : 3);
     DataCopy(ub.B(), Gm((1 - me) * 256), 64);
-    if (!on) CrossCoreWaitFlag(3);
+    CrossCoreWaitFlag(on ? 3 : 4);
+}
+// Rounds over one row: before a core overwrites it, its neighbour says that it has read it.
+void CrossRounds(bool on) {
+    Three ub;
+    const uint32_t me = static_cast<uint32_t>(GetBlockIdx());
+    for (int round = 0; round < 2; ++round) {
+        DataCopy(Gm(me * 256), ub.A(), 64);
+        CrossCoreSetFlag<0, PIPE_MTE3>(3);
+        CrossCoreWaitFlag(3);
+        DataCopy(ub.B(), Gm((1 - me) * 256), 64);
+        if (on) {
+            CrossCoreSetFlag<0, PIPE_MTE2>(3);
+            CrossCoreWaitFlag(3);
+        }
+        PipeBarrier<PIPE_ALL>();
+    }
+}
+// A word and a flag past the data cache, in a tensor: core 1 polls the flag.
+void PastCache() {
+    const auto word = [](uint64_t offset) { return twin::GmOf(reinterpret_cast<int32_t*>(g_gm[0] + offset)); };
+    if (GetBlockIdx() == 0) {
+        WriteGmByPassDCache(word(64), 7);
+        WriteGmByPassDCache(word(0), 9);
+    } else {
+        while (ReadGmByPassDCache(word(0)) != 9) {
+        }
+        ASSERT(ReadGmByPassDCache(word(64)) == 7);
+    }
 }
 // Cores read what core 0 then overwrites; each says by a flag that it has. The last one: `flagged`: too; else it is
 // silent, and reads `own` bytes from byte `from` on. Core 0 writes the second half of the block.
@@ -522,6 +551,7 @@ void ManyReaders(bool flagged, uint32_t from = 0, uint32_t own = 32) {
         Edge<HardEvent::MTE2_MTE3>();
         if (flagged || me != last) DataCopy(flag_of(me), flag, 8);
         return;
+// A flag orders what comes before it, not what comes before another one.
     }
     for (uint32_t core = 1; core <= (flagged ? last : last - 1);) {
         DataCopy(flag[8], flag_of(core), 8);
@@ -658,6 +688,8 @@ twin::GmRange Range(void* begin, uint64_t bytes, twin::GmKind kind, const char* 
 extern "C" const char* hazards() { return List(kHazards); }
 // What the engine says, or nothing. `unordered`: stores land in any order.
 extern "C" const char* run_hazard(const char* name, int policy, uint64_t seed, int unordered) {
+    PAIR("cross_rounds", 2, "race between cores|MTE2 load|SyncAll", CrossRounds(on)),
+    {"past_cache", PastCache, "", 2, 1, true},
     const Kernel& kernel = Named(kHazards, name);
     memset(g_gm, 0, sizeof(g_gm));
     memset(g_window, 0, sizeof(g_window));

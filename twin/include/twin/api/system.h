@@ -48,13 +48,14 @@ inline void GetUintDivMagicAndShift(T& magic, T& shift, T divisor, TWIN_CALLER) 
     magic = static_cast<T>((((Wide{1} << shift) - divisor) << (8 * sizeof(T))) / divisor + 1);
 }
 
-// ---- scalar accesses past the data cache
+// ---- scalar accesses past the data cache: cores may talk by them, which the checked engine then has to guess
 
 template <class T>
 inline void WriteGmByPassDCache(__gm__ T* addr, T value, TWIN_CALLER) {
     static_assert(std::is_integral_v<T>, "WriteGmByPassDCache: integers only");
     GlobalTensor<T> element;
     element.SetGlobalBuffer(addr, 1);
+    twin::FlagAt(reinterpret_cast<uintptr_t>(element.Span(sizeof(T), loc, "WriteGmByPassDCache").first), false);
     element.SetValue(0, value, loc);
     DataCacheCleanAndInvalid<T, CacheLine::SINGLE_CACHE_LINE>(element, loc);
 }
@@ -63,6 +64,7 @@ inline T ReadGmByPassDCache(__gm__ T* addr, TWIN_CALLER) {
     static_assert(std::is_integral_v<T>, "ReadGmByPassDCache: integers only");
     GlobalTensor<T> element;
     element.SetGlobalBuffer(addr, 1);
+    twin::FlagAt(reinterpret_cast<uintptr_t>(element.Span(sizeof(T), loc, "ReadGmByPassDCache").first), false);
     DataCacheCleanAndInvalid<T, CacheLine::SINGLE_CACHE_LINE>(element, loc);
     return element.GetValue(0, loc);
 }
@@ -79,6 +81,7 @@ inline void TakeTurn(const GlobalTensor<int32_t>& gm, const LocalTensor<int32_t>
     const uint64_t at =
         (static_cast<uint64_t>(GetBlockNum()) * static_cast<uint32_t>(event) + static_cast<uint32_t>(core)) *
         kTurnWords;
+    twin::FlagAt(reinterpret_cast<uintptr_t>(gm[at].Span(twin::kBlockBytes, loc, "IBSet, IBWait").first), true);
     PipeBarrier<PIPE_ALL>(loc);
     do {
         DataCopy(ub, gm[at], kTurnWords, loc);

@@ -46,6 +46,8 @@ void UbExposed();  // the kernel has a UB address: it may touch bytes that no TP
 void UbPointed();  // the kernel has a pointer: what it stores there is not seen, so all of UB may be read
 void UbReleased();
 void CleanLines(uintptr_t address, bool all, const Loc& loc);
+// The 32-byte block there is a flag, whatever it lies in; not `certain`: by a guess.
+void FlagAt(uintptr_t address, bool certain);
 
 template <class T>
 inline T ScalarLoad(const T* from, const GmRange& range, const Loc& loc) {

@@ -59,5 +59,6 @@ inline void ScalarStore(T* to, T value, const GmRange& range, const Loc&) {
     __atomic_store(to, &value, __ATOMIC_RELEASE);
 }
 inline void CleanLines(uintptr_t, bool, const Loc&) {}
+inline void FlagAt(uintptr_t, bool) {}
 
 }  // namespace twin
