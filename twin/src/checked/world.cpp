@@ -344,13 +344,14 @@ void World::SyncAll(CoreState& core, const Loc& loc) {
 }
 
 void World::ReleaseBarrier(RankState& rank) {
-    if (!AllAtBarrier(cores_, rank.first, rank.cores)) return;
+    const uint32_t cores = AllAtBarrier(cores_, rank.first, rank.cores);
+    if (cores == 0) return;
     scratch_.assign(core_count_ * kPipes, 0);
-    for (uint32_t i = 0; i < rank.cores; ++i) {
+    for (uint32_t i = 0; i < cores; ++i) {
         CoreState& core = *cores_[rank.first + i];
         checked::JoinClock(scratch_, core.clock[static_cast<uint32_t>(Pipe::kS)]);
     }
-    for (uint32_t i = 0; i < rank.cores; ++i) {
+    for (uint32_t i = 0; i < cores; ++i) {
         CoreState& core = *cores_[rank.first + i];
         core.clock[static_cast<uint32_t>(Pipe::kS)] = scratch_;
         Learns(core);

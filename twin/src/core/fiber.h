@@ -93,6 +93,7 @@ protected:
         core.core.rank = rank;
         core.core.ub = ub;
         core.core.launch = &launch;
+        core.core.sync_cores = launch.spec->block_dim;
         if (launch.spec->watch_polls) core.core.watch = std::make_unique<PollWatch>();
         core.core.abandon = &FiberHost::Abandon;
         core.core.fiber_state = &core;
@@ -135,27 +136,34 @@ protected:
         unwinding_ = false;
         g_current_core = outer;
     }
-    // Whether `count` cores all wait in SyncAll. Where some have left the kernel instead, an NPU would hang.
+    // How many of `count` cores, the first ones, all wait in a SyncAll of so many; 0: none. Where some have left the
+    // kernel instead, or wait in a SyncAll of more cores, an NPU would hang.
     template <typename Cores>
-    bool AllAtBarrier(const Cores& cores, uint32_t first, uint32_t count) {
-        std::string gone;
-        const Core* waiting = nullptr;
+    uint32_t AllAtBarrier(const Cores& cores, uint32_t first, uint32_t count) {
+        const Core* waiting = nullptr;  // in the SyncAll of the fewest
         for (uint32_t i = first; i < first + count; ++i) {
             const CoreState& core = *cores[i];
-            if (core.status == CoreStatus::kDone) {
-                gone += (gone.empty() ? "" : ",") + std::to_string(core.core.index);
-            } else if (core.status != CoreStatus::kBarrier) {
-                return false;
-            } else if (waiting == nullptr) {
+            if (core.status == CoreStatus::kBarrier &&
+                (waiting == nullptr || core.core.sync_cores < waiting->sync_cores))
                 waiting = &core.core;
-            }
         }
-        if (waiting == nullptr) return false;
-        if (gone.empty()) return true;
-        Fail(FaultOf(*waiting, Finding::kSyncDivergence, waiting->blocked_at,
-                     "core " + std::to_string(waiting->index) + " waits in SyncAll call " +
-                         std::to_string(waiting->sync_all_calls) + ", but cores " + gone + " have left the kernel"));
-        return false;
+        if (waiting == nullptr) return 0;
+        std::string gone, others;
+        for (uint32_t i = first; i < first + waiting->sync_cores; ++i) {
+            const CoreState& core = *cores[i];
+            const bool done = core.status == CoreStatus::kDone;
+            if (!done && core.status != CoreStatus::kBarrier) return 0;
+            if (!done && core.core.sync_cores == waiting->sync_cores) continue;
+            std::string& list = done ? gone : others;
+            list += (list.empty() ? "" : ",") + std::to_string(core.core.index);
+        }
+        if (gone.empty() && others.empty()) return waiting->sync_cores;
+        Fail(
+            FaultOf(*waiting, Finding::kSyncDivergence, waiting->blocked_at,
+                    "core " + std::to_string(waiting->index) + " waits in SyncAll call " +
+                        std::to_string(waiting->sync_all_calls) + ", but cores " +
+                        (gone.empty() ? others + " wait in a SyncAll of more cores" : gone + " have left the kernel")));
+        return 0;
     }
     // A hang, with the places of all cores that wait, of those for which counts(core). False: there are none.
     template <typename Cores, typename Counts>

@@ -204,11 +204,8 @@ void Scheduler::Loop() {
             doorbell_seen_ = __atomic_load_n(device_.idle_.doorbell, __ATOMIC_SEQ_CST);
         const Passed passed = Pass();
         if (failure_) return;
-        if (AllAtBarrier(slots_, 0, launch_.spec->block_dim)) {
-            for (auto& slot : slots_) {
-                if (slot->status == CoreStatus::kBarrier) slot->status = CoreStatus::kReady;
-            }
-        }
+        const uint32_t met = AllAtBarrier(slots_, 0, launch_.spec->block_dim);
+        for (uint32_t i = 0; i < met; ++i) slots_[i]->status = CoreStatus::kReady;
         if (passed == Passed::kProgress) {
             fruitless = 0;
             idle_since_ = 0;

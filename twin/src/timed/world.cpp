@@ -213,15 +213,16 @@ void World::SyncAll(CoreState& core, const Loc& loc) {
 
 // The last core to arrive decides when all continue, and all continue with its critical path.
 void World::ReleaseBarrier(RankState& rank) {
-    if (!AllAtBarrier(cores_, rank.first, rank.cores)) return;
+    const uint32_t cores = AllAtBarrier(cores_, rank.first, rank.cores);
+    if (cores == 0) return;
     CoreState* last = cores_[rank.first].get();
-    for (uint32_t i = 1; i < rank.cores; ++i) {
+    for (uint32_t i = 1; i < cores; ++i) {
         CoreState& core = *cores_[rank.first + i];
         if (core.now > last->now) last = &core;
     }
     Wait(*last, last->now + costs_.sync_ns, Cause::kSync);
     result_.sync_alls = std::max<uint64_t>(result_.sync_alls, last->core.sync_all_calls);
-    for (uint32_t i = 0; i < rank.cores; ++i) {
+    for (uint32_t i = 0; i < cores; ++i) {
         CoreState& core = *cores_[rank.first + i];
         if (&core != last) {
             core.path = last->path;

@@ -193,6 +193,11 @@ void FailWhileOthersWait() {
 #define RULE(name, ...) {name, [] { __VA_ARGS__; }}
 #define BROKEN(name, expected, ...) {name, [] { __VA_ARGS__; }, expected}
 // clang-format off
+// The first two cores synchronize; `callers` call it.
+void MeetSoftly(uint32_t callers) {
+    Ub ub;
+    if (GetBlockIdx() < callers) SyncAll(Gm<int32_t>(), ub.Get<int32_t>(), 2);
+}
 const Kernel kRules[] = {
     RULE("ub_full", Ub(192 * 1024, true)),
     BROKEN("ub_over", "UB overflow|196576 of the UB's 196608",
@@ -287,6 +292,11 @@ const char* List(const Kernel (&kernels)[kCount]) {
     return g_text.c_str();
 }
 template <size_t kCount>
+    {"sync_soft", [] { MeetSoftly(2); }, "", 3},
+    {"sync_soft_diverges", [] { MeetSoftly(1); }, "SyncAll divergence|but cores 1 have left", 3},
+    {"sync_soft_all", [] { MeetSoftly(3); }, "SyncAll divergence|the first 2 cores on core 2", 3},
+    {"sync_mixed", [] { MeetSoftly(GetBlockIdx() == 0); SyncAll(); },
+     "SyncAll divergence|cores 1 wait in a SyncAll of more cores", 3},
 const Kernel& Named(const Kernel (&kernels)[kCount], const char* name) {
     size_t i = 0;
     while (strcmp(kernels[i].name, name) != 0) ++i;

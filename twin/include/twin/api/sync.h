@@ -126,19 +126,23 @@ template <bool isAIVOnly = true>
 inline void SyncAll(TWIN_CALLER) {
     twin::SyncAllCores(loc);
 }
-// Soft form: `gmWorkspace` needs 32 zeroed bytes a core.
+// Soft form, of the first usedCores cores or all: `gmWorkspace` needs 32 zeroed bytes a core.
 template <bool isAIVOnly = true>
 inline void SyncAll(const GlobalTensor<int32_t>& gmWorkspace, const LocalTensor<int32_t>& ubWorkspace,
                     const int32_t usedCores = 0, TWIN_CALLER) {
     const uint32_t cores = usedCores > 0 ? static_cast<uint32_t>(usedCores) : twin::BlockNum();
     gmWorkspace.Span(static_cast<uint64_t>(cores) * twin::kBlockBytes, loc, "SyncAll workspace");
     ubWorkspace.Span(static_cast<uint64_t>(cores) * 8, loc, "SyncAll UB workspace");
-    TWIN_RAISE_IF(cores != twin::BlockNum(), kSyncDivergence, loc, "SyncAll of %u cores, but %u were launched", cores,
+    twin::Core& core = twin::current_core();
+    TWIN_RAISE_IF(cores > twin::BlockNum() || core.index >= cores, kSyncDivergence, loc,
+                  "SyncAll of the first %u cores on core %u, and %u were launched", cores, core.index,
                   twin::BlockNum());
     twin::SyncAllCores(loc);
 }
 
+    core.sync_cores = cores;
 enum class CacheLine : uint8_t { SINGLE_CACHE_LINE = 0, ENTIRE_DATA_CACHE };
+    core.sync_cores = twin::BlockNum();
 enum class DcciDst : uint8_t { CACHELINE_ALL = 0, CACHELINE_UB, CACHELINE_OUT, CACHELINE_ATOMIC };
 
 template <class T, CacheLine line, DcciDst dst = DcciDst::CACHELINE_ALL>

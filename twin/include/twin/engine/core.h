@@ -146,6 +146,7 @@ struct Core {
     uint64_t vector_mask[2] = {~0ull, ~0ull};
     float deq_scale = 1.0f;
     uint8_t atomic_op = 0;          // set by SetAtomic*: 0 none, 1 add, 2 max, 3 min
+    uint32_t sync_cores = 0;     // how many a SyncAll is of: all, in the soft form maybe the first ones
     uint8_t atomic_type = 0;        // element type of the atomic
     uint64_t gather_count = 0;      // elements selected by the last GatherMask
     uint64_t compare_mask[2] = {};  // result of a Compare without a destination
@@ -192,7 +193,7 @@ inline const GmRange& FindGm(Core& core, uintptr_t address, uint64_t bytes, cons
     return SearchGm(core, address, bytes, loc);
 }
 
-// Blocks the running fiber until all launched cores have called it equally often.
+// Blocks the running fiber until the first sync_cores cores have called it equally often.
 void SyncAllCores(const Loc& loc);
 // A declared poll whose value has not come: lets other cores, then other processes, run.
 void PollYield(const Loc& loc);
