@@ -12,8 +12,6 @@ import re
 import pytest
 from twin_oracle import INCLUDE, TWIN, native_library
 
-# These name no source line: they are found after the kernel, or by an object without one.
-WITHOUT_LINE = {"atomic_left", "queue_leak", "event_left", "event_7_left", "two_pipes"}
 LATE, RANDOM, LAZY, PCT = 0, 1, 2, 3
 SCHEDULES = [(LATE, 0), *((policy, seed) for policy in (RANDOM, LAZY, PCT) for seed in range(8))]
 
@@ -44,7 +42,7 @@ def test_every_rule_is_kept_or_found_broken(engine: str) -> None:
             continue
         assert text.startswith(f"{finding}: ") and all(detail in text for detail in details), (name, text)
         assert "\n" not in text and (engine == "checked" or "(rank 5, core " in text)
-        assert name in WITHOUT_LINE or "rule_kernels.cpp:" in text, (name, text)
+        assert "rule_kernels.cpp:" in text, (name, text)
 
 
 def says(name: str, policy: int, seed: int, unordered: bool) -> str:

@@ -360,7 +360,6 @@ void World::ReleaseBarrier(RankState& rank) {
     Mix(0xB0 + rank.first);
 }
 
-void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc) {
 // What the cores knew that have set a flag for the turn.
 std::vector<uint32_t>& World::CrossClock(CoreState& core, int id, uint32_t turn) {
     const uint32_t first = core.rank->launch.cross.First(core.core.index, id);
@@ -369,6 +368,7 @@ std::vector<uint32_t>& World::CrossClock(CoreState& core, int id, uint32_t turn)
     return clock;
 }
 
+void World::CrossSet(CoreState& core, int mode, Pipe pipe, int id, const Loc& loc) {
     const uint32_t turn = core.rank->launch.cross.Set(core.core.index, core.rank->cores, mode, id, loc);
     // The flag is set when the pipe's earlier work is done; the wait of this turn joins its clock, and no other wait.
     const uint32_t index = static_cast<uint32_t>(pipe);

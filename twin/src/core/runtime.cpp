@@ -207,16 +207,21 @@ uint8_t* MapUb(size_t cores) {
 void UnmapUb(uint8_t* ub, size_t cores) { munmap(ub, cores * kUbBytes); }
 
 void CheckCleanExit(const Core& core) {
-    const Loc here{"end of kernel", 0};
     for (uint32_t event = 0; event < kHardEvents; ++event) {
         for (uint32_t id = 0; id < kEventIds; ++id) {
-            TWIN_RAISE_IF(core.flags[event][id], kEventMisuse, here,
-                          "event %u of %s is still set: it would poison the next kernel", id, kEventNames[event]);
+            TWIN_RAISE_IF(core.flags[event][id].file != nullptr, kEventMisuse, core.flags[event][id],
+                          "event %u of %s is still set when the kernel ends: it would poison the next one", id,
+                          kEventNames[event]);
         }
     }
-    TWIN_RULE_IF(core.queue_tensors[0] != 0 || core.queue_tensors[1] != 0, kQueueLeak, kQueueMisuse, here,
-                 "%u queue tensors were never freed", core.queue_tensors[0] + core.queue_tensors[1]);
-    TWIN_RAISE_IF(core.atomic_op != 0, kBadArgument, here, "SetAtomicNone is missing: the next kernel would add");
+    const uint32_t tensors = core.queue_tensors[0] + core.queue_tensors[1];
+    Loc left = core.left_at;
+    for (uint32_t i = 0; i < core.buffer_count && tensors != 0; ++i) {
+        if (core.buffers[i].allocated) left = core.buffers[i].allocated_at;
+    }
+    TWIN_RULE_IF(tensors != 0, kQueueLeak, kQueueMisuse, left, "%u queue tensors were never freed", tensors);
+    TWIN_RAISE_IF(core.atomic_op != 0, kBadArgument, core.atomic_at,
+                  "SetAtomicNone is missing: the next kernel would add");
 }
 
 }  // namespace twin

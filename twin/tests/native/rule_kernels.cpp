@@ -156,6 +156,17 @@ void QueueEventsReset() {
     QueueEvents(8, 0, false);
     QueueEvents(0, 8, false);
 }
+// An event beside one that a queue holds. `id` below 0: that of FetchEventID.
+void EventBesideQueue(int id, bool before) {
+    Queue queue(1);
+    LocalTensor<float> tensor = queue.AllocTensor<float>();
+    if (before) SetFlag<HardEvent::MTE2_V>(id);
+    queue.EnQue(tensor);
+    if (id < 0) id = queue.pipe.FetchEventID(HardEvent::MTE2_V);
+    if (!before) SetFlag<HardEvent::MTE2_V>(id);
+    WaitFlag<HardEvent::MTE2_V>(id);
+    queue.FreeTensor(queue.DeQue<float>());
+}
 void QueueOfAnother() {
     Queue mine(1);
     TQue<QuePosition::VECIN, 1> other;
@@ -182,6 +193,11 @@ void Events(int id, int sets, int waits) {
 void MeetOften() {
     for (int i = 0; i < 1000; ++i) SyncAll();
 }
+// The first two cores synchronize; `callers` call it.
+void MeetSoftly(uint32_t callers) {
+    Ub ub;
+    if (GetBlockIdx() < callers) SyncAll(Gm<int32_t>(), ub.Get<int32_t>(), 2);
+}
 // One core fails while the others wait: they must unwind, not hang, and the first fault is reported.
 void FailWhileOthersWait() {
     TPipe pipe;
@@ -193,11 +209,6 @@ void FailWhileOthersWait() {
 #define RULE(name, ...) {name, [] { __VA_ARGS__; }}
 #define BROKEN(name, expected, ...) {name, [] { __VA_ARGS__; }, expected}
 // clang-format off
-// The first two cores synchronize; `callers` call it.
-void MeetSoftly(uint32_t callers) {
-    Ub ub;
-    if (GetBlockIdx() < callers) SyncAll(Gm<int32_t>(), ub.Get<int32_t>(), 2);
-}
 const Kernel kRules[] = {
     RULE("ub_full", Ub(192 * 1024, true)),
     BROKEN("ub_over", "UB overflow|196576 of the UB's 196608",
@@ -234,6 +245,10 @@ const Kernel kRules[] = {
            CopyPad(1, 6, 0)),
     RULE("pad_right_ok", CopyPad(1, 4, 7)),
     BROKEN("pad_right_over", "illegal argument|more than 32 bytes", CopyPad(1, 4, 9)),
+    RULE("pad_gm_any", CopyPadAnywhere(1, 2, false)),
+    BROKEN("pad_gm_atomic", "misaligned address|not aligned to 4 bytes", CopyPadAnywhere(1, 2, true)),
+    RULE("carved", Carved(64)),
+    BROKEN("carved_gather", "illegal argument|Gather: destination and source overlap", Carved(56)),
     RULE("atomic_ok", Atomic<float>()),
     BROKEN("atomic_type", "illegal argument|SetAtomic of another element type", Atomic<int32_t>()),
     BROKEN("atomic_left", "illegal argument|SetAtomicNone is missing", SetAtomicAdd<float>()),
@@ -250,10 +265,6 @@ const Kernel kRules[] = {
     BROKEN("queue_out_9", "queue discipline|more than 8 queue tensors", QueueAlloc(16, 9)),
     RULE("queue_depth_ok", QueueDepth(1, 1)),
     BROKEN("queue_depth_over", "queue discipline|over the queue's depth 1", QueueDepth(2, 2)),
-    RULE("pad_gm_any", CopyPadAnywhere(1, 2, false)),
-    BROKEN("pad_gm_atomic", "misaligned address|not aligned to 4 bytes", CopyPadAnywhere(1, 2, true)),
-    RULE("carved", Carved(64)),
-    BROKEN("carved_gather", "illegal argument|Gather: destination and source overlap", Carved(56)),
     BROKEN("queue_empty", "queue discipline|DeQue of an empty queue", QueueDepth(0, 1)),
     RULE("queue_freed", QueueFree(1)),
     BROKEN("queue_freed_twice", "queue discipline|freed twice", QueueFree(2)),
@@ -263,6 +274,9 @@ const Kernel kRules[] = {
     RULE("queue_events_all", QueueEvents(4, 4, false)),
     BROKEN("queue_events_9", "queue discipline|queues hold 9 event ids of MTE3_V", QueueEvents(5, 4, false)),
     RULE("queue_events_again", QueueEventsReset()),
+    RULE("queue_event_fetched", EventBesideQueue(-1, false)),
+    BROKEN("queue_event_set", "event discipline|id 0 of MTE2_V is one that a queue has set", EventBesideQueue(0, false)),
+    BROKEN("queue_event_taken", "event discipline|a queue takes event id 0 of MTE2_V", EventBesideQueue(0, true)),
     BROKEN("queue_of_another", "queue discipline|not this queue's", QueueOfAnother()),
     RULE("use_before_free", UseAfterFree(false)),
     BROKEN("use_after_free", "use after free|after FreeTensor", UseAfterFree(true)),
@@ -278,6 +292,11 @@ const Kernel kRules[] = {
     {"sync_all", [] { SyncAll(); }, "", 3},
     {"sync_diverges", [] { if (GetBlockIdx() != 1) SyncAll(); },
      "SyncAll divergence|but cores 1 have left", 3},
+    {"sync_soft", [] { MeetSoftly(2); }, "", 3},
+    {"sync_soft_diverges", [] { MeetSoftly(1); }, "SyncAll divergence|but cores 1 have left", 3},
+    {"sync_soft_all", [] { MeetSoftly(3); }, "SyncAll divergence|the first 2 cores on core 2", 3},
+    {"sync_mixed", [] { MeetSoftly(GetBlockIdx() == 0); SyncAll(); },
+     "SyncAll divergence|cores 1 wait in a SyncAll of more cores", 3},
     {"sync_often", MeetOften, "", 48},
     {"fail_while_waiting", FailWhileOthersWait, "event discipline|(rank 5, core 3)", 48},
 };
@@ -292,11 +311,6 @@ const char* List(const Kernel (&kernels)[kCount]) {
     return g_text.c_str();
 }
 template <size_t kCount>
-    {"sync_soft", [] { MeetSoftly(2); }, "", 3},
-    {"sync_soft_diverges", [] { MeetSoftly(1); }, "SyncAll divergence|but cores 1 have left", 3},
-    {"sync_soft_all", [] { MeetSoftly(3); }, "SyncAll divergence|the first 2 cores on core 2", 3},
-    {"sync_mixed", [] { MeetSoftly(GetBlockIdx() == 0); SyncAll(); },
-     "SyncAll divergence|cores 1 wait in a SyncAll of more cores", 3},
 const Kernel& Named(const Kernel (&kernels)[kCount], const char* name) {
     size_t i = 0;
     while (strcmp(kernels[i].name, name) != 0) ++i;
@@ -418,6 +432,7 @@ void Fresh(bool on) {
     PipeBarrier<PIPE_ALL>();
     (void)ub.Get().GetValue(63);
 }
+// Padding without a value, that of SetPadValue if it is set; without padding, the first element of the piece.
 void Padding(bool on) {
     Three ub;
     Store(ub);
@@ -447,7 +462,6 @@ void Freed(bool on) {
 using Line = GlobalTensor<int32_t>;
 void Clean(const Line& line, bool on = true) {
     if (!on) return;
-// Padding without a value, that of SetPadValue if it is set; without padding, the first element of the piece.
     DataCacheCleanAndInvalid<int32_t, CacheLine::SINGLE_CACHE_LINE, DcciDst::CACHELINE_OUT>(line);
 }
 void Stale(bool on) {
@@ -508,6 +522,7 @@ void Adders(bool on, bool reader = false) {
     PipeBarrier<PIPE_ALL>();
     if (reader && GetBlockIdx() == 1) DataCopy(ub.B(), Gm(), 64);
 }
+// A flag orders what comes before it, not what comes before another one.
 void CrossFlags(bool on) {
     Three ub;
     const uint32_t me = static_cast<uint32_t>(GetBlockIdx());
@@ -561,7 +576,6 @@ void ManyReaders(bool flagged, uint32_t from = 0, uint32_t own = 32) {
         Edge<HardEvent::MTE2_MTE3>();
         if (flagged || me != last) DataCopy(flag_of(me), flag, 8);
         return;
-// A flag orders what comes before it, not what comes before another one.
     }
     for (uint32_t core = 1; core <= (flagged ? last : last - 1);) {
         DataCopy(flag[8], flag_of(core), 8);
@@ -674,6 +688,8 @@ const Kernel kHazards[] = {
     PAIR("many_readers", 7, "race between cores|MTE2 load|MTE3 store", ManyReaders(on)),
     PAIR("many_readers_of_a_part", 7, "race between cores|MTE2 load|MTE3 store", ManyReaders(false, on ? 0 : 16, 16)),
     PAIR("cross_flags", 2, "race between cores|MTE2 load|SyncAll", CrossFlags(on)),
+    PAIR("cross_rounds", 2, "race between cores|MTE2 load|SyncAll", CrossRounds(on)),
+    {"past_cache", PastCache, "", 2, 1, true},
     RANKS("ranks", kNone, ""),
     RANKS("ranks_unordered", kNoDrain, "race between ranks"),
     RANKS("ranks_flag_first", kFlagFirst, "race between ranks|MTE3 store|needs a status block"),
@@ -698,8 +714,6 @@ twin::GmRange Range(void* begin, uint64_t bytes, twin::GmKind kind, const char* 
 extern "C" const char* hazards() { return List(kHazards); }
 // What the engine says, or nothing. `unordered`: stores land in any order.
 extern "C" const char* run_hazard(const char* name, int policy, uint64_t seed, int unordered) {
-    PAIR("cross_rounds", 2, "race between cores|MTE2 load|SyncAll", CrossRounds(on)),
-    {"past_cache", PastCache, "", 2, 1, true},
     const Kernel& kernel = Named(kHazards, name);
     memset(g_gm, 0, sizeof(g_gm));
     memset(g_window, 0, sizeof(g_window));

@@ -358,9 +358,10 @@ inline void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, c
 
 #define TWIN_SET_ATOMIC(Name, kOp)                                                                          \
     template <class T>                                                                                      \
-    inline void Name() {                                                                                    \
+    inline void Name(TWIN_CALLER) {                                                                         \
         static_assert(twin::AtomicTypeOf<T>() != 0, #Name ": float, half, bfloat16_t, int32, int16, int8"); \
         twin::current_core().atomic_op = kOp;                                                               \
+        twin::current_core().atomic_at = loc;                                                               \
         twin::current_core().atomic_type = twin::AtomicTypeOf<T>();                                         \
     }
 TWIN_SET_ATOMIC(SetAtomicAdd, 1)

@@ -83,10 +83,15 @@ constexpr uint32_t kMaxQueueDepth = 16;
 
 namespace detail {
 
-// Ids of a pair that queues and AllocEventID hold.
-inline uint32_t EventsHeld(const twin::Core& core, HardEvent event) {
+// Whether queues and AllocEventID hold all ids of a pair; else the first free one.
+static_assert(twin::kEventIds == 8, "a bit an id in a byte");
+inline bool NoEventLeft(const twin::Core& core, HardEvent event) {
     const int at = static_cast<int>(event);
-    return core.queue_events[at] + static_cast<uint32_t>(__builtin_popcount(core.reserved_events[at]));
+    return (core.queue_events[at] | core.reserved_events[at]) == 0xFF;
+}
+inline uint8_t FreeEvent(const twin::Core& core, HardEvent event) {
+    const int at = static_cast<int>(event);
+    return static_cast<uint8_t>(__builtin_ctz(~uint32_t{core.queue_events[at]} & ~uint32_t{core.reserved_events[at]}));
 }
 
 }  // namespace detail
@@ -137,7 +142,7 @@ public:
             TWIN_RAISE_IF(queued_ >= static_cast<uint32_t>(depth), kQueueMisuse, loc, "EnQue over the queue's depth %d",
                           depth);
             ring_[(head_ + queued_++) % kMaxQueueDepth] = tensor.buffer();
-            Hold(kFull, loc);
+            twin::current_core().buffers[tensor.buffer()].full_event = Hold(kFull, loc);
         }
         twin::FlagSet(twin::FullFlag(tensor.buffer()), kProducer, loc);
         return true;
@@ -150,8 +155,8 @@ public:
         head_ = (head_ + 1) % kMaxQueueDepth;
         --queued_;
         twin::Core& core = twin::current_core();
-        --core.queue_events[static_cast<int>(kFull)];
         const twin::UbBuffer& buffer = core.buffers[id];
+        Drop(kFull, buffer.full_event);
         twin::FlagWait(twin::FullFlag(id), kConsumer, loc);
         return LocalTensor<T>(core.ub + buffer.begin, buffer.bytes, id, buffer.generation);
     }
@@ -168,7 +173,7 @@ public:
         chosen.npu_allocated = false;
         if (depth != 0) {
             chosen.npu_holds = true;
-            Hold(kFree, loc);
+            chosen.npu_free_event = Hold(kFree, loc);
         }
         buffer.freed = true;
         buffer.producer = kProducer;
@@ -188,7 +193,7 @@ public:
         twin::Core& core = twin::current_core();
         for (uint32_t i = first_; i < first_ + count_; ++i) {
             twin::UbBuffer& buffer = core.buffers[i];
-            if (buffer.npu_holds) --core.queue_events[static_cast<int>(kFree)];
+            if (buffer.npu_holds) Drop(kFree, buffer.npu_free_event);
             if (buffer.freed) twin::FlagWait(twin::FreeFlag(i), kProducer, loc);
             buffer.freed = buffer.npu_holds = false;
         }
@@ -205,24 +210,41 @@ public:
         }
     }
     TWIN_REFUSE_MEMBERS(TQueBind);
+    TWIN_REFUSED_FORM(EnQue, TWIN_WHY_POSITIONS, const, decltype(src_), TPosition src_, TPosition dst_, class... Types)
+    TWIN_REFUSED_FORM(DeQue, TWIN_WHY_POSITIONS, const, decltype(src_), TPosition src_, TPosition dst_, class... Types)
 
 private:
     static constexpr int kSide = src == TPosition::VECIN ? 0 : 1;
     static constexpr twin::Pipe kProducer = src == TPosition::VECIN ? twin::Pipe::kMte2 : twin::Pipe::kV;
     static constexpr twin::Pipe kConsumer = dst == TPosition::VECOUT || src == TPosition::VECOUT || dst == TPosition::GM
-    TWIN_REFUSED_FORM(EnQue, TWIN_WHY_POSITIONS, const, decltype(src_), TPosition src_, TPosition dst_, class... Types)
-    TWIN_REFUSED_FORM(DeQue, TWIN_WHY_POSITIONS, const, decltype(src_), TPosition src_, TPosition dst_, class... Types)
                                                 ? twin::Pipe::kMte3
                                                 : twin::Pipe::kV;
     static constexpr HardEvent kFull = detail::EventOf(kProducer, kConsumer),
                                kFree = detail::EventOf(kConsumer, kProducer);
-    static void Hold(HardEvent event, const twin::Loc& loc) {
+    // Takes an id as an NPU does. Of a queue of depth 0 it is not set all the time.
+    static uint8_t Hold(HardEvent event, const twin::Loc& loc) {
+        if (event == HardEvent::V_V) return 0;  // AscendC's queues take id 0
         twin::Core& core = twin::current_core();
-        const uint32_t held = ++core.queue_events[static_cast<int>(event)];
-        if (event == HardEvent::V_V) return;  // AscendC's queues take id 0
-        TWIN_RAISE_IF(held > kMaxQueueEvents || detail::EventsHeld(core, event) > twin::kEventIds, kQueueMisuse, loc,
-                      "queues hold %u event ids of %s, they may hold %u of its %u", held, detail::NameOf(event),
+        const int at = static_cast<int>(event);
+        const auto held = [&] { return static_cast<uint32_t>(__builtin_popcount(core.queue_events[at])); };
+        const bool many = kMaxQueueEvents < twin::kEventIds && held() >= kMaxQueueEvents;
+        TWIN_RAISE_IF(many || detail::NoEventLeft(core, event), kQueueMisuse, loc,
+                      "queues hold %u event ids of %s, they may hold %u of its %u", held() + 1, detail::NameOf(event),
                       kMaxQueueEvents, twin::kEventIds);
+        const uint8_t id = detail::FreeEvent(core, event), bit = static_cast<uint8_t>(1u << id);
+        TWIN_RULE_IF(core.flags[at][id].file != nullptr, kQueueEvent, kEventMisuse, loc,
+                     "a queue takes event id %u of %s, which SetFlag has set: an NPU sets it twice; take the id of "
+                     "SetFlag from AllocEventID",
+                     id, detail::NameOf(event));
+        core.queue_events[at] |= bit;
+        if (depth != 0) core.queue_sets[at] |= bit;
+        return id;
+    }
+    static void Drop(HardEvent event, uint8_t id) {
+        twin::Core& core = twin::current_core();
+        const uint8_t others = static_cast<uint8_t>(~(1u << id));
+        core.queue_events[static_cast<int>(event)] &= others;
+        core.queue_sets[static_cast<int>(event)] &= others;
     }
     void CheckOwned(uint32_t id, uint32_t generation, const char* what, const twin::Loc& loc) const {
         const twin::Core& core = twin::current_core();
@@ -242,6 +264,7 @@ private:
             TWIN_RAISE_IF(core.queue_tensors[kSide] >= kMaxQueueTensors, kQueueMisuse, loc,
                           "more than %u queue tensors are out at one position", kMaxQueueTensors);
             buffer.allocated = true;
+            buffer.allocated_at = loc;
             ++core.queue_tensors[kSide];
             buffer.npu_choice = static_cast<uint8_t>(ChooseAsNpu(core));
             if (buffer.freed) twin::FlagWait(twin::FreeFlag(first_ + i), kProducer, loc);
@@ -258,7 +281,7 @@ private:
         while (core.buffers[first_ + cursor_].npu_allocated) cursor_ = (cursor_ + 1) % count_;
         const uint32_t choice = cursor_;
         twin::UbBuffer& chosen = core.buffers[first_ + choice];
-        if (chosen.npu_holds) --core.queue_events[static_cast<int>(kFree)];
+        if (chosen.npu_holds) Drop(kFree, chosen.npu_free_event);
         chosen.npu_allocated = true;
         chosen.npu_holds = false;
         cursor_ = (cursor_ + 1) % count_;
@@ -290,9 +313,9 @@ class TQue : public TQueBind<position, position == TPosition::VECIN ? TPosition:
 
 class TPipe {
 public:
-    TPipe() {
+    TPipe(TWIN_CALLER) {
         twin::Core& core = twin::current_core();
-        TWIN_RAISE_IF(core.pipe != nullptr, kQueueMisuse, {"TPipe", 0}, "two TPipes are alive on one core");
+        TWIN_RAISE_IF(core.pipe != nullptr, kQueueMisuse, loc, "two TPipes are alive on one core");
         core.pipe = this;
     }
     // Runs what is still queued, which may raise a finding. A core that unwinds from a finding does not run
@@ -332,15 +355,15 @@ public:
     void DestroyWithoutPipeAll() { Destroy(); }
     void Init() {}
 
-    // The first id that AllocEventID does not hold.
+    // The first id that neither queues nor AllocEventID hold.
     TEventID FetchEventID(HardEvent event, TWIN_CALLER) {
         const twin::Core& core = twin::current_core();
-        const uint8_t reserved = core.reserved_events[static_cast<int>(event)];
-        TWIN_RAISE_IF(detail::EventsHeld(core, event) >= twin::kEventIds, kEventMisuse, loc,
+        const int at = static_cast<int>(event);
+        TWIN_RAISE_IF(detail::NoEventLeft(core, event), kEventMisuse, loc,
                       "no event id of %s is left: queues hold %u, AllocEventID %u", detail::NameOf(event),
-                      core.queue_events[static_cast<int>(event)], static_cast<uint32_t>(__builtin_popcount(reserved)));
-        static_assert(twin::kEventIds == 8, "a bit an id in a byte");
-        return static_cast<TEventID>(__builtin_ctz(static_cast<uint32_t>(~reserved)));
+                      static_cast<uint32_t>(__builtin_popcount(core.queue_events[at])),
+                      static_cast<uint32_t>(__builtin_popcount(core.reserved_events[at])));
+        return static_cast<TEventID>(detail::FreeEvent(core, event));
     }
     template <HardEvent event>
     TEventID FetchEventID(TWIN_CALLER) {
@@ -386,6 +409,7 @@ private:
             // As in the real TPipe: before a freed tensor is filled again, its producer waits until its
             // reader is done.
             if (buffer.freed) twin::FlagWait(twin::FreeFlag(i), buffer.producer, {"TPipe", 0});
+            if (buffer.allocated) core.left_at = buffer.allocated_at;
             buffer.allocated = buffer.freed = false;
             ++buffer.generation;
         }
@@ -393,6 +417,7 @@ private:
         core.buffer_count = 0;
         core.ub_used = 0;
         std::fill(std::begin(core.queue_events), std::end(core.queue_events), uint8_t(0));
+        std::fill(std::begin(core.queue_sets), std::end(core.queue_sets), uint8_t(0));
     }
     bool alive_ = true;
 };

@@ -77,23 +77,26 @@ inline uint32_t FlagIndex(HardEvent event, int32_t id) {
     return static_cast<uint32_t>(event) * twin::kEventIds + static_cast<uint32_t>(id);
 }
 
-inline bool* FlagOf(HardEvent event, int32_t id, const twin::Loc& loc) {
+inline twin::Loc& FlagOf(HardEvent event, int32_t id, const twin::Loc& loc) {
     TWIN_RAISE_IF(id < 0 || id >= static_cast<int32_t>(twin::kEventIds), kEventMisuse, loc,
                   "event id %d is outside 0..%u", id, twin::kEventIds - 1);
-    return &twin::current_core().flags[static_cast<int>(event)][id];
+    return twin::current_core().flags[static_cast<int>(event)][id];
 }
 
 TWIN_HOT void SetEvent(HardEvent event, int32_t id, const twin::Loc& loc) {
-    bool* flag = FlagOf(event, id, loc);
-    TWIN_RAISE_IF(*flag, kEventMisuse, loc, "event %d of %s is set twice", id, NameOf(event));
-    *flag = true;
+    twin::Loc& flag = FlagOf(event, id, loc);
+    TWIN_RAISE_IF(flag.file != nullptr, kEventMisuse, loc, "event %d of %s is set twice", id, NameOf(event));
+    TWIN_RULE_IF(twin::current_core().queue_sets[static_cast<int>(event)] >> id & 1, kQueueEvent, kEventMisuse, loc,
+                 "event id %d of %s is one that a queue has set: an NPU sets it twice; take it from AllocEventID", id,
+                 NameOf(event));
+    flag = loc;
     twin::FlagSet(FlagIndex(event, id), PipesOf(event).from, loc);
 }
 TWIN_HOT void WaitEvent(HardEvent event, int32_t id, const twin::Loc& loc) {
-    bool* flag = FlagOf(event, id, loc);
-    TWIN_RAISE_IF(!*flag, kEventMisuse, loc, "WaitFlag on event %d of %s that nobody has set: an NPU would hang here",
-                  id, NameOf(event));
-    *flag = false;
+    twin::Loc& flag = FlagOf(event, id, loc);
+    TWIN_RAISE_IF(flag.file == nullptr, kEventMisuse, loc,
+                  "WaitFlag on event %d of %s that nobody has set: an NPU would hang here", id, NameOf(event));
+    flag.file = nullptr;
     twin::FlagWait(FlagIndex(event, id), PipesOf(event).to, loc);
 }
 
@@ -137,12 +140,12 @@ inline void SyncAll(const GlobalTensor<int32_t>& gmWorkspace, const LocalTensor<
     TWIN_RAISE_IF(cores > twin::BlockNum() || core.index >= cores, kSyncDivergence, loc,
                   "SyncAll of the first %u cores on core %u, and %u were launched", cores, core.index,
                   twin::BlockNum());
+    core.sync_cores = cores;
     twin::SyncAllCores(loc);
+    core.sync_cores = twin::BlockNum();
 }
 
-    core.sync_cores = cores;
 enum class CacheLine : uint8_t { SINGLE_CACHE_LINE = 0, ENTIRE_DATA_CACHE };
-    core.sync_cores = twin::BlockNum();
 enum class DcciDst : uint8_t { CACHELINE_ALL = 0, CACHELINE_UB, CACHELINE_OUT, CACHELINE_ATOMIC };
 
 template <class T, CacheLine line, DcciDst dst = DcciDst::CACHELINE_ALL>

@@ -82,12 +82,13 @@ struct TBuffAddr {
         }
         // Bytes from the beginning of UB, or an address that GetPhyAddr or get_imm gave. The length is what is left of
         // UB; a kernel that wants less sets dataLen afterwards.
-        UbAddress& operator=(uint64_t address) {
+        UbAddress& operator=(twin::Placed<uint64_t> address) {
             twin::UbExposed();
             uint8_t* const ub = twin::current_core().ub;
-            const uint64_t offset = address < twin::kUbBytes ? address : address - reinterpret_cast<uintptr_t>(ub);
-            TWIN_RAISE_IF(offset >= twin::kUbBytes, kOutOfBounds, (twin::Loc{"bufferAddr", 0}),
-                          "address %#llx is outside the %u bytes of UB", static_cast<unsigned long long>(address),
+            const uint64_t at = address.value;
+            const uint64_t offset = at < twin::kUbBytes ? at : at - reinterpret_cast<uintptr_t>(ub);
+            TWIN_RAISE_IF(offset >= twin::kUbBytes, kOutOfBounds, address.loc,
+                          "address %#llx is outside the %u bytes of UB", static_cast<unsigned long long>(at),
                           static_cast<unsigned>(twin::kUbBytes));
             host = ub + offset;
             // The first member of a TBuffAddr has its address.
@@ -130,7 +131,7 @@ public:
     // Elements over UB by address, without a TPipe.
     LocalTensor(TPosition position, uint32_t address, uint32_t elements, TWIN_CALLER) {
         address_.logicPos = static_cast<uint8_t>(position);
-        address_.bufferAddr = address;
+        address_.bufferAddr = twin::Placed<uint64_t>(address, loc);
         SetSize(elements, loc);
     }
 
@@ -152,11 +153,11 @@ public:
     }
     TWIN_HOT ElementOf<LocalTensor> operator()(uint32_t index, TWIN_CALLER) const { return {*this, index, loc}; }
 
-    TWIN_HOT LocalTensor operator[](uint32_t offset) const {
-        const uint64_t begin = static_cast<uint64_t>(offset) * sizeof(T);
+    TWIN_HOT LocalTensor operator[](twin::Placed<uint32_t> offset) const {
+        const uint64_t begin = static_cast<uint64_t>(offset.value) * sizeof(T);
         uint8_t* const first = address_.bufferAddr.host + begin;
         if (__builtin_expect(begin > address_.dataLen, 0)) {
-            RaisePast(*this, offset);
+            RaisePast(*this, offset.value, offset.loc.file, offset.loc.line);
             return LocalTensor(first, 0, address_.logicPos.buffer, address_.logicPos.generation);
         }
         return LocalTensor(first, address_.dataLen - static_cast<uint32_t>(begin), address_.logicPos.buffer,
@@ -276,8 +277,8 @@ private:
         TWIN_RULE_IF(true, kTensorEnd, kOutOfBounds, loc, past, index, view.GetSize());
         twin::UbExposed();
     }
-    TWIN_COLD static void RaisePast(LocalTensor view, uint32_t offset) {
-        const twin::Loc loc{"LocalTensor", 0};
+    TWIN_COLD static void RaisePast(LocalTensor view, uint32_t offset, const char* file, int line) {
+        const twin::Loc loc{file, line};
         const char* const past = "LocalTensor[%u] starts past its %u elements";
         const bool nowhere = view.data() == nullptr || uint64_t{offset} * sizeof(T) > view.Room();
         TWIN_RAISE_IF(nowhere, kOutOfBounds, loc, past, offset, view.GetSize());

@@ -79,6 +79,7 @@ struct UbBuffer {
     uint32_t bytes = 0;
     uint32_t generation = 0;
     bool allocated = false;
+    Loc allocated_at = {};
     bool freed = false;  // given back, and its reader has not been waited for yet
     Pipe producer = Pipe::kS;
     uint8_t position = 0;  // AscendC::TPosition
@@ -87,7 +88,9 @@ struct UbBuffer {
     uint8_t npu_choice = 0;
     bool npu_allocated = false;
     bool npu_holds = false;
-    bool enqueued = false;  // of a queue of depth 0
+    uint8_t npu_free_event = 0;  // that id
+    uint8_t full_event = 0;      // id from EnQue to DeQue
+    bool enqueued = false;       // of a queue of depth 0
 };
 
 // What a reduction leaves in a special register: a value in the bits of its element type, and where it was.
@@ -136,18 +139,21 @@ struct Core {
     void* pipe = nullptr;  // the live TPipe, or null
     UbBuffer buffers[kMaxUbBuffers + kRawUbBuffers] = {};
     uint32_t buffer_count = 0;
-    bool flags[kHardEvents][kEventIds] = {};    // set and not yet waited for
+    Loc flags[kHardEvents][kEventIds] = {};     // where it was set and not yet waited for, else null
     uint8_t reserved_events[kHardEvents] = {};  // ids that AllocEventID holds, one bit each
-    uint8_t queue_events[kHardEvents] = {};     // how many ids an NPU's queues would hold, see TQueBind
+    uint8_t queue_events[kHardEvents] = {};     // ids that an NPU's queues would hold, see TQueBind
+    uint8_t queue_sets[kHardEvents] = {};       // of those the ids that are set and not yet waited for
     uint32_t queue_tensors[2] = {};             // tensors allocated and not freed: VECIN, VECOUT
+    Loc left_at = {};                           // where one was allocated that its TPipe did not get back
     uint32_t sync_all_calls = 0;
+    uint32_t sync_cores = 0;     // how many a SyncAll is of: all, in the soft form maybe the first ones
     uint32_t core_barriers = 0;  // that the kernel has marked
     bool counter_mode = false;
     uint64_t vector_mask[2] = {~0ull, ~0ull};
     float deq_scale = 1.0f;
-    uint8_t atomic_op = 0;          // set by SetAtomic*: 0 none, 1 add, 2 max, 3 min
-    uint32_t sync_cores = 0;     // how many a SyncAll is of: all, in the soft form maybe the first ones
-    uint8_t atomic_type = 0;        // element type of the atomic
+    uint8_t atomic_op = 0;    // set by SetAtomic*: 0 none, 1 add, 2 max, 3 min
+    uint8_t atomic_type = 0;  // element type of the atomic
+    Loc atomic_at = {};
     uint64_t gather_count = 0;      // elements selected by the last GatherMask
     uint64_t compare_mask[2] = {};  // result of a Compare without a destination
     uint16_t merge_counts[4] = {};  // entries of each list that the last MrgSort took

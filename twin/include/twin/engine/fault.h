@@ -41,6 +41,8 @@
       "Sum.md: inner * sizeof(T) must be a multiple of 32 bytes")                                                     \
     X(kOtherReduction, kError, "GetReduceRepeatSumSpr, GetReduceRepeatMaxMinSpr without such a reduction of the type before", \
       "GetReduceRepeatSumSpr(ISASI).md: with ReduceSum over a count only")                                            \
+    X(kQueueEvent, kError, "an event id that a queue holds and SetFlag sets",                                         \
+      "SetFlag-WaitFlag(ISASI).md: beside queues an id comes from AllocEventID or FetchEventID; to set one twice is undefined") \
     X(kNoLane, kWarning, "a mask of 0 lanes", "掩码.md: with mask = 0 the call is a no-op")                           \
     X(kQueueLeak, kWarning, "a queue's tensors that are not freed when the kernel ends",                              \
       "no document; kernel_tpipe_impl.h waits for freed tensors only")
@@ -53,6 +55,16 @@ struct Loc {
     const char* file;
     int line;
     static constexpr Loc Here(const char* f = __builtin_FILE(), int l = __builtin_LINE()) { return Loc{f, l}; }
+};
+
+// An operator's operand, with the place of the operator: it takes no further argument.
+template <class T>
+struct Placed {
+    template <class U, class = std::enable_if_t<std::is_convertible_v<U, T>>>
+    __attribute__((always_inline)) Placed(const U& from, Loc loc = Loc::Here())
+        : value(static_cast<T>(from)), loc(loc) {}
+    T value;
+    Loc loc;
 };
 
 // Kinds of findings. The names are what users see.

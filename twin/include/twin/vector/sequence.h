@@ -153,14 +153,14 @@ inline void Fill(GlobalTensor<T>& gmWorkspaceAddr, const uint64_t size, const T 
     }
     PipeBarrier<PIPE_MTE3>(loc);
 }
+// The name in CANN 8.1.
+template <class T>
+inline void InitGlobalMemory(GlobalTensor<T>& gmWorkspaceAddr, const uint64_t size, const T value, TWIN_CALLER) {
+    Fill(gmWorkspaceAddr, size, value, loc);
+}
 template <class T>
 inline void InitOutput(GlobalTensor<T> gmWorkspaceAddr, uint32_t size, T value = T(0), TWIN_CALLER) {
     Fill(gmWorkspaceAddr, size, value, loc);
 }
 
 }  // namespace AscendC
-// The name in CANN 8.1.
-template <class T>
-inline void InitGlobalMemory(GlobalTensor<T>& gmWorkspaceAddr, const uint64_t size, const T value, TWIN_CALLER) {
-    Fill(gmWorkspaceAddr, size, value, loc);
-}
