@@ -143,7 +143,10 @@ def open_kernels(path: str) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(os.path.abspath(path))  # the loader would search elsewhere for a name without a folder
     except OSError as error:
-        raise LibraryError(f"{path} cannot be loaded ({error}): build it with ascendc_twin.build") from error
+        fix = "build it with ascendc_twin.build"
+        if "static TLS" in str(error):  # of 512 bytes each library takes 8, for the quickest access to its core
+            fix = "start Python with GLIBC_TUNABLES=glibc.rtld.optional_static_tls=65536 to load more than about 64 kernels"
+        raise LibraryError(f"{path} cannot be loaded ({error}): {fix}") from error
     for name, (result, arguments) in _SIGNATURES.items():
         try:
             function = getattr(library, name)
