@@ -170,9 +170,9 @@ def npu_operator(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: call torch_npu's operator of the same name if the first argument is on an NPU, else ``function``.
 
     torch_npu gets the arguments unchecked, without defaults. Calls that an older torch_npu refuses (`refused`) run
-    ``function`` on the NPU. Calls of ``function`` raise ArgumentError for wrong types or several devices. A call becomes
-    one of ``torch.ops.ascend_moe``, which calls the result's attribute ``eager``, where torch.compile, torch.export or
-    another mode traces it, for Meta and FakeTensors, and for gradients that the operator does not have.
+    ``function`` on the NPU. Calls of ``function`` raise ArgumentError for wrong types or several devices. Where
+    torch.compile, torch.export or another mode traces a call, for Meta and FakeTensors, and for gradients that the
+    operator does not have, it becomes one of ``torch.ops.ascend_moe``, which calls ``eager`` of the result.
     """
     here = with_typed_errors(function)
     parameters = inspect.signature(function).parameters
