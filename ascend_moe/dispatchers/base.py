@@ -137,7 +137,6 @@ class PendingCall:
     """A rank's in-flight call of a group, if any; it must be finished before the rank's next op of the group."""
 
     _known: ClassVar[WeakValueDictionary[tuple[str, int], PendingCall]] = WeakValueDictionary()
-    _unfinished: ClassVar[set[PendingCall]] = set()  # of objects that may be gone without having received
 
     def __init__(self) -> None:
         self._receive: Callable[[], Any] | None = None
@@ -157,11 +156,9 @@ class PendingCall:
         def receive() -> R:
             if self._receive is receive:
                 self._receive = None
-                self._unfinished.discard(self)
             return once()
 
         self._receive = receive
-        self._unfinished.add(self)
         return receive
 
     def wait(self) -> None:

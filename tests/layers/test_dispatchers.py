@@ -428,11 +428,11 @@ def test_the_call_that_has_only_sent_is_received_once_by_whoever_comes_first() -
         with pytest.raises(ValueError, match="lost"):
             again()
     way.wait()
-    PendingCall.of(Place("shared", 2, 0)).sent(lambda: finish("of an object that is gone"))
+    hook = PendingCall.of(Place("shared", 2, 0)).sent(lambda: finish("another object's"))
     PendingCall.of(Place("shared", 2, 1)).wait()
     assert received == ["first", "second", "lost", "lost"]
     PendingCall.of(Place("shared", 2, 0)).wait()
-    assert received[4:] == ["of an object that is gone"]
+    assert hook() == "another object's" and received[4:] == ["another object's"]
 
 
 @pytest.mark.parametrize("seed", range(60))
