@@ -145,7 +145,7 @@ def open_kernels(path: str) -> ctypes.CDLL:
     except OSError as error:
         fix = "build it with ascendc_twin.build"
         if "static TLS" in str(error):  # of 512 bytes each library takes 8, for the quickest access to its core
-            fix = "set GLIBC_TUNABLES=glibc.rtld.optional_static_tls=65536 for more than about 64 of them"
+            fix = "for over about 64 kernels start Python with GLIBC_TUNABLES=glibc.rtld.optional_static_tls=65536"
         raise LibraryError(f"{path} cannot be loaded ({error}): {fix}") from error
     for name, (result, arguments) in _SIGNATURES.items():
         try:

@@ -99,7 +99,7 @@ REFUSED = {
     # template arguments out of range
     "CrossCoreSetFlag<3, PIPE_MTE3>(0);": "modes 0, 1 and 2",
     "CrossCoreSetFlag<0, PIPE_ALL>(0);": "PIPE_V, PIPE_MTE2 or PIPE_MTE3",
-    "TQue<TPosition::VECIN, 1>().EnQue<TPosition::GM, TPosition::VECIN>(f);": "EnQue: the emulator does not model",
+    "TQue<TPosition::VECIN, 1>().EnQue<TPosition::GM, TPosition::VECIN>(f);": "does not model it with two",
     "(void)ScalarGetSFFValue<2>(1);": "looks for 0 or 1",
     "(void)ScalarCast<float, int32_t, RoundMode::CAST_TRUNC>(1.0f);": "ScalarCast",
     "SetPadValue<half, TPosition::VECCALC>(half(0));": "VECIN, VECOUT or MAX",
