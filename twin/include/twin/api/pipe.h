@@ -226,11 +226,12 @@ private:
         if (event == HardEvent::V_V) return 0;  // AscendC's queues take id 0
         twin::Core& core = twin::current_core();
         const int at = static_cast<int>(event);
-        const auto held = [&] { return static_cast<uint32_t>(__builtin_popcount(core.queue_events[at])); };
-        const bool many = kMaxQueueEvents < twin::kEventIds && held() >= kMaxQueueEvents;
-        TWIN_RAISE_IF(many || detail::NoEventLeft(core, event), kQueueMisuse, loc,
-                      "queues hold %u event ids of %s, they may hold %u of its %u", held() + 1, detail::NameOf(event),
-                      kMaxQueueEvents, twin::kEventIds);
+        uint32_t room = 0xFFu & ~uint32_t{core.queue_events[at]};  // without the lowest ids that must stay free
+        for (uint32_t i = kMaxQueueEvents; i < twin::kEventIds; ++i) room &= room - 1;
+        TWIN_RAISE_IF(room == 0 || detail::NoEventLeft(core, event), kQueueMisuse, loc,
+                      "queues hold %d event ids of %s, they may hold %u of its %u",
+                      __builtin_popcount(core.queue_events[at]) + 1, detail::NameOf(event), kMaxQueueEvents,
+                      twin::kEventIds);
         const uint8_t id = detail::FreeEvent(core, event), bit = static_cast<uint8_t>(1u << id);
         TWIN_RULE_IF(core.flags[at][id].file != nullptr, kQueueEvent, kEventMisuse, loc,
                      "a queue takes event id %u of %s, which SetFlag has set: an NPU sets it twice; take the id of "
