@@ -26,7 +26,8 @@ def on_vnpu(soc: str, *argv: str, devices: int = 2, python_path: Path | None = N
         env["PYTHONPATH"] = f"{python_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     options = ["--no-verify", "--soc", soc, "--devices", str(devices)]
     done = launch(*options, "--", sys.executable, "-m", "ascend_moe", *argv, **env)
-    assert "Traceback" not in done.stderr, done.stderr
+    print(done.returncode, done.stderr)  # for the report of a failure
+    assert "Traceback" not in done.stderr
     return done.returncode, done.stdout
 
 
