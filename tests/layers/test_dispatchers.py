@@ -16,7 +16,7 @@ from op_runs import RankRun, check_sums
 
 import ascend_moe.reference as ref
 from ascend_moe import npu, plan
-from ascend_moe.call import SpecialExperts
+from ascend_moe.call import MOST_SPECIAL, SpecialExperts
 from ascend_moe.comm.place import Place
 from ascend_moe.dispatchers import AllGatherDispatcher, AllToAllDispatcher, Dispatched, MC2Dispatcher
 from ascend_moe.dispatchers.base import PendingCall
@@ -403,8 +403,9 @@ def test_the_old_name_of_a_dispatcher_still_works() -> None:
         _ = dispatchers.NoDispatcher
 
 
-def test_the_most_tokens_of_a_call_are_those_of_the_rules() -> None:
-    assert MC2Dispatcher.max_batch == plan.limits()["batch"]
+def test_the_most_tokens_and_special_experts_of_a_call_are_those_of_the_rules() -> None:
+    limits = plan.limits()
+    assert (MC2Dispatcher.max_batch, MOST_SPECIAL) == (limits["batch"], limits["special_experts"])
 
 
 def test_the_call_that_has_only_sent_is_received_once_by_whoever_comes_first() -> None:
